@@ -1,0 +1,32 @@
+# make demo: set up, then train on two CPU ranks, stop half-way, resume, finish.
+# make test: set up, then lint, type check and run all tests.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test lint clean
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)
+	rm -rf runs/demo
+	$(BIN)/shardwise train examples/demo.yaml train.stop_after=60
+	@echo; echo "--- the run stopped half-way; the same command goes on ---"; echo
+	$(BIN)/shardwise train examples/demo.yaml
+	@$(BIN)/python -m shardwise.cli.demo runs/demo
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,33 @@
+"""Train large language models with PyTorch FSDP2, and know beforehand what will happen.
+
+    from shardwise import load_config, choose_plan, train, parallelize
+
+The names are loaded on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwise.config.load import load_config
+    from shardwise.launch.local import train
+    from shardwise.launch.prepare import choose_plan
+    from shardwise.parallel.apply import parallelize
+
+__all__ = ["choose_plan", "load_config", "parallelize", "train"]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "choose_plan": "shardwise.launch.prepare",
+    "load_config": "shardwise.config.load",
+    "parallelize": "shardwise.parallel.apply",
+    "train": "shardwise.launch.local",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

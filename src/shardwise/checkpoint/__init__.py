@@ -1,0 +1,1 @@
+"""Save and restore sharded state."""

@@ -1,0 +1,40 @@
+"""What a checkpoint holds of model and optimizer: tensors by name, each rank its own shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+# One flat name a tensor, so that any mesh can read what any other wrote.
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under `model.`; a tied tensor once, by its first name."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    first = {id(param): name for name, param in reversed(params.items())}
+    aliases = {name for name, param in params.items() if first[id(param)] != name}
+    state = model.state_dict()
+    return {f"model.{name}": tensor for name, tensor in state.items() if name not in aliases}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's moments and step counts under `optim.`. Settings are the plan's, not the file's."""
+    state: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer, options=_FLAT))
+    return {f"optim.{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def set_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    """Put loaded optimizer tensors back."""
+    state: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer, options=_FLAT))
+    loaded: dict[str, Any] = {name.removeprefix("optim."): value for name, value in tensors.items()}
+    set_optimizer_state_dict(model, optimizer, {**state, **loaded}, options=_FLAT)

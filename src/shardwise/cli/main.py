@@ -1,0 +1,61 @@
+"""`shardwise`: the verbs, and how an error leaves the process."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from shardwise import __version__
+from shardwise.cli import config, plan, train
+from shardwise.errors import UserError
+
+app = typer.Typer(
+    name="shardwise",
+    help="Train language models with PyTorch FSDP2, and know beforehand what will happen.",
+    epilog="Start with: shardwise config ls; shardwise config cp demo run.yaml; "
+    "shardwise train run.yaml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# Unknown options reach load_config, which answers `--optim.lr=1` with "write optim.lr=1".
+_OVERRIDES = {"ignore_unknown_options": True}
+app.command("plan", context_settings=_OVERRIDES)(plan.plan)
+app.command("train", context_settings=_OVERRIDES)(train.train)
+app.add_typer(config.app)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a UserError becomes one panel and its exit code."""
+    try:
+        app()
+    except UserError as error:
+        _show(error)
+        sys.exit(int(error.code))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _show(error: UserError) -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+    if console.is_terminal:
+        console.print(
+            Panel(Text(str(error)), title="error", border_style="red", title_align="left")
+        )
+    else:
+        console.print(Text(f"error: {error}"))

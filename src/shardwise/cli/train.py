@@ -1,0 +1,38 @@
+"""`shardwise train`: plan, start the ranks, train; the same command resumes."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from shardwise.config.load import load_config
+
+
+def train(
+    config: Annotated[str, typer.Argument(help="YAML, TOML or JSON file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
+    ] = None,
+) -> None:
+    """Train. Starts one rank a device; run the same command again to resume.
+
+    \b
+    Examples:
+      shardwise train run.yaml
+      shardwise train run.yaml train.steps=2000 optim.lr=3e-4
+      torchrun --nproc-per-node 8 -m shardwise train run.yaml
+    Next: look into the run directory that it names.
+    """
+    from shardwise.launch.local import run_plan
+    from shardwise.launch.prepare import choose_plan, fetch_weights
+    from shardwise.plan.explain import headline
+
+    chosen_config = load_config(config, overrides or [])
+    fetch_weights(chosen_config)
+    plan = choose_plan(chosen_config)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(headline(plan))
+        typer.echo(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
+    run_plan(plan)

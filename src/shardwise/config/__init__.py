@@ -1,0 +1,1 @@
+"""What a user may say: schema, strict loading, rules, reference."""

@@ -1,0 +1,292 @@
+"""What values must hold, as rows: rules that need no hardware and no model to be judged.
+
+A rule speaks only of what the user said. Whatever is `auto` or unset is the planner's, and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardwise.config.reference import show_value
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, where it was written, and what to write instead."""
+
+    place: str
+    what: str
+    fix: str
+
+    @property
+    def headline(self) -> str:
+        """Place and fault in one line."""
+        return f"{self.place}: {self.what}" if self.place else self.what
+
+
+def raise_faults(faults: list[Fault]) -> NoReturn:
+    """One error for all faults, so that a file is mended in one go and not in ten."""
+    if len(faults) == 1:
+        raise UserError(faults[0].headline, fix=faults[0].fix)
+    lines = [f"  {fault.headline}\n    fix: {fault.fix}" for fault in faults]
+    raise UserError("\n".join([f"{len(faults)} settings are wrong:", *lines]))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A row: the field it speaks of, the test that must hold, what is needed, and the fix.
+
+    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`.
+    """
+
+    id: str
+    field: str
+    holds: Callable[[RunConfig], bool]
+    needs: str
+    fix: str
+
+    def fault(self, config: RunConfig, place: str) -> Fault:
+        """What to tell the user when the rule is broken."""
+        value = show_value(_value_of(config, self.field))
+        what = f"{self.field} is {value}, but {self.needs.format(c=config)}"
+        return Fault(place, what, self.fix.format(c=config))
+
+
+def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _: "") -> None:
+    """Raise one UserError that names every broken rule.
+
+    `place_of` tells where a field such as `optim.lr` was written; a config that was not read from
+    a file has no places.
+    """
+    broken = [rule for rule in RULES if not rule.holds(config)]
+    if broken:
+        raise_faults([rule.fault(config, place_of(rule.field)) for rule in broken])
+
+
+def _value_of(config: RunConfig, field: str) -> Any:
+    return reduce(getattr, field.split("."), config)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number_rule(
+    field: str, test: Callable[[float], bool], needs: str, fix: str, name: str
+) -> Rule:
+    def holds(config: RunConfig) -> bool:
+        value = _value_of(config, field)
+        return not _is_number(value) or test(value)
+
+    return Rule(f"{field}-{name}", field, holds, needs, fix)
+
+
+def _at_least(low: int, *fields: str) -> list[Rule]:
+    return [
+        _number_rule(
+            field,
+            lambda value: value >= low,
+            f"the least is {low}",
+            f"write {field}={low} or more",
+            "minimum",
+        )
+        for field in fields
+    ]
+
+
+def _above_zero(field: str, usual: str) -> Rule:
+    return _number_rule(
+        field,
+        lambda value: value > 0,
+        "it must be above 0",
+        f"a usual value is {field}={usual}",
+        "positive",
+    )
+
+
+def _within(field: str, low: float, high: float) -> Rule:
+    return _number_rule(
+        field,
+        lambda value: low <= value <= high,
+        f"it must lie between {low:g} and {high:g}",
+        f"write a share of one, such as {field}={high / 5:g}",
+        "range",
+    )
+
+
+def _betas_hold(c: RunConfig) -> bool:
+    return all(0 <= beta < 1 for beta in c.optim.betas)
+
+
+def _stop_holds(c: RunConfig) -> bool:
+    return c.train.stop_after is None or 1 <= c.train.stop_after <= c.train.steps
+
+
+def _wsd_phases_fit(c: RunConfig) -> bool:
+    decay = c.optim.decay_steps
+    if c.optim.schedule != "wsd" or isinstance(decay, str):
+        return True
+    return c.optim.warmup_steps + decay <= c.train.steps
+
+
+def _batch_divides(c: RunConfig) -> bool:
+    whole, micro, passes = c.train.global_batch, c.train.micro_batch, c.train.accumulation
+    if isinstance(whole, str) or isinstance(micro, str) or isinstance(passes, str):
+        return True
+    return micro * passes < 1 or whole % (micro * passes) == 0
+
+
+def _reshard_group_holds(c: RunConfig) -> bool:
+    group = c.shard.reshard_after_forward
+    return isinstance(group, bool | str) or group >= 2
+
+
+def _code_is_pinned(c: RunConfig) -> bool:
+    model = c.model
+    return not model.trust_remote_code or model.revision is not None or Path(model.name).is_dir()
+
+
+def _prefetch_rule(direction: str) -> Rule:
+    field = f"shard.{direction}_prefetch"
+
+    def holds(config: RunConfig) -> bool:
+        depth, limit = _value_of(config, field), config.shard.all_gather_limit
+        return isinstance(depth, str) or isinstance(limit, str) or depth <= max(0, limit - 1)
+
+    return Rule(
+        f"{field}-limit",
+        field,
+        holds,
+        "shard.all_gather_limit is {c.shard.all_gather_limit}, which leaves room for one unit "
+        "less than that ahead of the one in use",
+        f"raise shard.all_gather_limit to {field} + 1, or leave one of the two at auto",
+    )
+
+
+_SOURCES_WITH_PATH = ("text", "jsonl", "datasets")
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "name-is-a-directory-name",
+        "name",
+        lambda c: c.name not in ("", ".", "..") and "/" not in c.name,
+        "it names one directory inside runs_dir",
+        "write a plain name such as name=first-run, and set runs_dir for the place",
+    ),
+    *_at_least(1, "train.steps", "train.global_batch", "train.micro_batch", "train.accumulation"),
+    *_at_least(1, "train.gc_every", "observe.log_every", "checkpoint.keep", "data.eval_sequences"),
+    *_at_least(1, "mesh.replicate", "mesh.shard", "cluster.nvlink_domain", "optim.decay_steps"),
+    *_at_least(1, "shard.all_gather_limit", "shard.unit_min_params", "memory.loss_chunk_tokens"),
+    *_at_least(2, "data.seq_len"),
+    *_at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
+    *_at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
+    *_at_least(0, "optim.weight_decay"),
+    _above_zero("optim.lr", "3e-4"),
+    _above_zero("optim.eps", "1e-8"),
+    _above_zero("optim.clip_norm", "1.0 (null turns clipping off)"),
+    _above_zero("precision.loss_scale", "65536"),
+    _within("data.eval_fraction", 0, 0.5),
+    _within("memory.checkpoint_activations", 0, 1),
+    _within("optim.min_lr_ratio", 0, 1),
+    Rule(
+        "betas-range",
+        "optim.betas",
+        _betas_hold,
+        "each must be at least 0 and below 1",
+        "a usual value is optim.betas=[0.9,0.95]",
+    ),
+    Rule(
+        "warmup-within-steps",
+        "optim.warmup_steps",
+        lambda c: c.optim.warmup_steps <= c.train.steps,
+        "the whole run has train.steps={c.train.steps}",
+        "write optim.warmup_steps of at most {c.train.steps}, or more train.steps",
+    ),
+    Rule(
+        "decay-needs-wsd",
+        "optim.decay_steps",
+        lambda c: c.optim.schedule == "wsd" or c.optim.decay_steps == "auto",
+        "optim.schedule={c.optim.schedule} has no decay phase of its own",
+        "write optim.schedule=wsd, or drop optim.decay_steps",
+    ),
+    Rule(
+        "wsd-phases-fit",
+        "optim.decay_steps",
+        _wsd_phases_fit,
+        "with optim.warmup_steps={c.optim.warmup_steps} that is more than "
+        "train.steps={c.train.steps}",
+        "shorten optim.warmup_steps or optim.decay_steps until both fit into train.steps",
+    ),
+    Rule(
+        "stop-within-steps",
+        "train.stop_after",
+        _stop_holds,
+        "it must lie between 1 and train.steps={c.train.steps}",
+        "write train.stop_after of at most {c.train.steps}, or drop it to run to the end",
+    ),
+    Rule(
+        "batch-divides",
+        "train.global_batch",
+        _batch_divides,
+        "it must be a multiple of train.micro_batch={c.train.micro_batch} x "
+        "train.accumulation={c.train.accumulation}",
+        "write micro_batch x accumulation x ranks, or leave train.accumulation=auto",
+    ),
+    _prefetch_rule("forward"),
+    _prefetch_rule("backward"),
+    Rule(
+        "one-way-to-find-units",
+        "shard.unit_min_params",
+        lambda c: c.shard.unit_classes is None or c.shard.unit_min_params is None,
+        "shard.unit_classes is given too, and a unit is found by one of them",
+        "drop shard.unit_min_params or shard.unit_classes",
+    ),
+    Rule(
+        "reshard-group",
+        "shard.reshard_after_forward",
+        _reshard_group_holds,
+        "as a number it is a group of ranks, and a group has 2 or more",
+        "write true or false, or the ranks of a group, such as shard.reshard_after_forward=8",
+    ),
+    Rule(
+        "grad-op-keeps-parameters",
+        "shard.reshard_after_forward",
+        lambda c: c.shard.strategy != "shard_grad_op" or c.shard.reshard_after_forward is not True,
+        "shard.strategy=shard_grad_op keeps parameters gathered between forward and backward",
+        "write shard.strategy=full_shard, or shard.reshard_after_forward=false",
+    ),
+    Rule(
+        "no-shard-has-no-shard-axis",
+        "mesh.shard",
+        lambda c: c.shard.strategy != "no_shard" or c.mesh.shard in ("auto", 1),
+        "shard.strategy=no_shard keeps a whole copy on every rank",
+        "write mesh.shard=1, or shard.strategy=full_shard",
+    ),
+    Rule(
+        "remote-code-is-pinned",
+        "model.trust_remote_code",
+        _code_is_pinned,
+        "no model.revision says which code of {c.model.name} that is, and it can change any day",
+        "write model.revision=COMMIT_HASH, or use a local directory as model.name",
+    ),
+    Rule(
+        "source-needs-path",
+        "data.path",
+        lambda c: c.data.source not in _SOURCES_WITH_PATH or bool(c.data.path),
+        "data.source={c.data.source} reads from a path",
+        "write data.path=FILES (for datasets: a saved directory or a hub id)",
+    ),
+    Rule(
+        "source-takes-no-path",
+        "data.path",
+        lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
+        "data.source={c.data.source} reads no path, so it would be ignored",
+        "drop data.path, or write data.source=text (or jsonl, datasets)",
+    ),
+)

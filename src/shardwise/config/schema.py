@@ -1,0 +1,304 @@
+"""What a user may say: one frozen dataclass a section, a docstring under every field.
+
+The docstrings are the reference: `shardwise config schema` and docs/configuration.md print them.
+`auto` means that the planner decides and gives its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Auto = Literal["auto"]
+Strategy = Literal["auto", "full_shard", "shard_grad_op", "hybrid_shard", "no_shard"]
+DtypeName = Literal["bf16", "fp16", "fp32"]
+
+# `from_string` names the field that a section takes when the YAML gives it a bare string
+# (`model: llama-3.1-8b`), so that the smallest useful file is three lines.
+FROM_STRING = {"model": "name", "data": "source", "cluster": "name"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model is trained and where its first weights come from."""
+
+    name: str = "tiny-llama"
+    """A preset (`shardwise config ls` lists them), a directory with config.json, or a hub id."""
+
+    weights: Literal["auto", "random", "pretrained"] = "auto"
+    """`pretrained` reads safetensors, `random` initialises; `auto` reads them where they exist."""
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config.json to change, such as `num_hidden_layers: 16`."""
+
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
+    """The attention implementation that transformers is asked for; `auto` is `sdpa`."""
+
+    revision: str | None = None
+    """The hub revision (a commit hash) to read; required with `trust_remote_code`."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Needs a pinned `revision` for hub ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which tokens are trained on, and in which order."""
+
+    source: Literal["stdlib", "text", "jsonl", "datasets", "synthetic"] = "stdlib"
+    """`stdlib` is the running Python's own source text; `text` and `jsonl` read files; `datasets`
+    reads a saved directory or a hub id; `synthetic` makes random tokens."""
+
+    path: str | list[str] | None = None
+    """Files, directories or globs for `text` and `jsonl`; the directory or id for `datasets`."""
+
+    field: str = "text"
+    """The key (jsonl) or column (datasets) that holds the text."""
+
+    name: str | None = None
+    """The configuration name of a hub dataset, such as `wikitext-103-raw-v1`."""
+
+    split: str = "train"
+    """The split of a `datasets` source to train on."""
+
+    tokenizer: str = "auto"
+    """`byte` (embedded, 257 tokens), a local directory or a hub id; `auto` takes the model's own
+    tokenizer where there is one and bytes otherwise."""
+
+    seq_len: int = 2048
+    """Tokens in one training sequence. Documents are packed back to back to this length."""
+
+    shuffle: bool = True
+    """Visit sequences in a seeded random order, another one each epoch."""
+
+    eval_fraction: float = 0.0
+    """Share of the documents that is held out for the evaluation loss, 0 to 0.5."""
+
+    eval_sequences: int = 64
+    """How many held-out sequences one evaluation reads at most."""
+
+    max_corrupt: int = 10
+    """How many unreadable records may be skipped (each is named) before the run is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Where the run takes place."""
+
+    name: str = "local"
+    """`local` (the GPUs of this machine, or one CPU rank), or NODESxGPUSxKIND such as `8xH100`,
+    `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's processor."""
+
+    nvlink_domain: int | Auto = "auto"
+    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node."""
+
+    datacenters: int = 1
+    """Sites that the workers sit in. FSDP needs one: more is refused, with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    """How many ranks each axis of the device mesh has. The product must be the world size."""
+
+    replicate: int | Auto = "auto"
+    """Copies of the sharded model (HSDP's outer axis, whose all-reduce crosses nodes)."""
+
+    shard: int | Auto = "auto"
+    """Ranks that one copy is sharded over (the axis of all-gather and reduce-scatter)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardConfig:
+    """How parameters, gradients and optimizer state are spread over the mesh."""
+
+    strategy: Strategy = "auto"
+    """`full_shard` (ZeRO-3), `shard_grad_op` (ZeRO-2), `hybrid_shard` (HSDP), `no_shard` (DDP)."""
+
+    reshard_after_forward: bool | int | Auto = "auto"
+    """Free gathered parameters after forward (true), keep them for backward (false), or reshard
+    them to groups of this many ranks (an integer, such as the GPUs of a node)."""
+
+    forward_prefetch: int | Auto = "auto"
+    """Units that are all-gathered ahead in forward, explicitly. 0 leaves FSDP2's own overlap."""
+
+    backward_prefetch: int | Auto = "auto"
+    """Units that are all-gathered ahead in backward. 1 is FSDP2's own order."""
+
+    all_gather_limit: int | Auto = "auto"
+    """The most units that may be gathered at once, the one in use included; it caps both
+    prefetch depths at one less. 1 turns prefetching off."""
+
+    unit_classes: list[str] | None = None
+    """Module classes that form a unit each, such as [LlamaDecoderLayer]; unset: found from the
+    model's own metadata."""
+
+    unit_min_params: int | None = None
+    """Instead of classes: every module that holds at least this many parameters, not counting
+    units inside it, becomes a unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig:
+    """Which number formats are used. Master weights and Adam state are always fp32."""
+
+    param: DtypeName | Auto = "auto"
+    """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,
+    fp16 with loss scaling where it has only that, else fp32."""
+
+    reduce: DtypeName | Auto = "auto"
+    """Format of the gradient reduction. `auto` is fp32; bf16 can diverge on long runs."""
+
+    output: DtypeName | None = None
+    """Format that the model's output is cast to; unset: whatever the last layer gives."""
+
+    cast_forward_inputs: bool = True
+    """Cast floating-point inputs of every unit to `param` before its forward."""
+
+    loss_scale: float = 65536.0
+    """The first loss scale when `param` is fp16; it then adapts. Unused otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """What is traded to save memory."""
+
+    checkpoint_activations: Literal["auto", "none", "full", "selective"] | float = "auto"
+    """`full` recomputes every block in backward, `selective` keeps matmul and attention results
+    and recomputes the rest, a fraction (0 to 1) recomputes that share of the blocks, evenly."""
+
+    compile: bool | Auto = "auto"
+    """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs."""
+
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps parameters, gradients and optimizer state in host memory."""
+
+    pin_memory: bool = True
+    """With offload to a host that feeds a GPU: page-locked memory, so copies overlap."""
+
+    loss: Literal["auto", "chunked", "full"] = "auto"
+    """`chunked` computes head and cross-entropy together, a slice of tokens at a time, and never
+    holds all logits; `full` calls the model's own forward. `auto`: chunked where the model's head
+    is a plain projection of its last hidden state (checked on the real model at start)."""
+
+    loss_chunk_tokens: int | Auto = "auto"
+    """Tokens per slice of the chunked loss."""
+
+    accumulate: Literal["auto", "unsharded", "sharded"] = "auto"
+    """With gradient accumulation: `unsharded` keeps whole gradients and reduces once, on the last
+    micro-batch; `sharded` reduce-scatters every micro-batch (less memory, more traffic). HSDP
+    all-reduces across replicas on the last micro-batch only, either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 3e-4
+    """Peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's two decay rates."""
+
+    eps: float = 1e-8
+    """Adam's epsilon."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay; norms and biases are left out."""
+
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; unset: no clipping."""
+
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """How the rate falls after warm-up; `wsd` is warm-up, stable, then a linear decay."""
+
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly from 0 to `lr`."""
+
+    decay_steps: int | Auto = "auto"
+    """Length of `wsd`'s last phase; `auto` is a tenth of all steps."""
+
+    min_lr_ratio: float = 0.1
+    """The rate at the last step, as a share of `lr`."""
+
+    fused: bool | Auto = "auto"
+    """Fused AdamW; `auto`: where the device of the parameters has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 1000
+    """Optimizer steps of the whole run; the schedule is laid over them."""
+
+    global_batch: int | Auto = "auto"
+    """Sequences in one optimizer step over all ranks = micro_batch x accumulation x ranks."""
+
+    micro_batch: int | Auto = "auto"
+    """Sequences in one forward pass of one rank."""
+
+    accumulation: int | Auto = "auto"
+    """Forward and backward passes in one optimizer step."""
+
+    stop_after: int | None = None
+    """Save and end cleanly after this step; the same command without it goes on."""
+
+    seed: int = 0
+    """Decides initial weights, data order and dropout."""
+
+    deterministic: bool = False
+    """Ask torch for deterministic algorithms (slower on GPUs)."""
+
+    eval_every: int = 0
+    """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
+
+    gc_every: int = 50
+    """Steps between garbage collections, at the same step edge on all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When state is kept, and whether a run goes on from it."""
+
+    every: int = 500
+    """Steps between checkpoints; 0: only at the end."""
+
+    keep: int = 3
+    """How many are kept; the oldest go first."""
+
+    at_end: bool = True
+    """Save after the last step."""
+
+    resume: bool = True
+    """Go on from the newest checkpoint in the run directory. `false` refuses to start over one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    """What is printed and recorded."""
+
+    log_every: int = 10
+    """Steps between lines on the console and step events in events.jsonl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run: everything that a user said, nothing that was derived."""
+
+    name: str = "run"
+    """Name of the run directory. Unset: the file's name."""
+
+    runs_dir: str = "runs"
+    """Directory that holds the run directories."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    shard: ShardConfig = field(default_factory=ShardConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,0 +1,1 @@
+"""Sources, packing and the loader, whose state is one number."""

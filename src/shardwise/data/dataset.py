@@ -1,0 +1,73 @@
+"""A Hugging Face dataset: saved in a directory or named on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.files import named_paths
+from shardwise.errors import UserError
+
+
+def open_dataset(config: DataConfig) -> Any:
+    """The one split, with the text column alone, memory-mapped by the datasets library."""
+    path = dataset_path(config)
+    dataset = _load(path, config)
+    if config.field not in dataset.column_names:
+        raise UserError(
+            f"dataset {path} has no column {config.field!r}",
+            why=f"its columns are {', '.join(dataset.column_names)}",
+            fix="set data.field to the one that holds the text",
+        )
+    return dataset.select_columns([config.field])
+
+
+def dataset_path(config: DataConfig) -> str:
+    """The one directory or hub id of the source."""
+    paths = named_paths(config)
+    if len(paths) > 1:
+        raise UserError(
+            f"data.source datasets reads one dataset, data.path names {len(paths)}",
+            fix="name one directory or hub id",
+        )
+    return paths[0]
+
+
+def dataset_files(dataset: Any) -> list[Path]:
+    """The files that hold the rows."""
+    return [Path(file["filename"]) for file in dataset.cache_files]
+
+
+def _load(path: str, config: DataConfig) -> Any:
+    # Imported here: it takes seconds that other sources need not spend.
+    import datasets
+
+    directory = Path(path).expanduser()
+    try:
+        if not _was_saved_to(directory):
+            location = str(directory) if directory.is_dir() else path
+            return datasets.load_dataset(location, config.name, split=config.split)
+        saved = datasets.load_from_disk(str(directory))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"dataset {path} cannot be loaded",
+            why=f"{type(error).__name__}: {error}",
+            fix="check data.path, data.name and data.split; a machine without network needs a "
+            "directory made by Dataset.save_to_disk",
+        ) from error
+    return _choose_split(saved, path, config.split) if isinstance(saved, dict) else saved
+
+
+def _was_saved_to(directory: Path) -> bool:
+    return any((directory / file).is_file() for file in ("state.json", "dataset_dict.json"))
+
+
+def _choose_split(splits: dict[str, Any], path: str, split: str) -> Any:
+    if split not in splits:
+        raise UserError(
+            f"dataset {path} has no split {split!r}",
+            why=f"its splits are {', '.join(splits)}",
+            fix="set data.split to one of them",
+        )
+    return splits[split]

@@ -1,0 +1,97 @@
+"""Which files a user's paths stand for, in an order that every machine agrees on."""
+
+from __future__ import annotations
+
+import glob
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardwise.config.schema import DataConfig
+from shardwise.errors import UserError
+
+# What a directory is searched for; a file that is named outright may have any suffix.
+SUFFIXES = {
+    "text": (".txt", ".text", ".md", ".rst", ".py"),
+    "jsonl": (".jsonl", ".ndjson"),
+}
+
+# Enough for a first run to learn something, little enough to tokenise in about a second.
+STDLIB_MAX_BYTES = 8_000_000
+STDLIB_EXCLUDED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+)
+
+
+def named_paths(config: DataConfig) -> list[str]:
+    """`data.path` as a list; the sources that come here cannot do without."""
+    paths = [config.path] if isinstance(config.path, str) else list(config.path or [])
+    if not paths:
+        raise UserError(
+            f"data.source {config.source} has no data.path",
+            why="it says which files or dataset to read",
+            fix="set data.path, or use data.source=stdlib for a first run",
+        )
+    return paths
+
+
+def find_files(config: DataConfig) -> list[Path]:
+    """The files that `data.path` names, directories and globs expanded, sorted, each once."""
+    suffixes = SUFFIXES[config.source]
+    found: set[Path] = set()
+    for pattern in named_paths(config):
+        matches = list(_matches(pattern, suffixes))
+        if not matches:
+            raise UserError(
+                f"data.path {pattern!r} matches no file",
+                why=f"directories are searched for {', '.join(suffixes)}; "
+                f"relative paths start at {Path.cwd()}",
+                fix="name an existing file, directory or glob",
+            )
+        found.update(matches)
+    return sorted(found)
+
+
+def stdlib_root() -> Path:
+    """Where the running Python keeps its own source text."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def stdlib_files() -> list[Path]:
+    """The first modules of the standard library by name, up to STDLIB_MAX_BYTES."""
+    root = stdlib_root()
+    chosen: list[Path] = []
+    budget = STDLIB_MAX_BYTES
+    for path in sorted(root.rglob("*.py")):
+        if STDLIB_EXCLUDED.intersection(path.relative_to(root).parts):
+            continue
+        budget -= path.stat().st_size
+        if budget < 0:
+            break
+        chosen.append(path)
+    if not chosen:
+        raise UserError(
+            f"the standard library has no source text at {root}",
+            why="this Python was installed without it",
+            fix="use data.source=text with a data.path",
+        )
+    return chosen
+
+
+def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    path = Path(pattern).expanduser()
+    # An existing path is taken by its name even where that looks like a glob.
+    roots = [path] if path.exists() else map(Path, glob.iglob(str(path), recursive=True))
+    for root in roots:
+        if root.is_dir():
+            yield from _files_below(root, suffixes)
+        else:
+            yield root
+
+
+def _files_below(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    for path in root.rglob("*"):
+        # Hidden directories hold tools' own files (.git, .venv), not the user's text.
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+        if path.suffix in suffixes and not hidden and path.is_file():
+            yield path

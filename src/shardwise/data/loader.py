@@ -1,0 +1,113 @@
+"""Batches: which rank reads which sequences in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+import torch
+
+from shardwise.data import sequences as seq
+from shardwise.data.order import index_at
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one rank puts through one forward pass."""
+
+    inputs: torch.Tensor
+    """Token ids, int64, [micro_batch, seq_len]."""
+
+    labels: torch.Tensor
+    """The token after each input, or IGNORE_INDEX; same type and shape."""
+
+    num_valid_tokens: int
+    """Labels that count."""
+
+    def pinned(self) -> MicroBatch:
+        """The same in page-locked memory, from which copies to a GPU need not be waited for."""
+        return MicroBatch(self.inputs.pin_memory(), self.labels.pin_memory(), self.num_valid_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoader:
+    """One rank's part of every global batch.
+
+    The global batch of a step is a range of positions that ranks do not enter into; each rank
+    takes its contiguous part. So a run that goes on with other ranks reads the same batches.
+    """
+
+    sequences: seq.SequenceSet
+    _: KW_ONLY
+    seed: int
+    shuffle: bool
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    rank: int
+    num_ranks: int
+    """The data-parallel size."""
+
+    def __post_init__(self) -> None:
+        if self.global_batch != self.micro_batch * self.accumulation * self.num_ranks:
+            raise ValueError(
+                f"global batch {self.global_batch} is not micro batch {self.micro_batch} x "
+                f"accumulation {self.accumulation} x {self.num_ranks} ranks"
+            )
+        if not 0 <= self.rank < self.num_ranks:
+            raise ValueError(f"rank {self.rank} is not one of {self.num_ranks}")
+
+    def step_batches(self, step: int) -> list[MicroBatch]:
+        """This rank's micro-batches of one optimizer step, counted from 0."""
+        first = step * self.global_batch + self.rank * self.accumulation * self.micro_batch
+        return [
+            self._read(range(start, start + self.micro_batch))
+            for start in range(
+                first, first + self.accumulation * self.micro_batch, self.micro_batch
+            )
+        ]
+
+    def _read(self, positions: range) -> MicroBatch:
+        length = len(self.sequences)
+        indices = (index_at(self.seed, place, length, self.shuffle) for place in positions)
+        return _stack([self.sequences.get(index) for index in indices])
+
+
+def eval_batches(
+    sequences: seq.SequenceSet,
+    *,
+    num_sequences: int,
+    micro_batch: int,
+    rank: int,
+    num_ranks: int,
+) -> Iterator[MicroBatch]:
+    """This rank's part of the first sequences, the same for every evaluation.
+
+    All ranks get the same number of micro-batches of the same shape, because FSDP's collectives
+    must meet; rows beyond the end hold no label that counts.
+    """
+    stop = min(num_sequences, len(sequences))
+    blank = _blank(sequences.seq_len)
+    for round_start in range(0, stop, micro_batch * num_ranks):
+        first = round_start + rank * micro_batch
+        yield _stack(
+            [
+                sequences.get(index) if index < stop else blank
+                for index in range(first, first + micro_batch)
+            ]
+        )
+
+
+def _blank(seq_len: int) -> seq.Sequence:
+    inputs = np.zeros(seq_len, dtype=np.int64)
+    return inputs, np.full_like(inputs, seq.IGNORE_INDEX)
+
+
+def _stack(rows: Sequence[seq.Sequence]) -> MicroBatch:
+    labels = np.stack([labels for _, labels in rows])
+    return MicroBatch(
+        inputs=torch.from_numpy(np.stack([inputs for inputs, _ in rows])),
+        labels=torch.from_numpy(labels),
+        num_valid_tokens=int((labels != seq.IGNORE_INDEX).sum()),
+    )

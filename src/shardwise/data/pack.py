@@ -1,0 +1,224 @@
+"""All documents as one row of tokens on disk, made once for each content and reused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.faults import FaultBudget
+from shardwise.data.sources import Document, describe_source, read_documents
+from shardwise.data.tokenizer import TokenIds, Tokenizer
+from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
+from shardwise.errors import UserError
+
+# Part of every key: raise it when the same documents would be written differently.
+FORMAT = 1
+
+# A fast tokenizer needs some documents to keep its threads busy; more only takes memory.
+BATCH_DOCUMENTS = 256
+BATCH_CHARACTERS = 1_000_000
+
+DRAW_RANGE = 2**64
+ABANDONED_AFTER_S = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class PackedData:
+    """The tokens of a source, split into what is trained on and what is held out."""
+
+    train: TokenFile
+    eval: TokenFile | None
+    skipped: tuple[str, ...]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of both splits."""
+        return self.train.num_documents + (self.eval.num_documents if self.eval else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One pass over the documents: the files, the faults, and the range of the draws."""
+
+    train: TokenFile
+    eval: TokenFile
+    skipped: tuple[str, ...]
+    lowest_draw: int
+    highest_draw: int
+
+
+def prepare_tokens(config: DataConfig, tokenizer: Tokenizer, cache_root: Path) -> PackedData:
+    """The source's tokens, from the cache where the same content was packed before."""
+    directory = cache_root / f"tokens-{content_key(config, tokenizer)}"
+    if not directory.exists():
+        _build(config, tokenizer, directory)
+    packed = _read_index(directory)
+    # The budget is no part of the key: a stricter run must refuse what a laxer one has packed.
+    FaultBudget(config.max_corrupt).skip_all(packed.skipped)
+    return packed
+
+
+def content_key(config: DataConfig, tokenizer: Tokenizer) -> str:
+    """A hash of everything that decides the tokens and their split."""
+    content = {
+        "format": FORMAT,
+        "source": describe_source(config),
+        "tokenizer": tokenizer.identity,
+        "eos_id": tokenizer.eos_id,
+        "vocab_size": tokenizer.vocab_size,
+        "eval_fraction": config.eval_fraction,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _build(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> None:
+    """Write aside and rename, so that a killed run leaves nothing under the final name."""
+    aside = directory.with_name(f".{directory.name}-{uuid4().hex}")
+    aside.mkdir(parents=True)
+    try:
+        _write_index(aside, _write_split(config, tokenizer, aside), config.eval_fraction > 0)
+        _publish(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _remove_abandoned(directory.parent)
+
+
+def _publish(aside: Path, directory: Path) -> None:
+    try:
+        os.rename(aside, directory)
+    except OSError:
+        # Another process was first; its content has the same key and so is the same.
+        if not directory.is_dir():
+            raise
+
+
+def _remove_abandoned(cache_root: Path) -> None:
+    """Delete what killed runs left aside; a living writer touches its files all the time."""
+    oldest_alive = time.time() - ABANDONED_AFTER_S
+    for aside in cache_root.glob(".tokens-*"):
+        try:
+            newest = max(path.stat().st_mtime for path in (aside, *aside.iterdir()))
+        except FileNotFoundError:
+            continue  # its owner has just published or removed it
+        if newest < oldest_alive:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _Written:
+    held_out_below = round(config.eval_fraction * DRAW_RANGE)
+    written = _write_documents(config, tokenizer, directory, held_out_below)
+    num_documents = written.train.num_documents + written.eval.num_documents
+    if num_documents == 0:
+        raise UserError(
+            f"data.source {config.source} has no text",
+            why="every document is empty or was skipped",
+            fix="check data.path and data.field",
+        )
+    if config.eval_fraction == 0:
+        return written
+    if num_documents == 1:
+        raise UserError(
+            "a single document cannot be split for evaluation",
+            why=f"data.eval_fraction {config.eval_fraction} holds out whole documents",
+            fix="set data.eval_fraction=0, or give the text as several documents",
+        )
+    # With few documents chance may leave a side empty: it gets the one whose draw is nearest.
+    # That needs a second pass, which few documents make a short one.
+    if written.eval.num_documents == 0:
+        return _write_documents(config, tokenizer, directory, written.lowest_draw + 1)
+    if written.train.num_documents == 0:
+        return _write_documents(config, tokenizer, directory, written.highest_draw)
+    return written
+
+
+def _write_documents(
+    config: DataConfig, tokenizer: Tokenizer, directory: Path, held_out_below: int
+) -> _Written:
+    faults = FaultBudget(config.max_corrupt)
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    lowest, highest = DRAW_RANGE, -1
+    with (
+        TokenWriter(directory / "train.bin", dtype) as train,
+        TokenWriter(directory / "eval.bin", dtype) as held_out,
+    ):
+        for document_id, ids in _encoded(read_documents(config, faults), tokenizer):
+            if len(ids) == 0:
+                continue  # white space only, for tokenizers that drop it
+            draw = draw_of(document_id)
+            lowest, highest = min(lowest, draw), max(highest, draw)
+            writer = held_out if draw < held_out_below else train
+            writer.append(ids, tokenizer.eos_id)
+    return _Written(train.written(), held_out.written(), faults.named, lowest, highest)
+
+
+def draw_of(document_id: str) -> int:
+    """A number that the id alone decides, so that order and seed do not move the split."""
+    return int.from_bytes(hashlib.sha256(document_id.encode()).digest()[:8], "big")
+
+
+def _encoded(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[str, TokenIds]]:
+    for batch in _batched(documents):
+        encoded = tokenizer.encode_batch([document.text for document in batch])
+        yield from zip((document.id for document in batch), encoded, strict=True)
+
+
+def _batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_characters = 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document.text)
+        if len(batch) == BATCH_DOCUMENTS or num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def _write_index(directory: Path, written: _Written, keep_eval: bool) -> None:
+    index = {
+        "dtype": written.train.dtype,
+        "train": _counts(written.train),
+        "eval": _counts(written.eval) if keep_eval else None,
+        "skipped": written.skipped,
+    }
+    with (directory / "index.json").open("w") as stream:
+        json.dump(index, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _counts(file: TokenFile) -> dict[str, int]:
+    return {"num_tokens": file.num_tokens, "num_documents": file.num_documents}
+
+
+def _read_index(directory: Path) -> PackedData:
+    try:
+        index = json.loads((directory / "index.json").read_text())
+        train = TokenFile(directory / "train.bin", index["dtype"], **index["train"])
+        held_out = index["eval"] and TokenFile(
+            directory / "eval.bin", index["dtype"], **index["eval"]
+        )
+        packed = PackedData(train, held_out, tuple(index["skipped"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(directory, f"index.json: {error}") from error
+    for file in (packed.train, packed.eval):
+        if file is not None and not file.is_whole():
+            raise _damaged(directory, f"{file.path.name} is not {file.num_tokens} tokens long")
+    return packed
+
+
+def _damaged(directory: Path, why: str) -> UserError:
+    return UserError(
+        f"the token cache {directory} is damaged",
+        why=why,
+        fix=f"delete it, it is made again: rm -r {directory}",
+    )

@@ -1,0 +1,78 @@
+"""Training sequences by number: inputs, and as labels the tokens that follow them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.data.tokens import TokenFile
+
+# What cross-entropy leaves out, by PyTorch's convention.
+IGNORE_INDEX = -100
+
+Sequence = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class SequenceSet(Protocol):
+    """Sequences of one length that can be read in any order."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in each sequence."""
+
+    def __len__(self) -> int: ...
+
+    def get(self, index: int) -> Sequence:
+        """Inputs and labels of one sequence, where label t is the token after input t."""
+
+
+class TokenSequences:
+    """A token file, cut into windows that overlap by one token.
+
+    The last token of a window is only a label there and the first input of the next, so every
+    token of the file but the first is predicted exactly once.
+    """
+
+    def __init__(self, file: TokenFile, seq_len: int, eos_id: int) -> None:
+        self.seq_len = seq_len
+        self._tokens = file.open()
+        self._eos_id = eos_id
+
+    def __len__(self) -> int:
+        num_predictions = len(self._tokens) - 1
+        return -(-num_predictions // self.seq_len)
+
+    def get(self, index: int) -> Sequence:
+        """One window; the last one of the file is padded with labels that do not count."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        start = index * self.seq_len
+        window = self._tokens[start : start + self.seq_len + 1].astype(np.int64)
+        inputs = np.full(self.seq_len, self._eos_id, dtype=np.int64)
+        labels = np.full(self.seq_len, IGNORE_INDEX, dtype=np.int64)
+        num_predictions = len(window) - 1
+        inputs[:num_predictions] = window[:-1]
+        labels[:num_predictions] = window[1:]
+        return inputs, labels
+
+
+class SyntheticSequences:
+    """Random tokens that (seed, index) alone decide; nothing is stored."""
+
+    def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
+        self.seq_len = seq_len
+        self._vocab_size = vocab_size
+        self._seed = seed % 2**64
+
+    def __len__(self) -> int:
+        """More than any run reads."""
+        return 1 << 40
+
+    def get(self, index: int) -> Sequence:
+        """One sequence of its own stream; raw words, whose values NumPy never changes."""
+        generator = np.random.Philox(key=np.array([self._seed, index], dtype=np.uint64))
+        words = generator.random_raw(self.seq_len + 1)
+        tokens = (words % np.uint64(self._vocab_size)).astype(np.int64)
+        return tokens[:-1], tokens[1:]

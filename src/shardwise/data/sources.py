@@ -1,0 +1,137 @@
+"""Where documents come from: one reader a source, and a description of what it would read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.dataset import dataset_files, dataset_path, open_dataset
+from shardwise.data.faults import FaultBudget
+from shardwise.data.files import find_files, stdlib_files, stdlib_root
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text, and a name for it that does not change between runs."""
+
+    id: str
+    text: str
+
+
+class CorruptRecord(ValueError):
+    """A record that cannot be read; the message is the reason."""
+
+
+def read_documents(config: DataConfig, faults: FaultBudget) -> Iterator[Document]:
+    """All documents of the source in a fixed order; unreadable ones go to `faults`."""
+    match config.source:
+        case "stdlib":
+            root = stdlib_root()
+            return _read_texts(
+                ((path.relative_to(root).as_posix(), path) for path in stdlib_files()), faults
+            )
+        case "text":
+            return _read_texts(((str(path), path) for path in find_files(config)), faults)
+        case "jsonl":
+            return _read_jsonl(find_files(config), config.field, faults)
+        case "datasets":
+            return _read_dataset(config, faults)
+        case "synthetic":
+            raise ValueError("synthetic data has no documents")
+
+
+def describe_source(config: DataConfig) -> dict[str, Any]:
+    """All that decides the documents, without reading them: equal means the same text."""
+    description: dict[str, Any] = {"source": config.source}
+    match config.source:
+        case "stdlib":
+            files = stdlib_files()
+        case "text":
+            files = find_files(config)
+        case "jsonl":
+            files = find_files(config)
+            description |= {"field": config.field}
+        case "datasets":
+            files = dataset_files(open_dataset(config))
+            description |= {"field": config.field, "path": dataset_path(config)}
+            description |= {"name": config.name, "split": config.split}
+        case "synthetic":
+            files = []
+    return description | {"files": [_stamp(path) for path in files]}
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    stat = path.stat()
+    return str(path), stat.st_size, stat.st_mtime_ns
+
+
+def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Iterator[Document]:
+    for name, path in files:
+        raw = path.read_bytes()
+        try:
+            text = raw.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            faults.skip(f"{name}:{line}: invalid UTF-8")
+            continue
+        # An empty file, such as an __init__.py, is whole: there is just nothing in it.
+        if text:
+            yield Document(name, text)
+
+
+def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
+    for path in files:
+        # Bytes, so that one line that is not UTF-8 does not spoil the lines after it.
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                name = f"{path}:{number}"
+                try:
+                    yield Document(name, _text_of_line(line, field))
+                except CorruptRecord as reason:
+                    faults.skip(f"{name}: {reason}")
+
+
+def _text_of_line(line: bytes, field: str) -> str:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise CorruptRecord("invalid UTF-8") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CorruptRecord(f"invalid JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise CorruptRecord(f"not an object but {type(record).__name__}")
+    if field not in record:
+        raise CorruptRecord(f"no key {field!r}")
+    if record[field] == "":
+        raise CorruptRecord(f"{field!r} is empty")
+    return _valid_text(record[field], field)
+
+
+def _read_dataset(config: DataConfig, faults: FaultBudget) -> Iterator[Document]:
+    path = dataset_path(config)
+    for number, row in enumerate(open_dataset(config)):
+        name = f"{path}:{number}"
+        # Line-wise datasets (wikitext) keep blank lines as empty rows: no fault, no document.
+        if row[config.field] == "":
+            continue
+        try:
+            yield Document(name, _valid_text(row[config.field], config.field))
+        except CorruptRecord as reason:
+            faults.skip(f"{name}: {reason}")
+
+
+def _valid_text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise CorruptRecord(f"{field!r} is not a string but {type(value).__name__}")
+    try:
+        # JSON can spell half of a surrogate pair, which no tokenizer can encode.
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CorruptRecord(f"{field!r} holds a lone surrogate") from error
+    return value

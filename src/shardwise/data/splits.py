@@ -1,0 +1,83 @@
+"""The sequences to train on and those held out, from a data section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.pack import prepare_tokens
+from shardwise.data.sequences import SequenceSet, SyntheticSequences, TokenSequences
+from shardwise.data.tokenizer import Tokenizer, load_tokenizer
+from shardwise.data.tokens import TokenFile
+from shardwise.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class DataSplits:
+    """What the train loop reads, and what is worth telling about it."""
+
+    train: SequenceSet
+    eval: SequenceSet | None
+    skipped: tuple[str, ...]
+    tokenizer_identity: str
+    num_train_tokens: int
+
+
+def build_sequences(
+    config: DataConfig,
+    *,
+    vocab_size: int,
+    model_name: str,
+    seed: int,
+    cache_root: Path,
+    model_revision: str | None = None,
+) -> DataSplits:
+    """Tokenise the source (or find it in the cache) and cut it into sequences."""
+    if config.source == "synthetic":
+        return _synthetic_splits(config, vocab_size, seed)
+    tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
+    _validate_vocabulary(tokenizer, vocab_size)
+    packed = prepare_tokens(config, tokenizer, cache_root)
+    _validate_length(packed.train, config.seq_len)
+    held_out = packed.eval
+    return DataSplits(
+        train=TokenSequences(packed.train, config.seq_len, tokenizer.eos_id),
+        eval=TokenSequences(held_out, config.seq_len, tokenizer.eos_id) if held_out else None,
+        skipped=packed.skipped,
+        tokenizer_identity=tokenizer.identity,
+        num_train_tokens=packed.train.num_tokens,
+    )
+
+
+def _synthetic_splits(config: DataConfig, vocab_size: int, seed: int) -> DataSplits:
+    train = SyntheticSequences(vocab_size, config.seq_len, seed)
+    # The complement is negative, so no run's training seed is another's evaluation seed.
+    held_out = SyntheticSequences(vocab_size, config.seq_len, ~seed)
+    return DataSplits(
+        train=train,
+        eval=held_out if config.eval_fraction > 0 else None,
+        skipped=(),
+        tokenizer_identity="none",
+        num_train_tokens=len(train) * config.seq_len,
+    )
+
+
+def _validate_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"tokenizer {tokenizer.identity} has {tokenizer.vocab_size} tokens, "
+            f"the model only {vocab_size}",
+            why="ids beyond the embedding cannot be looked up",
+            fix="choose the model's own tokenizer (data.tokenizer), or train from random weights "
+            f"with model.overrides.vocab_size={tokenizer.vocab_size}",
+        )
+
+
+def _validate_length(file: TokenFile, seq_len: int) -> None:
+    if file.num_tokens <= seq_len:
+        raise UserError(
+            f"the training data has {file.num_tokens} tokens, which is not one full sequence",
+            why=f"data.seq_len {seq_len} needs {seq_len + 1}: a token to predict after the last",
+            fix="give more text, or lower data.seq_len",
+        )

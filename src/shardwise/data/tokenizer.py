@@ -1,0 +1,153 @@
+"""Text to token ids and back: bytes without any file, or a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.errors import UserError
+from shardwise.facts.presets import PRESETS
+
+TokenIds = NDArray[np.int32]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+class Tokenizer(Protocol):
+    """What the data room needs to know of a tokenizer."""
+
+    @property
+    def identity(self) -> str:
+        """Names the tokenizer and its content: two that encode alike share cached tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that `encode` can give."""
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a document."""
+
+    def encode(self, text: str) -> TokenIds:
+        """The ids of one text, without special tokens around it."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The ids of several texts, which some tokenizers encode faster together."""
+
+    def decode(self, ids: Sequence[int] | TokenIds) -> str:
+        """The text of ids, for people to read."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, and 256 for the end of a document."""
+
+    identity = "byte"
+    eos_id = 256
+    vocab_size = 257
+
+    def encode(self, text: str) -> TokenIds:
+        """One id for each byte."""
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Each text by itself: there is nothing to gain from a batch."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | TokenIds) -> str:
+        """The text; ends of documents are left out and cut characters are marked."""
+        return bytes(int(i) for i in ids if i != self.eos_id).decode(errors="replace")
+
+
+class HubTokenizer:
+    """A transformers tokenizer, read from a directory or the hub."""
+
+    def __init__(self, name: str, backend: Any) -> None:
+        self._backend = backend
+        vocab: dict[str, int] = backend.get_vocab()
+        # Ids may have holes, so that the number of tokens can be less than the largest id.
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.eos_id = _eos_id(name, backend)
+        self.identity = f"{Path(name).name}@{_content_hash(backend, vocab)}"
+
+    def encode(self, text: str) -> TokenIds:
+        """The ids of one text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The ids of several texts, in parallel where the tokenizer is a fast one."""
+        # Not verbose: documents longer than the model's context are cut later, by packing.
+        encoded = self._backend(
+            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )
+        return [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
+
+    def decode(self, ids: Sequence[int] | TokenIds) -> str:
+        """The text, special tokens left out."""
+        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=True))
+
+
+def load_tokenizer(name: str, model_name: str, *, revision: str | None = None) -> Tokenizer:
+    """The tokenizer of `data.tokenizer`; `auto` and `revision` speak of the model's own."""
+    if name == "auto":
+        return _load_model_tokenizer(model_name, revision)
+    if name == "byte":
+        return ByteTokenizer()
+    return _load_hub_tokenizer(name, None)
+
+
+def _load_model_tokenizer(model_name: str, revision: str | None) -> Tokenizer:
+    directory = Path(model_name).expanduser()
+    # A preset is a shape and nothing else; a directory may hold a model without its tokenizer.
+    if model_name in PRESETS or (directory.is_dir() and not _holds_tokenizer(directory)):
+        return ByteTokenizer()
+    return _load_hub_tokenizer(model_name, revision)
+
+
+def _holds_tokenizer(directory: Path) -> bool:
+    return any((directory / file).is_file() for file in TOKENIZER_FILES)
+
+
+def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
+    # transformers takes seconds to import, which users of bytes need not wait for.
+    from transformers import AutoTokenizer
+
+    path = Path(name).expanduser()
+    location = str(path) if path.is_dir() else name
+    try:
+        backend = AutoTokenizer.from_pretrained(
+            location, revision=revision, trust_remote_code=False
+        )
+    except (OSError, ValueError, LookupError, ImportError) as error:
+        raise UserError(
+            f"tokenizer {name!r} cannot be loaded",
+            why=f"{type(error).__name__}: {error}",
+            fix="set data.tokenizer to a directory with tokenizer.json, to a hub id that this "
+            "machine can reach, or to `byte`",
+        ) from error
+    return HubTokenizer(location, backend)
+
+
+def _eos_id(name: str, backend: Any) -> int:
+    if backend.eos_token_id is None:
+        raise UserError(
+            f"tokenizer {name!r} has no end-of-sequence token",
+            why="packed documents are told apart by it",
+            fix="add an eos_token to its tokenizer_config.json, or choose another data.tokenizer",
+        )
+    return int(backend.eos_token_id)
+
+
+def _content_hash(backend: Any, vocab: dict[str, int]) -> str:
+    """A hash of what decides the ids, so that a tokenizer changed in place is another one."""
+    if backend.is_fast:
+        content = backend.backend_tokenizer.to_str()
+    else:
+        content = json.dumps([type(backend).__name__, sorted(vocab.items())])
+    # The end-of-sequence token is transformers' own setting and not in the backend's content.
+    return hashlib.sha256(f"{backend.eos_token_id}\n{content}".encode()).hexdigest()[:16]

@@ -1,0 +1,38 @@
+"""The one error that users see, and the exit codes it carries."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process tells its caller."""
+
+    OK = 0
+    CONFIG = 2
+    DOES_NOT_FIT = 3
+    ENVIRONMENT = 4
+    VERIFY_FAILED = 5
+    WORKER_DIED = 6
+    PREEMPTED = 75
+
+
+class UserError(Exception):
+    """Something that the user can mend: what is wrong, why, and what to do."""
+
+    def __init__(
+        self, what: str, *, why: str = "", fix: str = "", code: ExitCode = ExitCode.CONFIG
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.code = code
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Hardware, links and model shapes as data."""

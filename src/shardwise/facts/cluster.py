@@ -1,0 +1,197 @@
+"""Where a run takes place: how many devices of which kind, by name or by looking."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from shardwise.config.schema import Auto, ClusterConfig
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.gpus import NODE, GpuSpec, find_gpu
+from shardwise.facts.probe import ProbedGpu, probe_cpu, probe_gpus
+
+LOCAL = "local"
+_NAME = re.compile(r"\s*(\d+)\s*x\s*(?:(\d+)\s*x\s*)?(\S.*?)\s*", re.IGNORECASE)
+_FORM = "write NODESxGPUSxKIND, such as 8xH100, 4x8xH100, 2x8xA100-40GB or 2xCPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """The devices of a run, all of one kind."""
+
+    name: str
+    num_nodes: int
+    devices_per_node: int
+    device: Literal["cuda", "cpu"]
+    gpu: GpuSpec | None
+    """None for CPUs, and for GPUs that the catalogue does not know: they get no MFU."""
+
+    device_name: str
+    memory_bytes: int
+    """Of one device. Ranks on one CPU share its memory evenly."""
+
+    compute_formats: frozenset[str]
+    """Which of fp32, fp16 and bf16 the device has arithmetic for."""
+
+    nvlink_domain: int
+    """Devices that the fast links join: a node, or the rack of an NVL72 system."""
+
+    datacenters: int = 1
+    source: Literal["named", "probed"]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks: one a device."""
+        return self.num_nodes * self.devices_per_node
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["gpu"] = self.gpu.to_dict() if self.gpu else None
+        data["compute_formats"] = sorted(self.compute_formats)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ClusterSpec:
+        """Back from `to_dict`."""
+        gpu = GpuSpec.from_dict(data["gpu"]) if data["gpu"] else None
+        formats = frozenset(data["compute_formats"])
+        return cls(**{**data, "gpu": gpu, "compute_formats": formats})
+
+
+def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> ClusterSpec:
+    """The cluster that the configuration means, in this environment."""
+    environ = os.environ if environ is None else environ
+    if config.name.strip().lower() == LOCAL:
+        cluster = _as_launched(probe_cluster(environ), environ)
+    else:
+        cluster = parse_cluster(config.name)
+    cluster = replace(cluster, datacenters=config.datacenters)
+    return _with_domain(cluster, config.nvlink_domain)
+
+
+def parse_cluster(name: str) -> ClusterSpec:
+    """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this processor."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UserError(f"cannot read the cluster {name!r}", fix=f"{_FORM}, or `{LOCAL}`")
+    first, second, kind = match.groups()
+    num_nodes, devices_per_node = (int(first), int(second)) if second else (1, int(first))
+    if num_nodes == 0 or devices_per_node == 0:
+        raise UserError(f"the cluster {name!r} has no devices", fix=_FORM)
+    if kind.lower() == "cpu":
+        return _cpu_cluster(name, num_nodes, devices_per_node, "named")
+    gpu = find_gpu(kind)
+    return ClusterSpec(
+        name=name,
+        num_nodes=num_nodes,
+        devices_per_node=devices_per_node,
+        device="cuda",
+        gpu=gpu,
+        device_name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        compute_formats=gpu.compute_formats,
+        nvlink_domain=_own_domain(num_nodes, devices_per_node, gpu),
+        source="named",
+    )
+
+
+def probe_cluster(environ: Mapping[str, str] | None = None) -> ClusterSpec:
+    """The GPUs of this machine, or its processor as one rank."""
+    gpus = probe_gpus(os.environ if environ is None else environ)
+    if not gpus:
+        return _cpu_cluster(LOCAL, 1, 1, "probed")
+    first = _the_only_kind(gpus)
+    return ClusterSpec(
+        name=LOCAL,
+        num_nodes=1,
+        devices_per_node=len(gpus),
+        device="cuda",
+        gpu=first.gpu,
+        device_name=first.device_name,
+        memory_bytes=min(gpu.memory_bytes for gpu in gpus),
+        compute_formats=first.compute_formats,
+        nvlink_domain=len(gpus),
+        source="probed",
+    )
+
+
+def _cpu_cluster(
+    name: str, num_nodes: int, devices_per_node: int, source: Literal["named", "probed"]
+) -> ClusterSpec:
+    """Ranks on this machine's processor; a `2x2xCPU` plays two nodes on it."""
+    cpu = probe_cpu()
+    return ClusterSpec(
+        name=name,
+        num_nodes=num_nodes,
+        devices_per_node=devices_per_node,
+        device="cpu",
+        gpu=None,
+        device_name=cpu.device_name,
+        memory_bytes=cpu.memory_bytes // (num_nodes * devices_per_node),
+        compute_formats=cpu.compute_formats,
+        nvlink_domain=devices_per_node,
+        source=source,
+    )
+
+
+def _the_only_kind(gpus: list[ProbedGpu]) -> ProbedGpu:
+    """Every rank does the same work, so one plan cannot suit two kinds."""
+    kinds = sorted({gpu.device_name for gpu in gpus})
+    if len(kinds) > 1:
+        raise UserError(
+            f"this machine shows different GPUs: {', '.join(kinds)}",
+            why="all ranks hold equal shards and wait for the slowest",
+            fix="choose those of one kind with CUDA_VISIBLE_DEVICES",
+            code=ExitCode.ENVIRONMENT,
+        )
+    return gpus[0]
+
+
+def _as_launched(cluster: ClusterSpec, environ: Mapping[str, str]) -> ClusterSpec:
+    """Inside torchrun the launcher's counts hold: it knows of the other nodes, a probe does not."""
+    if "WORLD_SIZE" not in environ or "LOCAL_WORLD_SIZE" not in environ:
+        return cluster
+    world, local = environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"]
+    if not (world.isdecimal() and local.isdecimal() and int(local) and int(world)) or (
+        int(world) % int(local)
+    ):
+        raise UserError(
+            f"WORLD_SIZE={world} and LOCAL_WORLD_SIZE={local} do not fit together",
+            why="every node must run the same number of ranks",
+            fix="start the run with torchrun, or unset both variables",
+            code=ExitCode.ENVIRONMENT,
+        )
+    num_nodes, ranks = int(world) // int(local), int(local)
+    memory = cluster.memory_bytes // ranks if cluster.device == "cpu" else cluster.memory_bytes
+    return replace(
+        cluster,
+        num_nodes=num_nodes,
+        devices_per_node=ranks,
+        memory_bytes=memory,
+        nvlink_domain=_own_domain(num_nodes, ranks, cluster.gpu),
+    )
+
+
+def _own_domain(num_nodes: int, devices_per_node: int, gpu: GpuSpec | None) -> int:
+    """A node; for chips whose links leave it, as many nodes as make domains of equal size."""
+    if gpu is None or gpu.nvlink_domain <= NODE:
+        return devices_per_node
+    reach = gpu.nvlink_domain // devices_per_node
+    joined = max((n for n in range(1, reach + 1) if num_nodes % n == 0), default=1)
+    return devices_per_node * joined
+
+
+def _with_domain(cluster: ClusterSpec, domain: int | Auto) -> ClusterSpec:
+    if domain == "auto":
+        return cluster
+    if domain < 1 or cluster.world_size % domain:
+        raise UserError(
+            f"cluster.nvlink_domain={domain} does not divide {cluster.world_size} devices",
+            why="NVLink domains hold the same number of devices each",
+            fix=f"use a divisor of {cluster.world_size}, such as {cluster.devices_per_node}",
+        )
+    return replace(cluster, nvlink_domain=domain)

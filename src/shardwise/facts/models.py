@@ -1,0 +1,224 @@
+"""A model's shape and its parameter counts, worked out from config.json alone.
+
+Only families whose structure is known to the last bias are worked out. For any other, and for a
+file that leaves a size to its class's default, `UnknownFamily` says so and the caller counts the
+parameters of a model built on the meta device: a refusal instead of a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from shardwise.facts.sources import ModelSource, read_model_config
+
+__all__ = ["ModelSource", "ModelSpec", "UnknownFamily", "read_model_config", "spec_from_config"]
+
+
+class UnknownFamily(Exception):
+    """This config.json cannot be counted on paper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The sizes that memory, time and FLOPs follow from."""
+
+    name: str
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    """Width of the MLP; of one expert where there are several."""
+
+    vocab_size: int
+    tied_embeddings: bool
+    num_experts: int = 1
+    experts_per_token: int = 1
+    attention_window: int | None = None
+    """Tokens that a token sees at most, where every block has such a window."""
+
+    embedding_params: int
+    """Token embedding, and positions where they are learned."""
+
+    block_params: int
+    """One decoder block."""
+
+    tail_params: int
+    """Final norm, and the output head where it is not the embedding."""
+
+    total_params: int
+    matmul_params_per_token: int
+    """Weights that multiply a token: linear layers with only its own experts, and the output head
+    even when tied. Not the input embedding (a lookup), norms or biases."""
+
+    source: Literal["config.json", "counted"]
+
+    @property
+    def block_matmul_params_per_token(self) -> int:
+        """Those of all blocks together, without the output head."""
+        return self.matmul_params_per_token - self.vocab_size * self.hidden_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
+        """Back from `to_dict`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """How the llama-shaped families differ. A string names the config.json field that decides."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    head_norms: bool = False
+    experts: bool = False
+    tied: bool = False
+    default_head_dim: int | None = None
+
+
+_FAMILIES: dict[str, _Family] = {
+    "llama": _Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "mistral": _Family(),
+    "mixtral": _Family(experts=True),
+    "qwen2": _Family(qkv_bias=True),
+    "qwen3": _Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        head_norms=True,
+        default_head_dim=128,
+    ),
+    "gemma": _Family(
+        qkv_bias="attention_bias", output_bias="attention_bias", tied=True, default_head_dim=256
+    ),
+}
+
+
+def spec_from_config(name: str, hf_config: Mapping[str, Any]) -> ModelSpec:
+    """Work the sizes out, or raise UnknownFamily."""
+    model_type = str(hf_config.get("model_type"))
+    if model_type == "gpt2":
+        return _gpt2_spec(name, hf_config)
+    if model_type not in _FAMILIES:
+        raise UnknownFamily(f"the structure of {model_type!r} models is not known here")
+    return _llama_shaped_spec(name, hf_config, _FAMILIES[model_type])
+
+
+def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) -> ModelSpec:
+    size = _reader(config)
+    hidden, ffn, vocab = size("hidden_size"), size("intermediate_size"), size("vocab_size")
+    layers, heads = size("num_hidden_layers"), size("num_attention_heads")
+    kv_heads = _kv_heads(config, heads)
+    head_dim = config.get("head_dim") or family.default_head_dim or hidden // heads
+    experts = size("num_local_experts") if family.experts else 1
+    experts_per_token = size("num_experts_per_tok") if family.experts else 1
+    tied = bool(config.get("tie_word_embeddings", family.tied))
+
+    query, key_value = heads * head_dim, 2 * kv_heads * head_dim
+    attention = hidden * (query + key_value) + query * hidden
+    router = hidden * experts if family.experts else 0
+    expert = 3 * hidden * ffn
+    biases = (
+        _enabled(config, family.qkv_bias) * (query + key_value)
+        + _enabled(config, family.output_bias) * hidden
+        + _enabled(config, family.mlp_bias) * (2 * ffn + hidden)
+    )
+    norms = 2 * hidden + family.head_norms * 2 * head_dim
+    embedding, head = vocab * hidden, vocab * hidden
+    block = attention + router + experts * expert + biases + norms
+    tail = hidden + (0 if tied else head)
+    return ModelSpec(
+        name=name,
+        model_type=str(config["model_type"]),
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=ffn,
+        vocab_size=vocab,
+        tied_embeddings=tied,
+        num_experts=experts,
+        experts_per_token=experts_per_token,
+        attention_window=_window(config),
+        embedding_params=embedding,
+        block_params=block,
+        tail_params=tail,
+        total_params=embedding + layers * block + tail,
+        matmul_params_per_token=layers * (attention + router + experts_per_token * expert) + head,
+        source="config.json",
+    )
+
+
+def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
+    if config.get("add_cross_attention"):
+        raise UnknownFamily("a gpt2 with cross-attention is an encoder's partner")
+    size = _reader(config)
+    hidden, layers, heads = size("n_embd"), size("n_layer"), size("n_head")
+    vocab, positions = size("vocab_size"), size("n_positions")
+    ffn = config.get("n_inner") or 4 * hidden
+    tied = bool(config.get("tie_word_embeddings", True))
+
+    matmuls = 4 * hidden * hidden + 2 * hidden * ffn
+    block = matmuls + (4 * hidden + ffn + hidden) + 4 * hidden  # weights, biases, two norms
+    embedding, head = (vocab + positions) * hidden, vocab * hidden
+    tail = 2 * hidden + (0 if tied else head)
+    return ModelSpec(
+        name=name,
+        model_type="gpt2",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn_size=ffn,
+        vocab_size=vocab,
+        tied_embeddings=tied,
+        embedding_params=embedding,
+        block_params=block,
+        tail_params=tail,
+        total_params=embedding + layers * block + tail,
+        matmul_params_per_token=layers * matmuls + head,
+        source="config.json",
+    )
+
+
+def _reader(config: Mapping[str, Any]) -> Callable[[str], int]:
+    """A lookup that refuses what the file leaves to transformers' defaults."""
+
+    def size(key: str) -> int:
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnknownFamily(f"config.json gives no usable {key} ({value!r})")
+        return value
+
+    return size
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """Llama's default is one a query head; elsewhere an absent field means a class's number."""
+    if config.get("num_key_value_heads") is None and (
+        config["model_type"] == "llama" or "num_key_value_heads" in config
+    ):
+        return heads
+    return _reader(config)("num_key_value_heads")
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Mistral's and Mixtral's window; Qwen's covers only some blocks and is off as published."""
+    if config["model_type"] not in ("mistral", "mixtral"):
+        return None
+    window = config.get("sliding_window")
+    return int(window) if window else None
+
+
+def _enabled(config: Mapping[str, Any], switch: bool | str) -> bool:
+    return bool(config.get(switch, False)) if isinstance(switch, str) else switch

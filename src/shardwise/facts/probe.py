@@ -1,0 +1,136 @@
+"""What this machine has, asked without torch: GPUs from nvidia-smi, the CPU from /proc."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.gpus import GpuSpec, match_gpu
+from shardwise.units import MIB
+
+CPUINFO = Path("/proc/cpuinfo")
+_NVIDIA_SMI_TIMEOUT_S = 60
+# Arm's name, then x86's two. fp16 is never counted: where CPUs have it, torch's kernels are slow.
+_CPU_BF16_FLAGS = frozenset({"bf16", "avx512_bf16", "amx_bf16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedGpu:
+    """One visible GPU."""
+
+    device_name: str
+    memory_bytes: int
+    compute_formats: frozenset[str]
+    gpu: GpuSpec | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedCpu:
+    """The processor and the memory of the whole machine."""
+
+    device_name: str
+    memory_bytes: int
+    compute_formats: frozenset[str]
+
+
+def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
+    """The GPUs that CUDA would show a process with this environment; none without a driver."""
+    rows = _visible(_query("name,memory.total", environ), environ)
+    if not rows:
+        return []
+    matches = [match_gpu(name) for name, _ in rows]
+    # Asked only for strangers, and answered for all or none: old drivers do not know the field.
+    capabilities = _visible(_query("compute_cap", environ), environ) if None in matches else []
+    capabilities = capabilities or [["unknown"]] * len(rows)
+    return [
+        ProbedGpu(
+            device_name=name,
+            memory_bytes=_memory_bytes(memory, gpu),
+            compute_formats=gpu.compute_formats if gpu else _formats_of_capability(capability),
+            gpu=gpu,
+        )
+        for (name, memory), gpu, [capability] in zip(rows, matches, capabilities, strict=True)
+    ]
+
+
+def probe_cpu() -> ProbedCpu:
+    """The processor of this machine."""
+    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)).split())
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M)
+    return ProbedCpu(
+        device_name=model[1].strip() if model else f"{platform.machine()} CPU",
+        memory_bytes=_ram_bytes(),
+        compute_formats=frozenset({"fp32", "bf16"} if flags & _CPU_BF16_FLAGS else {"fp32"}),
+    )
+
+
+def _query(fields: str, environ: Mapping[str, str]) -> list[list[str]]:
+    """Rows of nvidia-smi; none where it is absent or finds no driver, as on login nodes."""
+    command = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if command is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [command, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"nvidia-smi gave no answer within {_NVIDIA_SMI_TIMEOUT_S} s",
+            why="a GPU or its driver hangs",
+            fix="run `nvidia-smi` by hand; to go on without GPUs set CUDA_VISIBLE_DEVICES=''",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    if answer.returncode != 0:
+        return []
+    num_fields = len(fields.split(","))
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    return [row for row in rows if len(row) == num_fields]
+
+
+def _visible(rows: list[list[str]], environ: Mapping[str, str]) -> list[list[str]]:
+    """What CUDA_VISIBLE_DEVICES leaves. Like CUDA, the first index that is not there ends it."""
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return rows
+    visible: list[list[str]] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        if entry.isdecimal() and int(entry) < len(rows):
+            visible.append(rows[int(entry)])
+        elif entry.startswith(("GPU-", "MIG-")) and len(visible) < len(rows):
+            # Which row a UUID means is not asked for; machines of one kind make it no matter.
+            visible.append(rows[len(visible)])
+        else:
+            break
+    return visible
+
+
+def _memory_bytes(mib: str, gpu: GpuSpec | None) -> int:
+    """nvidia-smi's MiB; chips that share the host's memory print '[N/A]' instead."""
+    if mib.isdecimal():
+        return int(mib) * MIB
+    return gpu.memory_bytes if gpu else _ram_bytes()
+
+
+def _formats_of_capability(capability: str) -> frozenset[str]:
+    """Tensor cores came with 7.0 (fp16) and took bf16 with 8.0."""
+    major = capability.split(".")[0]
+    generation = int(major) if major.isdecimal() else 0
+    if generation >= 8:
+        return frozenset({"fp32", "fp16", "bf16"})
+    return frozenset({"fp32", "fp16"} if generation == 7 else {"fp32"})
+
+
+def _ram_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,163 @@
+"""Where a model's config.json comes from: a preset, a directory or the hub."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwise.config.schema import ModelConfig
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.presets import PRESETS
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+# Fields that files leave out when they equal the family's default, yet may be overridden.
+_WELL_KNOWN = frozenset(
+    {
+        "attention_dropout",
+        "head_dim",
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "tie_word_embeddings",
+        "use_cache",
+        "vocab_size",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
+)
+# GPT-2 has its own words; its config.json must not come to hold two names for one number.
+_GPT2_WORDS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "attention_dropout": "attn_pdrop",
+}
+_NOT_IN_GPT2 = frozenset(
+    {"head_dim", "num_key_value_heads", "rope_scaling", "rope_theta", "sliding_window"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model's configuration, overrides applied, and where its files lie."""
+
+    name: str
+    hf_config: dict[str, Any]
+    directory: Path | None
+    """The local directory, or the hub's snapshot in the cache; None for presets. A snapshot may
+    hold nothing but config.json until its weights are fetched."""
+
+    kind: Literal["preset", "directory", "hub"]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the directory holds safetensors now."""
+        return self.directory is not None and any(self.directory.glob("*.safetensors"))
+
+
+def read_model_config(config: ModelConfig) -> ModelSource:
+    """Find the model that the configuration names and read its config.json."""
+    directory: Path | None = None
+    kind: Literal["preset", "directory", "hub"]
+    if config.name in PRESETS:
+        kind, hf_config = "preset", copy.deepcopy(PRESETS[config.name])
+    elif (path := Path(config.name).expanduser()).is_dir():
+        kind, directory, hf_config = "directory", path, _read_json(path / "config.json")
+    elif _HUB_ID.fullmatch(config.name):
+        file = _download_config(config.name, config.revision)
+        kind, directory, hf_config = "hub", file.parent, _read_json(file)
+    else:
+        raise UserError(
+            f"unknown model {config.name!r}",
+            why="it is no preset, no directory and no hub id (ORG/NAME)",
+            fix=_advice(config.name),
+        )
+    return ModelSource(
+        name=config.name,
+        hf_config=apply_overrides(hf_config, config.overrides),
+        directory=directory,
+        kind=kind,
+    )
+
+
+def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """A copy with these fields changed. A field that no one would read is an error."""
+    changed = copy.deepcopy(hf_config)
+    gpt2 = hf_config.get("model_type") == "gpt2"
+    known = hf_config.keys() | (_WELL_KNOWN - _NOT_IN_GPT2 if gpt2 else _WELL_KNOWN)
+    for key, value in overrides.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise UserError(
+                f"model.overrides.{key} is no field of this model's config.json",
+                why=f"a {hf_config.get('model_type', 'model')} would ignore it",
+                fix=f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known))}",
+            )
+        if key == "rope_theta" and isinstance(changed.get("rope_parameters"), dict):
+            # Files that transformers 5 wrote keep it here, and here it wins.
+            changed["rope_parameters"]["rope_theta"] = value
+        else:
+            changed[_GPT2_WORDS.get(key, key) if gpt2 else key] = value
+    return changed
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no {file}",
+            why="a model directory holds config.json, as save_pretrained writes it",
+            fix="point model.name at the directory that has it",
+        ) from error
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise UserError(
+            f"cannot read {file}: {error}", fix="fetch or export the file anew"
+        ) from error
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise UserError(
+            f"{file} names no model_type",
+            why="transformers needs it to choose the model class",
+            fix='add it, such as "model_type": "llama"',
+        )
+    return content
+
+
+def _download_config(repo: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(repo, "config.json", revision=revision))
+    # OSError covers the network, missing and gated repositories and offline mode.
+    except (OSError, EntryNotFoundError, HFValidationError) as error:
+        raise UserError(
+            f"cannot fetch config.json of {repo!r} from the hub",
+            why=str(error).strip().split("\n")[0],
+            fix=f"log in (`hf auth login`) or give a local directory; {_advice(repo)}",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+
+
+def _advice(name: str) -> str:
+    last_part = name.rstrip("/").split("/")[-1].lower()
+    near = difflib.get_close_matches(last_part, PRESETS, n=3, cutoff=0.5)
+    if near:
+        return f"did you mean the preset {' or '.join(near)}?"
+    return f"the presets are {', '.join(PRESETS)}"

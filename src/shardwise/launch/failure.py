@@ -1,0 +1,89 @@
+"""Which rank failed first, and why: one error out of many processes' last words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from shardwise.errors import ExitCode, UserError
+
+
+def error_of(failed: ChildFailedError, run_dir: Path) -> UserError:
+    """The cause as a UserError: rank, host, cause, fix, log."""
+    rank, first = _first_failure(failed.failures)
+    details = _details(first)
+    log = _newest_log(run_dir, rank)
+    cause = details.get("what") or _last_line(first)
+    where = f"rank {rank} failed"
+    return UserError(
+        f"{where}: {cause}",
+        why=details.get("why", "") or details.get("frame", ""),
+        fix=details.get("fix") or f"read {log}; then run the same command again to resume",
+        code=_exit_code(first.exitcode),
+    )
+
+
+def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """A killed rank is the cause of its peers' broken connections, though it leaves no record."""
+    killed = {rank: f for rank, f in failures.items() if f.exitcode in (-9, -11, -6, -7)}
+    return min((killed or failures).items(), key=lambda item: item[1].timestamp)
+
+
+def _details(failure: ProcessFailure) -> dict[str, Any]:
+    """What `record` wrote; a UserError of the worker comes apart again into its parts."""
+    if failure.exitcode < 0:
+        name = failure.signal_name() if hasattr(failure, "signal_name") else f"{failure.exitcode}"
+        return {"what": f"killed by signal {name}", "why": _why_killed(failure.exitcode)}
+    try:
+        data = json.loads(Path(failure.error_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    message = data.get("message", {})
+    if not isinstance(message, dict):
+        return {"what": str(message)}
+    text = str(message.get("message", ""))
+    return _parse(text) | {"frame": _frame(message)}
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """`UserError: what / why: ... / fix: ...` as its parts, or the last line of anything else."""
+    lines = text.strip().splitlines() or [""]
+    if not lines[0].startswith("UserError: "):
+        return {"what": lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"}
+    parts: dict[str, Any] = {"what": lines[0].removeprefix("UserError: ")}
+    for line in lines[1:]:
+        for key in ("why", "fix"):
+            if line.startswith(f"  {key}: "):
+                parts[key] = line.removeprefix(f"  {key}: ")
+    return parts
+
+
+def _frame(message: dict[str, Any]) -> str:
+    stack = str(message.get("extraInfo", {}).get("py_callstack", "")).splitlines()
+    frames = [line.strip() for line in stack if line.strip().startswith("File ")]
+    return frames[-1] if frames else ""
+
+
+def _exit_code(code: int) -> ExitCode:
+    """A worker that ends with a UserError exits with its code; anything else has died."""
+    known = {ExitCode.CONFIG, ExitCode.DOES_NOT_FIT, ExitCode.ENVIRONMENT}
+    return ExitCode(code) if code in known else ExitCode.WORKER_DIED
+
+
+def _why_killed(exitcode: int) -> str:
+    if exitcode == -9:
+        return "SIGKILL: the kernel ran out of memory, or someone killed it (see dmesg)"
+    return ""
+
+
+def _last_line(failure: ProcessFailure) -> str:
+    return str(failure.message).strip().splitlines()[-1] or f"exit code {failure.exitcode}"
+
+
+def _newest_log(run_dir: Path, rank: int) -> Path:
+    attempts = list((run_dir / "logs").glob("attempt-*"))
+    newest = max(attempts, key=lambda path: int(path.name.split("-")[1]), default=run_dir / "logs")
+    return newest / f"rank-{rank}.log"

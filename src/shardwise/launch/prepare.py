@@ -1,0 +1,73 @@
+"""From a config to a plan: find the model, the cluster and the sizes, then choose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
+from shardwise.facts.models import (
+    ModelSource,
+    ModelSpec,
+    UnknownFamily,
+    read_model_config,
+    spec_from_config,
+)
+from shardwise.plan import choose
+from shardwise.plan.plan import Plan
+
+
+def choose_plan(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
+    """The plan for `config`, with a reason for every choice. Starts nothing."""
+    source = read_model_config(config.model)
+    cluster = resolve_cluster(config.cluster, environ)
+    return choose.choose_plan(config, measure_model(config, source), cluster, source)
+
+
+def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
+    """Counted on paper where the family is known, else on a meta build (which imports torch)."""
+    try:
+        return spec_from_config(config.model.name, source.hf_config)
+    except UnknownFamily:
+        from shardwise.model.measure import count_on_meta
+
+        code_dir = str(source.directory) if config.model.trust_remote_code else None
+        return count_on_meta(config.model.name, source.hf_config, code_dir=code_dir)
+
+
+def fetch_weights(config: RunConfig) -> None:
+    """Download a hub model's weights, once, before ranks start."""
+    source = read_model_config(config.model)
+    if source.kind != "hub" or config.model.weights == "random" or source.has_weights:
+        return
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.model", "tokenizer*", "*.py"]
+    snapshot_download(config.model.name, revision=config.model.revision, allow_patterns=patterns)
+
+
+def validate_machine(cluster: ClusterSpec) -> None:
+    """Raise where this machine is not the cluster that the plan was made for."""
+    if cluster.num_nodes > 1:
+        raise UserError(
+            f"cluster {cluster.name} has {cluster.num_nodes} nodes; this command starts ranks on "
+            "one machine",
+            fix="start it on every node through torchrun: torchrun --nnodes "
+            f"{cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} ... -m shardwise "
+            "train run.yaml",
+            code=ExitCode.ENVIRONMENT,
+        )
+    here = probe_cluster()
+    if cluster.device == "cuda" and (
+        here.device != "cuda" or here.devices_per_node < cluster.devices_per_node
+    ):
+        found = f"{here.devices_per_node} x {here.device_name}"
+        raise UserError(
+            f"cluster {cluster.name} needs {cluster.devices_per_node} GPUs; this machine has "
+            f"{found if here.device == 'cuda' else 'none that nvidia-smi shows'}",
+            fix="set cluster.name=local to use what is here, or 2xCPU to try it without GPUs; "
+            "`shardwise plan` works for any cluster from anywhere",
+            code=ExitCode.ENVIRONMENT,
+        )

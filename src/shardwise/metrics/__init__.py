@@ -1,0 +1,1 @@
+"""Events, meters and the line that is printed."""

@@ -1,0 +1,55 @@
+"""The line printed while training, the same on a terminal and in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.metrics.meters import Efficiency, PeakMemory
+from shardwise.units import GIB, format_count, format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What is known at a logged step."""
+
+    step: int
+    num_steps: int
+    loss: float
+    grad_norm: float
+    lr: float
+    step_s: float
+    tokens: int
+    tokens_per_s: float
+    efficiency: Efficiency | None
+    memory: PeakMemory
+    memory_capacity: int
+    memory_planned: int
+    data_share: float
+    eta_s: float
+
+
+def format_line(report: StepReport) -> str:
+    """`step 40/2000 2.0% loss 2.4310 gnorm 0.83 ...`."""
+    width = len(str(report.num_steps))
+    held = report.memory.reserved / GIB
+    return "  ".join(
+        [
+            f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
+            f"loss {report.loss:.4f}",
+            f"gnorm {report.grad_norm:.2f}",
+            f"lr {report.lr:.1e}",
+            f"{format_count(report.tokens_per_s)} tok/s/gpu",
+            _format_efficiency(report.efficiency),
+            f"mem {held:.1f}/{report.memory_capacity / GIB:.0f} GiB "
+            f"(plan {report.memory_planned / GIB:.1f})",
+            f"data {report.data_share:.0%}",
+            f"eta {format_duration(report.eta_s)}",
+        ]
+    )
+
+
+def _format_efficiency(efficiency: Efficiency | None) -> str:
+    if efficiency is None:
+        return "mfu -"
+    mfu, hfu = f"mfu {efficiency.mfu:.1%}", f"hfu {efficiency.hfu:.1%}"
+    return mfu if efficiency.hfu == efficiency.mfu else f"{mfu} {hfu}"

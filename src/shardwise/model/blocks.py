@@ -1,0 +1,260 @@
+"""Units: what one all-gather moves. Found from the model's own metadata, never guessed silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from torch import nn
+
+from shardwise.errors import UserError
+
+# A list of modules with less than this share of the parameters is not worth units of its own.
+LIST_SHARE = 0.01
+# A single module with more than this share is gathered by itself rather than with the root.
+LARGE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Modules that are gathered and freed together."""
+
+    name: str
+    modules: tuple[str, ...]
+    num_params: int
+    is_block: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMap:
+    """All units in forward order, and the parameters that are left to the root."""
+
+    units: tuple[Unit, ...]
+    root_params: int
+    found_by: str
+
+    @property
+    def blocks(self) -> tuple[Unit, ...]:
+        """The repeated decoder blocks."""
+        return tuple(unit for unit in self.units if unit.is_block)
+
+
+def find_units(
+    model: nn.Module, *, classes: Sequence[str] | None = None, min_params: int | None = None
+) -> UnitMap:
+    """The units of `model`; fewer than two is an error, for that is one giant all-gather."""
+    blocks, found_by = _find_blocks(model, classes, min_params)
+    _validate_blocks(model, blocks, found_by)
+    head, tail = _find_ends(model, blocks)
+    names = {id(module): name for name, module in model.named_modules()}
+    taken: set[int] = set()
+    units: list[Unit] = []
+    large = _large_leftovers(model, blocks, {*head, *tail})
+    groups = [
+        (head, False),
+        *(((name,), False) for name in large),
+        *(((names[id(block)],), True) for block in blocks),
+        (tail, False),
+    ]
+    for group, is_block in groups:
+        num_params = _count_new_params(model, group, taken)
+        if num_params:
+            units.append(Unit(_unit_name(group), group, num_params, is_block))
+    root_params = sum(p.numel() for p in model.parameters() if id(p) not in taken)
+    return UnitMap(tuple(units), root_params, found_by)
+
+
+def _find_blocks(
+    model: nn.Module, classes: Sequence[str] | None, min_params: int | None
+) -> tuple[list[nn.Module], str]:
+    if classes:
+        return _blocks_by_class(model, classes), f"shard.unit_classes={list(classes)}"
+    if min_params:
+        return _blocks_by_size(model, min_params), f"shard.unit_min_params={min_params}"
+    blocks = _blocks_by_metadata(model)
+    kinds = dict.fromkeys(type(block).__name__ for block in blocks)
+    return blocks, f"the model's own lists of {', '.join(kinds) or 'nothing'}"
+
+
+def _blocks_by_class(model: nn.Module, classes: Sequence[str]) -> list[nn.Module]:
+    known = {type(module).__name__ for module in model.modules()}
+    for name in classes:
+        if name not in known:
+            raise UserError(
+                f"shard.unit_classes: no module of class {name!r} in {type(model).__name__}",
+                fix=f"one of: {', '.join(sorted(known))}",
+            )
+    found: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if type(child).__name__ in classes:
+                found.append(child)
+            else:
+                visit(child)
+
+    visit(model)
+    return found
+
+
+def _blocks_by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
+    """Post-order: a module becomes a unit when what its inner units left it is large enough."""
+    blocks: list[nn.Module] = []
+    sizes = {id(p): p.numel() for p in model.parameters()}
+
+    def visit(module: nn.Module) -> set[int]:
+        left = {id(p) for p in module.parameters(recurse=False)}
+        for child in module.children():
+            left |= visit(child)
+        is_unit = sum(sizes[key] for key in left) >= min_params and module is not model
+        # Containers have no forward of their own, so nothing would gather them.
+        if is_unit and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            blocks.append(module)
+            return set()
+        return left
+
+    visit(model)
+    return blocks
+
+
+def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
+    """Members of the outermost module lists: `_no_split_modules` first, else what is heavy.
+
+    Every stack of the model counts, so that a second decoder or an unused vision tower does not
+    end up in the root, which stays gathered for the whole forward.
+    """
+    declared = set(getattr(model, "_no_split_modules", None) or ())
+    least = LIST_SHARE * _num_params(model)
+    blocks: list[nn.Module] = []
+
+    def is_declared(module: nn.Module) -> bool:
+        return type(module).__name__ in declared
+
+    def holds_inner_stack(module: nn.Module) -> bool:
+        lists = (inner for inner in module.modules() if isinstance(inner, nn.ModuleList))
+        return any(is_declared(member) for inner in lists for member in inner)
+
+    def visit(module: nn.Module) -> None:
+        children = list(module.children())
+        repeated = isinstance(module, nn.ModuleList) and len(children) >= 2
+        heavy = repeated and _num_params(module) >= least
+        for child in children:
+            if repeated and (is_declared(child) or (heavy and not holds_inner_stack(child))):
+                blocks.append(child)
+            else:
+                visit(child)
+
+    visit(model)
+    return [block for block in blocks if _num_params(block)]
+
+
+def _validate_blocks(model: nn.Module, blocks: Sequence[nn.Module], found_by: str) -> None:
+    if len(blocks) >= 2:
+        return
+    classes = sorted({type(m).__name__ for m in model.modules() if _num_params(m)})
+    raise UserError(
+        f"found {len(blocks)} units in {type(model).__name__} (by {found_by}); at least 2 are "
+        "needed",
+        why="with fewer, the whole model is one all-gather: no overlap, and the peak is the model",
+        fix="name the repeated block in shard.unit_classes, or set shard.unit_min_params; its "
+        f"classes: {', '.join(classes[:12])}",
+    )
+
+
+def _find_ends(
+    model: nn.Module, blocks: Sequence[nn.Module]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Module names of the first unit (embedding) and the last one (final norm and head).
+
+    With tied embeddings the one matrix is needed at both ends, so all form one unit, which
+    stays gathered from the first lookup to the loss.
+    """
+    inside = {id(module) for block in blocks for module in block.modules()}
+    names = {id(module): name for name, module in model.named_modules()}
+    embed = _outside(getattr(model, "get_input_embeddings", None), inside)
+    head = _outside(getattr(model, "get_output_embeddings", None), inside)
+    norm = _final_norm(model, blocks, inside)
+    tail = [module for module in (norm, head) if module is not None]
+    if embed is None:
+        return (), tuple(names[id(module)] for module in tail)
+    if head is not None and _share_params(embed, head):
+        unit = [embed, *(module for module in tail if module is not embed)]
+        return tuple(names[id(module)] for module in unit), ()
+    return (names[id(embed)],), tuple(names[id(module)] for module in tail)
+
+
+def _large_leftovers(model: nn.Module, blocks: Sequence[nn.Module], taken: set[str]) -> list[str]:
+    """Single modules outside all units whose own parameters are a large share of the model."""
+    inside = {id(module) for block in blocks for module in block.modules()}
+    seen = {id(p) for name in taken for p in model.get_submodule(name).parameters()}
+    least = LARGE_SHARE * _num_params(model)
+    large = []
+    for name, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        if (
+            id(module) not in inside
+            and module is not model
+            and sum(p.numel() for p in own) >= least
+        ):
+            large.append(name)
+    return large
+
+
+def _outside(getter: object, inside: set[int]) -> nn.Module | None:
+    try:
+        module = getter() if callable(getter) else None
+    except NotImplementedError:
+        return None
+    return module if isinstance(module, nn.Module) and id(module) not in inside else None
+
+
+def _final_norm(
+    model: nn.Module, blocks: Sequence[nn.Module], inside: set[int]
+) -> nn.Module | None:
+    """The vector-only module that follows the heaviest block list in the module that owns it."""
+    wanted = {id(block) for block in blocks}
+    heaviest, norm = 0, None
+    for owner in model.modules():
+        children = list(owner.children())
+        for index, child in enumerate(children):
+            weight = sum(_num_params(block) for block in child.children() if id(block) in wanted)
+            if isinstance(child, nn.ModuleList) and weight > heaviest:
+                later = [m for m in children[index + 1 :] if id(m) not in inside]
+                heaviest, norm = weight, next(filter(_is_norm, later), None)
+    return norm
+
+
+def _is_norm(module: nn.Module) -> bool:
+    params = list(module.parameters())
+    return (
+        bool(params)
+        and all(p.dim() == 1 for p in params)
+        and "norm" in type(module).__name__.lower()
+    )
+
+
+def _share_params(first: nn.Module, second: nn.Module) -> bool:
+    return not {id(p) for p in first.parameters()}.isdisjoint(id(p) for p in second.parameters())
+
+
+def _count_new_params(model: nn.Module, group: Sequence[str], taken: set[int]) -> int:
+    total = 0
+    for param in chain.from_iterable(model.get_submodule(name).parameters() for name in group):
+        if id(param) not in taken:
+            taken.add(id(param))
+            total += param.numel()
+    return total
+
+
+def _unit_name(group: Sequence[str]) -> str:
+    return group[0] if len(group) == 1 else f"[{', '.join(name.split('.')[-1] for name in group)}]"
+
+
+def _num_params(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def iter_modules(model: nn.Module, unit: Unit) -> Iterator[nn.Module]:
+    """The modules of one unit."""
+    return (model.get_submodule(name) for name in unit.modules)

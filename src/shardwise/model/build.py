@@ -1,0 +1,47 @@
+"""The Hugging Face model, built on meta: its shape without a byte of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from shardwise.errors import UserError
+
+
+def build_on_meta(
+    hf_config: Mapping[str, Any],
+    *,
+    attention: str = "sdpa",
+    code_dir: str | None = None,
+) -> PreTrainedModel:
+    """The model that `hf_config` describes, fp32 and on meta; `code_dir` holds its own code."""
+    config = _transformers_config(hf_config, code_dir)
+    # A cache of keys and values is for generation; in training it only costs memory.
+    config.use_cache = False
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config,
+            attn_implementation=attention,
+            dtype=torch.float32,
+            trust_remote_code=code_dir is not None,
+        )
+    return model.train()
+
+
+def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
+    model_type = str(hf_config.get("model_type", ""))
+    if code_dir is not None:
+        own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)
+        return type(own).from_dict(dict(hf_config))
+    try:
+        config = AutoConfig.for_model(model_type)
+    except ValueError as error:
+        raise UserError(
+            f"model_type {model_type!r} is not a family that transformers knows",
+            why=str(error).splitlines()[0],
+            fix="update transformers, or set model.trust_remote_code with a pinned revision",
+        ) from error
+    return type(config).from_dict(dict(hf_config))

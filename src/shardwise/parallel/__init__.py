@@ -1,0 +1,1 @@
+"""Recompute, compile, shard, prefetch: what is done to a model, in one order."""

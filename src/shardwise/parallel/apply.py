@@ -1,0 +1,32 @@
+"""The one order in which a model is changed: recompute, compile, shard, prefetch."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwise.model.blocks import UnitMap, find_units, iter_modules
+from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.remat import apply_remat
+from shardwise.parallel.shard import apply_prefetch, apply_sharding
+from shardwise.plan.plan import Plan
+
+
+def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) -> UnitMap:
+    """Change `model` in place as `plan` says; returns the units that were formed.
+
+    Needs an initialised process group of the plan's world size. The model may be on meta (then
+    allocate and fill it afterwards) or hold weights. FSDP2's gradient division is turned off:
+    divide the loss by the global number of tokens instead.
+    """
+    mesh = mesh or build_mesh(plan)
+    shard = plan.config.shard
+    units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
+    blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
+    apply_remat(blocks, plan.checkpoint_activations.value)
+    if plan.compile.value:
+        apply_compile(blocks)
+    apply_sharding(model, units, plan, mesh)
+    apply_prefetch(model, units, plan)
+    return units

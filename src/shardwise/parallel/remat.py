@@ -1,0 +1,69 @@
+"""Activation checkpointing: forget activations in forward, compute them again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
+
+from shardwise.model.override import override_forward
+
+_ATEN = torch.ops.aten
+# Results that cost much to compute and little to keep: every matmul and every attention.
+SAVED_OPS = frozenset(
+    op.default
+    for op in (
+        _ATEN.mm,
+        _ATEN.addmm,
+        _ATEN.bmm,
+        _ATEN.baddbmm,
+        _ATEN._scaled_mm,
+        _ATEN._grouped_mm,
+        _ATEN._scaled_dot_product_flash_attention,
+        _ATEN._scaled_dot_product_efficient_attention,
+        _ATEN._scaled_dot_product_cudnn_attention,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu,
+        _ATEN._scaled_dot_product_attention_math,
+    )
+)
+
+
+def apply_remat(blocks: list[nn.Module], mode: str | float) -> None:
+    """`none`, `full`, `selective`, or the fraction of blocks that is recomputed."""
+    if mode == "none":
+        return
+    if mode == "selective":
+        context = partial(create_selective_checkpoint_contexts, _keep_costly)
+        override_forward(blocks, "Remat", partial(_recomputed, context))
+        return
+    share = 1.0 if mode == "full" else float(mode)
+    override_forward(spread(blocks, share), "Remat", partial(_recomputed, noop_context_fn))
+
+
+def spread(blocks: list[nn.Module], share: float) -> list[nn.Module]:
+    """`share` of the blocks, evenly spaced, so that memory falls evenly along the depth."""
+    count = round(share * len(blocks))
+    return [blocks[(2 * index + 1) * len(blocks) // (2 * count)] for index in range(count)]
+
+
+def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _recomputed(context_fn: Callable[[], Any], cls: type[nn.Module]) -> Callable[..., Any]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def run(*inputs: Any, **options: Any) -> Any:
+            return cls.forward(self, *inputs, **options)
+
+        return checkpoint(run, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+
+    return forward

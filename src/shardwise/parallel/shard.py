@@ -1,0 +1,76 @@
+"""fully_shard over the units, the root last, and the order in which they are gathered ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from shardwise.model.blocks import Unit, UnitMap, iter_modules
+from shardwise.parallel.precision import root_policy, unit_policy
+from shardwise.plan.plan import Plan
+
+
+def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
+    """Shard every unit, then the root with what is left."""
+    common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
+    for unit in units.units:
+        modules = list(iter_modules(model, unit))
+        fully_shard(
+            modules[0] if len(modules) == 1 else modules,
+            reshard_after_forward=_reshard(unit, units, plan),
+            mp_policy=unit_policy(plan),
+            **common,
+        )
+    # Left to itself FSDP2 keeps the root gathered after forward: its backward comes first.
+    fully_shard(model, mp_policy=root_policy(plan), **common)
+    for module in sharded_modules(model):
+        # The loss is already divided by the global token count, so gradients are summed.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def apply_prefetch(model: nn.Module, units: UnitMap, plan: Plan) -> None:
+    """Name the units to gather ahead, where the plan wants other than FSDP2's own order."""
+    order = [next(iter_modules(model, unit)) for unit in units.units]
+    forward, backward = plan.forward_prefetch.value, plan.backward_prefetch.value
+    for index, module in enumerate(order):
+        if not isinstance(module, FSDPModule):
+            continue
+        if forward > 0:
+            module.set_modules_to_forward_prefetch(_sharded(order[index + 1 : index + 1 + forward]))
+        if backward != 1:
+            earlier = order[max(0, index - backward) : index][::-1]
+            # A unit that names itself gathers nothing ahead: that is how 0 is said to FSDP2.
+            module.set_modules_to_backward_prefetch(_sharded(earlier) or [module])
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """All modules that carry an FSDP state, the root among them."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def reshard_all(model: nn.Module) -> None:
+    """Free what a forward without backward left gathered, so that parameters are shards again."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
+    """The unit that forward uses last is the one backward needs first: freeing it is waste."""
+    ends_forward = not unit.is_block and (unit is units.units[-1] or len(unit.modules) > 1)
+    return False if ends_forward else plan.reshard_after_forward.value
+
+
+def _offload_policy(plan: Plan) -> OffloadPolicy:
+    if not plan.offload.value:
+        return OffloadPolicy()
+    # Page-locked memory only means something where a GPU copies from it.
+    pin = plan.config.memory.pin_memory and plan.cluster.device == "cuda"
+    return CPUOffloadPolicy(pin_memory=pin)
+
+
+def _sharded(modules: list[nn.Module]) -> list[FSDPModule]:
+    return [module for module in modules if isinstance(module, FSDPModule)]

@@ -1,0 +1,1 @@
+"""Decisions with reasons: the Plan, what it will need, and how it is chosen."""

@@ -1,0 +1,75 @@
+"""Global batch = micro-batch x accumulation x ranks: which micro-batches a config leaves open."""
+
+from __future__ import annotations
+
+from shardwise.config.schema import TrainConfig
+from shardwise.errors import UserError
+from shardwise.plan.plan import Choice
+
+# An `auto` micro-batch stops here: larger ones fill memory and gain no speed.
+MAX_AUTO_TOKENS = {"cuda": 16384, "cpu": 2048}
+
+
+def micro_batch_candidates(train: TrainConfig, ranks: int, seq_len: int, device: str) -> list[int]:
+    """Micro-batches that keep the batch whole, largest first."""
+    if train.micro_batch != "auto":
+        validate_batch(train, ranks)
+        return [train.micro_batch]
+    if train.global_batch == "auto":
+        cap = max(1, MAX_AUTO_TOKENS[device] // seq_len)
+        return [size for size in (16, 8, 4, 2, 1) if size <= cap]
+    per_rank = _sequences_per_rank(train.global_batch, ranks)
+    if train.accumulation != "auto":
+        if per_rank % train.accumulation:
+            raise _does_not_divide(train, ranks)
+        return [per_rank // train.accumulation]
+    cap = max(1, MAX_AUTO_TOKENS[device] // seq_len)
+    return [size for size in range(min(per_rank, cap), 0, -1) if per_rank % size == 0]
+
+
+def validate_batch(train: TrainConfig, ranks: int) -> None:
+    """Raise where the three sizes that the user gave contradict each other."""
+    if train.global_batch == "auto":
+        return
+    micro = 1 if train.micro_batch == "auto" else train.micro_batch
+    per_rank = _sequences_per_rank(train.global_batch, ranks)
+    wrong = per_rank % micro != 0
+    if train.accumulation != "auto":
+        wrong = per_rank != micro * train.accumulation
+    if wrong:
+        raise _does_not_divide(train, ranks)
+
+
+def choose_batch(
+    train: TrainConfig, ranks: int, micro: Choice[int]
+) -> tuple[Choice[int], Choice[int]]:
+    """(accumulation, global batch) for a chosen micro-batch."""
+    if train.global_batch == "auto":
+        steps = 1 if train.accumulation == "auto" else train.accumulation
+        why = "one pass a step" if train.accumulation == "auto" else "given"
+        source = "rule" if train.accumulation == "auto" else "user"
+        total = micro.value * steps * ranks
+        formula = f"{micro.value} x {steps} x {ranks} ranks"
+        return Choice(steps, why, source), Choice(total, formula, "rule")  # type: ignore[arg-type]
+    steps = train.global_batch // (micro.value * ranks)
+    formula = f"{train.global_batch} sequences / ({micro.value} x {ranks} ranks)"
+    return Choice(steps, formula, "rule"), Choice(train.global_batch, "given", "user")
+
+
+def _sequences_per_rank(global_batch: int, ranks: int) -> int:
+    if global_batch % ranks:
+        raise UserError(
+            f"train.global_batch={global_batch} does not divide over {ranks} ranks",
+            why="each rank takes the same number of sequences in a step",
+            fix=f"use a multiple of {ranks}, such as {-(-global_batch // ranks) * ranks}",
+        )
+    return global_batch // ranks
+
+
+def _does_not_divide(train: TrainConfig, ranks: int) -> UserError:
+    return UserError(
+        f"train.global_batch={train.global_batch} is not micro_batch={train.micro_batch} x "
+        f"accumulation={train.accumulation} x {ranks} ranks",
+        why="the batch must divide into whole micro-batches on every rank",
+        fix="change one of the three, or leave accumulation `auto`",
+    )

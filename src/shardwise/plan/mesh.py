@@ -1,0 +1,51 @@
+"""Strategy names become a mesh and a reshard rule here, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.config.schema import MeshConfig
+from shardwise.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """Ranks on each axis, and whether gathered parameters are freed after forward."""
+
+    replicate: int
+    shard: int
+    reshard_after_forward: bool
+
+
+def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
+    """The shape that a strategy's name stands for."""
+    shapes = {
+        "full_shard": MeshShape(1, world, True),
+        "shard_grad_op": MeshShape(1, world, False),
+        "hybrid_shard": MeshShape(world // domain, domain, True),
+        "no_shard": MeshShape(world, 1, False),
+    }
+    return shapes[strategy]
+
+
+def strategy_of_mesh(replicate: int, shard: int) -> str:
+    """The name of a mesh that the user gave by its sizes."""
+    if shard == 1:
+        return "no_shard"
+    return "full_shard" if replicate == 1 else "hybrid_shard"
+
+
+def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
+    """Both axis sizes where the user gave at least one; their product must be `world`."""
+    if mesh.replicate == "auto" and mesh.shard == "auto":
+        return None
+    replicate = world // mesh.shard if mesh.replicate == "auto" else mesh.replicate  # type: ignore[operator]
+    shard = world // mesh.replicate if mesh.shard == "auto" else mesh.shard  # type: ignore[operator]
+    if replicate * shard != world:
+        raise UserError(
+            f"mesh.replicate={mesh.replicate} x mesh.shard={mesh.shard} does not give "
+            f"{world} ranks",
+            why="every rank sits at one place of the mesh, so the product is the world size",
+            fix=f"give sizes whose product is {world}, or leave one `auto`",
+        )
+    return replicate, shard

@@ -1,0 +1,1 @@
+"""The loop and what one step of it does."""

@@ -1,0 +1,173 @@
+"""Cross-entropy summed over tokens, without ever holding the logits of a whole batch.
+
+`attach_loss` gives the model a method `sum_loss(input_ids, labels)`. In the chunked form the head
+and the cross-entropy are one operation over slices of tokens that computes its gradients in the
+same pass: three matmuls, as usual, and only one slice's logits at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwise.errors import UserError
+from shardwise.model.override import override_forward
+from shardwise.parallel.shard import reshard_all
+
+IGNORE_INDEX = -100
+
+
+class Slicing(NamedTuple):
+    """How many tokens a slice has, and the function that gives its loss and logit gradient."""
+
+    tokens: int
+    loss_and_grad: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sum over tokens of the cross-entropy of `hidden @ weight.T + bias`, slice by slice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: Slicing
+    ) -> Tensor:
+        """The loss; gradients of hidden, weight and bias are kept for backward."""
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        # Many slices are added up, which needs more bits than the weight itself has.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        keeps_bias = bias is not None and wants_bias
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if keeps_bias else None
+        for start in range(0, hidden.shape[0], how.tokens):
+            rows = slice(start, start + how.tokens)
+            logits = F.linear(hidden[rows], weight, bias)
+            loss, grad = how.loss_and_grad(logits, labels[rows])
+            total += loss
+            if grad_hidden is not None:
+                torch.mm(grad, weight, out=grad_hidden[rows])
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden[rows]
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.weight_dtype = weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale what forward computed by the factor that the loss was multiplied with."""
+        (scale,) = grads
+        hidden, weight, bias = ctx.saved_tensors
+        return (
+            None if hidden is None else hidden * scale.to(hidden.dtype),
+            None if weight is None else (weight * scale).to(ctx.weight_dtype),
+            None if bias is None else (bias * scale).to(ctx.weight_dtype),
+            None,
+            None,
+        )
+
+
+def _slice_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(summed loss, gradient of the logits) of one slice; ignored labels count nothing."""
+    valid = labels != IGNORE_INDEX
+    safe = labels.clamp(min=0)[:, None]
+    scores = logits.float()
+    log_norm = scores.logsumexp(dim=-1, keepdim=True)
+    loss = ((log_norm - scores.gather(1, safe)).squeeze(1) * valid).sum()
+    grad = (scores - log_norm).exp()
+    grad = grad.scatter_add(1, safe, torch.full_like(safe, -1, dtype=grad.dtype))
+    return loss, (grad * valid[:, None]).to(logits.dtype)
+
+
+def prepare_head(model: nn.Module, chunk: int, *, compiled: bool) -> None:
+    """Let the output head take labels: then it returns the loss instead of logits.
+
+    It stays the same module, called once, so FSDP2 gathers and frees it as ever.
+    """
+    head = _head_of(model)
+    slicing = Slicing(chunk, torch.compile(_slice_loss, dynamic=False) if compiled else _slice_loss)
+    if head is not None:
+        override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))
+
+
+def attach_loss(model: nn.Module, *, chunked: bool) -> None:
+    """Give `model` the method `sum_loss(input_ids, labels)`; call before it is registered."""
+    method = _chunked_loss if chunked else _full_loss
+    model.sum_loss = MethodType(method, model)  # type: ignore[assignment]
+
+
+def why_not_chunked(model: nn.Module, device: torch.device) -> str | None:
+    """Run eight tokens through the real model: None where its logits are head(last hidden state).
+
+    The head's output is made large for the test, so that a soft cap or a scale after it shows.
+    """
+    head, base = _head_of(model), getattr(model, "base_model", model)
+    if not isinstance(head, nn.Linear) or base is model:
+        return "its head is not a linear layer over a base model"
+    seen: dict[str, Any] = {}
+
+    def on_head(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        seen["input"], seen["output"] = inputs[0], output * 100
+        return seen["output"]
+
+    def on_base(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        seen["hidden"] = output[0]
+
+    hooks = [head.register_forward_hook(on_head), base.register_forward_hook(on_base)]
+    was_training = model.training
+    model.eval()
+    ids = torch.arange(8, device=device)[None]
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        logits = model(input_ids=ids).logits
+    model.train(was_training)
+    reshard_all(model)
+    for hook in hooks:
+        hook.remove()
+    if not torch.equal(seen["input"].float(), seen["hidden"].float()):
+        return "it transforms the last hidden state before the head"
+    if not torch.equal(seen["output"].float(), logits.float()):
+        return "it transforms the logits after the head"
+    return None
+
+
+def refuse_chunked(reason: str) -> UserError:
+    """The error for a user who asked for the chunked loss by name."""
+    return UserError(
+        "memory.loss=chunked does not give this model's loss",
+        why=reason,
+        fix="set memory.loss=auto or memory.loss=full",
+    )
+
+
+def _chunked_loss(self: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    hidden = self.base_model(input_ids=input_ids, use_cache=False)[0]
+    loss: Tensor = self.get_output_embeddings()(hidden.flatten(0, 1), labels.flatten())
+    return loss
+
+
+def _full_loss(self: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
+    logits = type(self).forward(self, input_ids=input_ids, use_cache=False).logits
+    flat = logits.flatten(0, 1).float()
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    getter: Callable[[], nn.Module | None] | None = getattr(model, "get_output_embeddings", None)
+    return None if getter is None else getter()
+
+
+def _head_forward(cls: type[nn.Module], slicing: Slicing) -> Callable[..., Tensor]:
+    def forward(self: Any, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is None:
+            logits: Tensor = cls.forward(self, hidden)
+            return logits
+        loss: Tensor = LinearCrossEntropy.apply(hidden, self.weight, self.bias, labels, slicing)
+        return loss
+
+    return forward

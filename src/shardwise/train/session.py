@@ -1,0 +1,97 @@
+"""Everything that one rank needs to train, built from a plan: model, optimizer, data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.model.blocks import UnitMap
+from shardwise.model.build import build_on_meta
+from shardwise.model.weights import allocate_shards, initialise_weights, load_pretrained
+from shardwise.parallel.apply import parallelize
+from shardwise.parallel.mesh import build_mesh
+from shardwise.plan.plan import Plan
+from shardwise.train.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
+from shardwise.train.optim import build_optimizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The parts of a run on this rank."""
+
+    plan: Plan
+    model: Any
+    units: UnitMap
+    optimizer: torch.optim.AdamW
+    data: DataSplits
+    device: torch.device
+
+
+def build_session(plan: Plan, say: Say) -> Session:
+    """Build in order: sharded model, its weights, its loss, the optimizer, the data."""
+    device = torch.device(plan.cluster.device)
+    model, units = build_model(plan, build_mesh(plan), say)
+    model = _with_loss(model, plan, device, say)
+    optimizer = build_optimizer(model, plan)
+    return Session(plan, model, units, optimizer, _build_data(plan), device)
+
+
+def build_model(plan: Plan, mesh: DeviceMesh, say: Say) -> tuple[Any, UnitMap]:
+    """The sharded model with its first weights; no rank ever holds the whole of it."""
+    device = torch.device(plan.cluster.device)
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    attention = plan.attention.value
+    model = build_on_meta(plan.hf_config, attention=attention, code_dir=code_dir)
+    prepare_head(model, plan.loss_chunk_tokens.value, compiled=plan.compile.value)
+    units = parallelize(model, plan, mesh)
+    home = torch.device("cpu") if plan.offload.value else device
+    allocate_shards(model, home, buffers_on=device)
+    twin = build_on_meta(plan.hf_config, attention=attention, code_dir=code_dir)
+    initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
+    if plan.weights_dir is not None:
+        num_bytes = load_pretrained(model, Path(plan.weights_dir))
+        say(f"read {num_bytes / 2**20:.0f} MiB of weights on rank 0 from {plan.weights_dir}")
+    return model, units
+
+
+def _with_loss(model: Any, plan: Plan, device: torch.device, say: Say) -> Any:
+    chunked = plan.loss.value == "chunked"
+    if chunked:
+        reason = why_not_chunked(model, device)
+        if reason is not None and plan.loss.source == "user":
+            raise refuse_chunked(reason)
+        if reason is not None:
+            say(f"loss: all logits at once, because {reason}")
+            chunked = False
+    attach_loss(model, chunked=chunked)
+    register_fsdp_forward_method(model, "sum_loss")
+    return model
+
+
+def _build_data(plan: Plan) -> DataSplits:
+    """Rank 0 of each node tokenises; the others wait and find the result in the cache."""
+    config = plan.config
+
+    def build() -> DataSplits:
+        return build_sequences(
+            config.data,
+            vocab_size=plan.model.vocab_size,
+            model_name=config.model.name,
+            seed=config.train.seed,
+            cache_root=Path(config.runs_dir) / ".cache",
+        )
+
+    is_first = dist.get_rank() % plan.cluster.devices_per_node == 0
+    data = build() if is_first else None
+    dist.barrier()
+    return data or build()

@@ -1,0 +1,55 @@
+"""The steps since the last logged one: their losses, tokens and time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from shardwise.metrics.line import StepReport
+from shardwise.metrics.meters import efficiency, peak_memory
+from shardwise.plan.plan import Plan
+from shardwise.train.step import StepResult
+
+
+@dataclass(slots=True)
+class Window:
+    """Collects step results on the device; only `report` reads them and so waits."""
+
+    plan: Plan
+    device: torch.device
+    data_wait_s: float = 0.0
+    results: list[StepResult] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, result: StepResult) -> None:
+        """One more step."""
+        self.results.append(result)
+
+    def report(self, step: int, tokens: int, lr: float, data_wait_s: float) -> StepReport:
+        """What these steps measured; `data_wait_s` is the loop's total so far."""
+        loss_sum = sum(result.loss_sum.double() for result in self.results)
+        num_tokens = sum(result.num_tokens for result in self.results)
+        loss = float(loss_sum / num_tokens)
+        grad_norm = float(self.results[-1].grad_norm)
+        elapsed = time.perf_counter() - self.started
+        step_s = elapsed / len(self.results)
+        plan, train = self.plan, self.plan.config.train
+        tokens_per_s = plan.tokens_per_step / step_s / plan.world_size
+        return StepReport(
+            step=step,
+            num_steps=train.steps,
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            step_s=step_s,
+            tokens=tokens,
+            tokens_per_s=tokens_per_s,
+            efficiency=efficiency(plan, tokens_per_s),
+            memory=peak_memory(self.device),
+            memory_capacity=plan.cluster.memory_bytes,
+            memory_planned=plan.memory.total,
+            data_share=(data_wait_s - self.data_wait_s) / elapsed,
+            eta_s=(train.steps - step) * step_s,
+        )

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.config.reference import describe_fields
+from shardwise.config.rules import RULES, validate_rules
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+
+
+def config_with(**sections: Any) -> RunConfig:
+    base = RunConfig()
+    changed = {
+        name: replace(getattr(base, name), **fields) if isinstance(fields, dict) else fields
+        for name, fields in sections.items()
+    }
+    return replace(base, **changed)
+
+
+BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("name", {"name": "a/b"}),
+    ("train.steps", {"train": {"steps": 0}}),
+    ("data.seq_len", {"data": {"seq_len": 1}}),
+    ("train.global_batch", {"train": {"global_batch": 0}}),
+    ("train.micro_batch", {"train": {"micro_batch": 0}}),
+    ("train.accumulation", {"train": {"accumulation": 0}}),
+    ("train.global_batch", {"train": {"global_batch": 10, "micro_batch": 4, "accumulation": 1}}),
+    ("data.eval_fraction", {"data": {"eval_fraction": 0.6}}),
+    ("memory.checkpoint_activations", {"memory": {"checkpoint_activations": 1.5}}),
+    ("optim.lr", {"optim": {"lr": 0.0}}),
+    ("optim.clip_norm", {"optim": {"clip_norm": 0.0}}),
+    ("optim.betas", {"optim": {"betas": (0.9, 1.0)}}),
+    ("optim.min_lr_ratio", {"optim": {"min_lr_ratio": 2.0}}),
+    ("optim.warmup_steps", {"optim": {"warmup_steps": 1001}}),
+    ("optim.warmup_steps", {"optim": {"warmup_steps": -1}}),
+    ("optim.decay_steps", {"optim": {"decay_steps": 5}}),
+    (
+        "optim.decay_steps",
+        {"optim": {"schedule": "wsd", "warmup_steps": 600, "decay_steps": 600}},
+    ),
+    ("train.stop_after", {"train": {"stop_after": 1001}}),
+    ("train.stop_after", {"train": {"stop_after": 0}}),
+    ("mesh.shard", {"mesh": {"shard": 0}}),
+    ("mesh.replicate", {"mesh": {"replicate": 0}}),
+    ("mesh.shard", {"mesh": {"shard": 2}, "shard": {"strategy": "no_shard"}}),
+    ("shard.forward_prefetch", {"shard": {"forward_prefetch": -1}}),
+    ("shard.forward_prefetch", {"shard": {"forward_prefetch": 2, "all_gather_limit": 2}}),
+    ("shard.backward_prefetch", {"shard": {"backward_prefetch": 1, "all_gather_limit": 1}}),
+    ("shard.all_gather_limit", {"shard": {"all_gather_limit": 0}}),
+    ("shard.unit_min_params", {"shard": {"unit_classes": ["A"], "unit_min_params": 5}}),
+    ("shard.reshard_after_forward", {"shard": {"reshard_after_forward": 1}}),
+    ("shard.reshard_after_forward", {"shard": {"reshard_after_forward": 0}}),
+    (
+        "shard.reshard_after_forward",
+        {"shard": {"strategy": "shard_grad_op", "reshard_after_forward": True}},
+    ),
+    ("model.trust_remote_code", {"model": {"name": "who/what", "trust_remote_code": True}}),
+    ("data.path", {"data": {"source": "jsonl"}}),
+    ("data.path", {"data": {"source": "synthetic", "path": "x"}}),
+    ("checkpoint.keep", {"checkpoint": {"keep": 0}}),
+    ("checkpoint.every", {"checkpoint": {"every": -1}}),
+    ("observe.log_every", {"observe": {"log_every": 0}}),
+]
+
+
+@pytest.mark.parametrize(("field", "sections"), BROKEN)
+def test_broken_rule_names_field_value_and_fix(field: str, sections: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"(?m)^ *{re.escape(field)} is .*, but ") as caught:
+        validate_rules(config_with(**sections))
+    assert "fix:" in str(caught.value)
+
+
+KEPT: list[dict[str, Any]] = [
+    {},
+    {"optim": {"schedule": "wsd", "warmup_steps": 500, "decay_steps": 500}},
+    {"train": {"global_batch": 16, "micro_batch": 4, "accumulation": 2, "stop_after": 1000}},
+    {"train": {"global_batch": 10, "micro_batch": 4}},
+    {"shard": {"forward_prefetch": 1, "backward_prefetch": 1, "all_gather_limit": 2}},
+    {"shard": {"forward_prefetch": 0, "all_gather_limit": 1}},
+    {"shard": {"reshard_after_forward": 8}},
+    {"shard": {"reshard_after_forward": False, "strategy": "shard_grad_op"}},
+    {"shard": {"strategy": "hybrid_shard"}, "mesh": {"replicate": 1, "shard": 8}},
+    {"shard": {"strategy": "no_shard"}, "mesh": {"shard": 1}},
+    {"model": {"name": "who/what", "trust_remote_code": True, "revision": "abc"}},
+    {"data": {"source": "datasets", "path": "wikitext"}},
+    {"optim": {"clip_norm": None}, "checkpoint": {"every": 0}},
+    {"cluster": {"datacenters": 2}},
+]
+
+
+@pytest.mark.parametrize("sections", KEPT)
+def test_what_makes_sense_passes(sections: dict[str, Any]) -> None:
+    validate_rules(config_with(**sections))
+
+
+def test_code_in_a_local_directory_needs_no_revision(tmp_path: Path) -> None:
+    validate_rules(config_with(model={"name": str(tmp_path), "trust_remote_code": True}))
+
+
+def test_all_broken_rules_are_told_together_with_their_places() -> None:
+    config = config_with(train={"steps": 0}, optim={"lr": -1.0})
+    with pytest.raises(UserError) as caught:
+        validate_rules(config, lambda field: f"here:{field}")
+    assert "here:train.steps: train.steps is 0" in str(caught.value)
+    assert "here:optim.lr: optim.lr is -1.0" in str(caught.value)
+
+
+def test_every_rule_speaks_of_a_field_and_has_its_own_id() -> None:
+    paths = {field.path for field in describe_fields()}
+    assert {rule.field for rule in RULES} <= paths
+    assert len({rule.id for rule in RULES}) == len(RULES)

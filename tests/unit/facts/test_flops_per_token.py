@@ -1,0 +1,47 @@
+from dataclasses import replace
+
+import pytest
+
+from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
+from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.presets import PRESETS
+
+
+def preset(name: str) -> ModelSpec:
+    return spec_from_config(name, PRESETS[name])
+
+
+def test_the_declared_formula() -> None:
+    spec = preset("llama-3.1-8b")
+    weights = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
+    assert spec.matmul_params_per_token == weights == 7_504_658_432
+    assert flops_per_token(spec, 8192) == 6 * weights + 6 * 32 * 4096 * 8192
+
+
+def test_a_tied_head_still_multiplies() -> None:
+    spec = preset("llama-3.2-1b")
+    assert spec.matmul_params_per_token == spec.total_params - (2 * 16 + 1) * 2048
+
+
+def test_only_the_experts_of_a_token_count() -> None:
+    spec = preset("mixtral-8x7b")
+    assert spec.matmul_params_per_token / 1e9 == pytest.approx(12.75, abs=0.01)
+    everyone = replace(spec, matmul_params_per_token=spec.total_params)
+    assert flops_per_token(spec, 4096) < flops_per_token(everyone, 4096) / 3
+
+
+def test_recompute_is_the_blocks_forward() -> None:
+    spec = preset("llama-3.1-8b")
+    blocks = spec.matmul_params_per_token - 128256 * 4096
+    assert recompute_flops_per_token(spec, 2048, 1.0) == 2 * blocks + 2 * 32 * 4096 * 2048
+    assert recompute_flops_per_token(spec, 2048, 0.5) == blocks + 32 * 4096 * 2048
+    assert recompute_flops_per_token(spec, 2048, 0.0) == 0
+
+
+def test_a_window_shortens_attention() -> None:
+    spec = preset("mistral-7b")
+    full = replace(spec, attention_window=None)
+    assert spec.attention_window == 4096
+    assert flops_per_token(spec, 4096) == flops_per_token(full, 4096)
+    saved = flops_per_token(full, 8192) - flops_per_token(spec, 8192)
+    assert saved == 12 * 32 * 4096 * (4096 - 3072)
