@@ -17,7 +17,6 @@ demo: $(READY)
 	$(BIN)/shardwise train examples/demo.yaml train.stop_after=60
 	@echo; echo "--- the run stopped half-way; the same command goes on ---"; echo
 	$(BIN)/shardwise train examples/demo.yaml
-	@$(BIN)/python -m shardwise.cli.demo runs/demo
 
 lint: $(READY)
 	$(BIN)/ruff check

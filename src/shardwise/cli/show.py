@@ -19,3 +19,10 @@ def show_plan(plan: Plan) -> None:
     typer.echo("memory of one rank at the peak, expected")
     for name, amount in memory_rows(plan):
         typer.echo(f"  {name:<{names}}  {amount}")
+    show_warnings(plan)
+
+
+def show_warnings(plan: Plan) -> None:
+    """What the planner could not make safe."""
+    for warning in plan.warnings:
+        typer.echo(f"warning: {warning}")

@@ -25,6 +25,8 @@ def train(
       torchrun --nproc-per-node 8 -m shardwise train run.yaml
     Next: look into the run directory that it names.
     """
+    from shardwise.cli.show import show_warnings
+    from shardwise.cli.summary import summary_lines
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
     from shardwise.plan.explain import headline
@@ -32,7 +34,12 @@ def train(
     chosen_config = load_config(config, overrides or [])
     fetch_weights(chosen_config)
     plan = choose_plan(chosen_config)
-    if os.environ.get("RANK", "0") == "0":
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first:
         typer.echo(headline(plan))
         typer.echo(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
+        show_warnings(plan)
     run_plan(plan)
+    if is_first:
+        for line in summary_lines(plan, config):
+            typer.echo(line)

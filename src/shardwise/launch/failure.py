@@ -53,11 +53,13 @@ def _parse(text: str) -> dict[str, Any]:
     lines = text.strip().splitlines() or [""]
     if not lines[0].startswith("UserError: "):
         return {"what": lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"}
-    parts: dict[str, Any] = {"what": lines[0].removeprefix("UserError: ")}
-    for line in lines[1:]:
-        for key in ("why", "fix"):
-            if line.startswith(f"  {key}: "):
-                parts[key] = line.removeprefix(f"  {key}: ")
+    parts: dict[str, Any] = {}
+    key, lines[0] = "what", lines[0].removeprefix("UserError: ")
+    for line in lines:
+        for name in ("why", "fix"):
+            if line.startswith(f"  {name}: "):
+                key, line = name, line.removeprefix(f"  {name}: ")
+        parts[key] = f"{parts[key]}\n{line}" if key in parts else line
     return parts
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from torch import nn
 
@@ -48,21 +47,58 @@ def find_units(
     _validate_blocks(model, blocks, found_by)
     head, tail = _find_ends(model, blocks)
     names = {id(module): name for name, module in model.named_modules()}
-    taken: set[int] = set()
-    units: list[Unit] = []
     large = _large_leftovers(model, blocks, {*head, *tail})
+    inner = [block for block in blocks if not _holds_another(block, blocks)]
     groups = [
         (head, False),
         *(((name,), False) for name in large),
-        *(((names[id(block)],), True) for block in blocks),
+        *(((names[id(block)],), block in inner) for block in blocks),
         (tail, False),
     ]
-    for group, is_block in groups:
-        num_params = _count_new_params(model, group, taken)
-        if num_params:
-            units.append(Unit(_unit_name(group), group, num_params, is_block))
-    root_params = sum(p.numel() for p in model.parameters() if id(p) not in taken)
+    units = _units_of_groups(model, groups)
+    root_params = _num_params(model) - sum(unit.num_params for unit in units)
     return UnitMap(tuple(units), root_params, found_by)
+
+
+def _units_of_groups(
+    model: nn.Module, groups: Sequence[tuple[tuple[str, ...], bool]]
+) -> list[Unit]:
+    """Groups that share a parameter become one unit: FSDP2 would untie what two units hold."""
+    roots = {id(model.get_submodule(name)) for group, _ in groups for name in group}
+    merged: list[tuple[tuple[str, ...], bool, dict[int, int]]] = []
+    for names, is_block in groups:
+        sizes = {id(p): p.numel() for name in names for p in _own_params(model, name, roots)}
+        sharing = [entry for entry in merged if not sizes.keys().isdisjoint(entry[2])]
+        for entry in sharing:
+            names, is_block = (*entry[0], *names), is_block and entry[1]
+            sizes |= entry[2]
+        place = merged.index(sharing[0]) if sharing else len(merged)
+        merged = [entry for entry in merged if entry not in sharing]
+        if sizes:
+            merged.insert(place, (names, is_block, sizes))
+    return [
+        Unit(_unit_name(names), names, sum(sizes.values()), is_block)
+        for names, is_block, sizes in merged
+    ]
+
+
+def _own_params(model: nn.Module, name: str, roots: set[int]) -> list[nn.Parameter]:
+    """Parameters below a module, without those of other units inside it."""
+    params: list[nn.Parameter] = []
+
+    def visit(module: nn.Module) -> None:
+        params.extend(module.parameters(recurse=False))
+        for child in module.children():
+            if id(child) not in roots:
+                visit(child)
+
+    visit(model.get_submodule(name))
+    return params
+
+
+def _holds_another(block: nn.Module, blocks: Sequence[nn.Module]) -> bool:
+    inside = {id(module) for module in block.modules()} - {id(block)}
+    return any(id(other) in inside for other in blocks)
 
 
 def _find_blocks(
@@ -238,17 +274,13 @@ def _share_params(first: nn.Module, second: nn.Module) -> bool:
     return not {id(p) for p in first.parameters()}.isdisjoint(id(p) for p in second.parameters())
 
 
-def _count_new_params(model: nn.Module, group: Sequence[str], taken: set[int]) -> int:
-    total = 0
-    for param in chain.from_iterable(model.get_submodule(name).parameters() for name in group):
-        if id(param) not in taken:
-            taken.add(id(param))
-            total += param.numel()
-    return total
-
-
 def _unit_name(group: Sequence[str]) -> str:
-    return group[0] if len(group) == 1 else f"[{', '.join(name.split('.')[-1] for name in group)}]"
+    if len(group) == 1:
+        return group[0]
+    last = [name.split(".")[-1] for name in group]
+    return (
+        f"[{', '.join(last)}]" if len(last) <= 3 else f"[{last[0]} … {last[-1]}, {len(last)} tied]"
+    )
 
 
 def _num_params(module: nn.Module) -> int:

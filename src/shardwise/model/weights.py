@@ -1,7 +1,7 @@
 """First weights, a unit at a time: no rank ever holds more than its shards and one unit.
 
-Random weights come from the family's own initialiser, run on a full copy of one unit with a seed
-that depends on the unit's name only, so every world size and strategy starts from the same model.
+Random weights come from the family's own initialiser, run on a full copy of one unit, each module
+seeded by its own name, so every world size, strategy and unit size starts from the same model.
 Pretrained weights are read as slices: each rank reads the rows that it keeps.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -40,21 +39,36 @@ def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch
 def initialise_weights(
     model: nn.Module, twin: PreTrainedModel, units: UnitMap, *, seed: int, device: torch.device
 ) -> None:
-    """Fill the sharded `model` from its unsharded meta `twin`, one unit of it at a time.
-
-    Buffers (rotary frequencies, masks) are computed by the same initialisers, so this also runs
-    before pretrained weights are read.
-    """
+    """Fill the sharded `model` from its unsharded meta `twin`, one unit of it at a time."""
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name, members in _unit_members(twin, units):
-        full = _materialise(members, device)
-        with _seeded(f"{seed}/{name}", device), torch.no_grad():
-            _run_initialisers(twin, members)
-        for key, value in full.items():
-            if key in targets:
-                copy_rows(targets[key], value.detach())
-        for _, module in members:
-            module.to("meta")
+    for members in _unit_members(twin, units):
+        _fill_unit(targets, twin, members, device, seed)
+
+
+def initialise_buffers(model: nn.Module, twin: PreTrainedModel, device: torch.device) -> None:
+    """Rotary frequencies, masks and the like, which no checkpoint holds. Parameters stay."""
+    targets = dict(model.named_buffers())
+    for name, module in twin.named_modules():
+        if any(True for _ in module.buffers(recurse=False)):
+            _fill_unit(targets, twin, [(name, module)], device, seed=0)
+
+
+def _fill_unit(
+    targets: Mapping[str, Tensor],
+    twin: PreTrainedModel,
+    members: list[tuple[str, nn.Module]],
+    device: torch.device,
+    seed: int,
+) -> None:
+    """A function of its own, so that one unit's storage is gone before the next is made."""
+    full = _materialise(members, device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        _run_initialisers(twin, members, seed)
+    for key, value in full.items():
+        if key in targets:
+            copy_rows(targets[key], value.detach())
+    for _, module in members:
+        module.to("meta")
 
 
 def load_pretrained(model: nn.Module, directory: Path) -> int:
@@ -103,23 +117,18 @@ def local_rows(param: DTensor) -> tuple[int, int]:
     return start, start + size
 
 
-def _unit_members(
-    twin: PreTrainedModel, units: UnitMap
-) -> Iterator[tuple[str, list[tuple[str, nn.Module]]]]:
-    """(unit name, its named modules), then every other module that holds tensors of its own."""
+def _unit_members(twin: PreTrainedModel, units: UnitMap) -> Iterator[list[tuple[str, nn.Module]]]:
+    """The named modules of each unit, then every other module that holds tensors of its own."""
     seen: set[int] = set()
     for unit in units.units:
-        members = [
-            (_join(name, path), module)
-            for name in unit.modules
-            for path, module in twin.get_submodule(name).named_modules()
-        ]
-        seen.update(id(module) for _, module in members)
-        yield unit.name, members
+        inside = {id(m) for name in unit.modules for m in twin.get_submodule(name).modules()}
+        seen |= inside
+        # The model's own order: of two tied modules the same one always comes last.
+        yield [(name, module) for name, module in twin.named_modules() if id(module) in inside]
     for name, module in twin.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if own and id(module) not in seen:
-            yield name, [(name, module)]
+            yield [(name, module)]
 
 
 def _materialise(
@@ -143,21 +152,22 @@ def _materialise(
     return full
 
 
-def _run_initialisers(twin: PreTrainedModel, members: list[tuple[str, nn.Module]]) -> None:
-    """Children before parents, as transformers does it, and each by the model that owns it."""
+def _run_initialisers(
+    twin: PreTrainedModel, members: list[tuple[str, nn.Module]], seed: int
+) -> None:
+    """Children before parents, as transformers does it, and each by the model that owns it.
+
+    Every module starts from a seed of its own name, so that how units are cut changes nothing.
+    """
     owners = [(name, m) for name, m in twin.named_modules() if isinstance(m, PreTrainedModel)]
     for name, module in reversed(members):
         owner = [model for path, model in owners if not path or f"{name}.".startswith(f"{path}.")]
+        torch.manual_seed(_seed_of(f"{seed}/{name}"))
         owner[-1]._init_weights(module)
 
 
-@contextmanager
-def _seeded(key: str, device: torch.device) -> Iterator[None]:
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 2**63
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield
+def _seed_of(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
 def _files_by_key(directory: Path) -> dict[str, Path]:

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
-    noop_context_fn,
 )
 
 from shardwise.model.override import override_forward
@@ -46,7 +45,7 @@ def apply_remat(blocks: list[nn.Module], mode: str | float) -> None:
         override_forward(blocks, "Remat", partial(_recomputed, context))
         return
     share = 1.0 if mode == "full" else float(mode)
-    override_forward(spread(blocks, share), "Remat", partial(_recomputed, noop_context_fn))
+    override_forward(spread(blocks, share), "Remat", partial(_recomputed, None))
 
 
 def spread(blocks: list[nn.Module], share: float) -> list[nn.Module]:
@@ -59,11 +58,15 @@ def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoint
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _recomputed(context_fn: Callable[[], Any], cls: type[nn.Module]) -> Callable[..., Any]:
+def _recomputed(context_fn: Callable[[], Any] | None, cls: type[nn.Module]) -> Callable[..., Any]:
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if context_fn is not None:
+        settings["context_fn"] = context_fn
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         def run(*inputs: Any, **options: Any) -> Any:
             return cls.forward(self, *inputs, **options)
 
-        return checkpoint(run, *args, use_reentrant=False, context_fn=context_fn, **kwargs)
+        return checkpoint(run, *args, **settings, **kwargs)
 
     return forward

@@ -44,16 +44,17 @@ def choose_batch(
     train: TrainConfig, ranks: int, micro: Choice[int]
 ) -> tuple[Choice[int], Choice[int]]:
     """(accumulation, global batch) for a chosen micro-batch."""
-    if train.global_batch == "auto":
-        steps = 1 if train.accumulation == "auto" else train.accumulation
-        why = "one pass a step" if train.accumulation == "auto" else "given"
-        source = "rule" if train.accumulation == "auto" else "user"
-        total = micro.value * steps * ranks
-        formula = f"{micro.value} x {steps} x {ranks} ranks"
-        return Choice(steps, why, source), Choice(total, formula, "rule")  # type: ignore[arg-type]
-    steps = train.global_batch // (micro.value * ranks)
-    formula = f"{train.global_batch} sequences / ({micro.value} x {ranks} ranks)"
-    return Choice(steps, formula, "rule"), Choice(train.global_batch, "given", "user")
+    if train.accumulation != "auto":
+        passes = Choice(train.accumulation, "given", "user")
+    elif train.global_batch == "auto":
+        passes = Choice(1, "one pass a step", "rule")
+    else:
+        formula = f"{train.global_batch} sequences / ({micro.value} x {ranks} ranks)"
+        passes = Choice(train.global_batch // (micro.value * ranks), formula, "rule")
+    if train.global_batch != "auto":
+        return passes, Choice(train.global_batch, "given", "user")
+    formula = f"{micro.value} x {passes.value} x {ranks} ranks"
+    return passes, Choice(micro.value * passes.value * ranks, formula, "rule")
 
 
 def _sequences_per_rank(global_batch: int, ranks: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from shardwise.config.schema import RunConfig
@@ -55,7 +56,8 @@ def choose_plan(
         micro_batch=micro,
         accumulation=accumulation,
         global_batch=global_batch,
-        accumulate=_choose_accumulate(config, accumulation.value, fit, model, cluster),
+        accumulate=_choose_accumulate(config, accumulation.value, fit, model),
+        warnings=_warnings(config, fit, cluster),
         **common,
     )
 
@@ -114,7 +116,9 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         ),
         "offload": Choice(
             memory.offload == "cpu",
-            "given" if memory.offload == "cpu" else "not asked for; it costs 2-3x in speed",
+            f"given; host memory needed on a node: {_offload_bytes(model, cluster)}"
+            if memory.offload == "cpu"
+            else "not asked for; it costs 2-3x in speed",
             "user" if memory.offload == "cpu" else "rule",
         ),
         "attention": _choice_of(
@@ -128,6 +132,11 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         ),
         "fused_optimizer": _choice_of(config.optim.fused, True, fused_why),
     }
+
+
+def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:
+    share = min(1.0, cluster.devices_per_node / cluster.world_size)
+    return f"at least {format_bytes(16 * model.total_params * share)}"
 
 
 def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
@@ -144,6 +153,8 @@ def _first_that_fits(
 ) -> _Fit:
     last: _Fit | None = None
     for candidate in _mesh_candidates(config, cluster):
+        if candidate.source == "rule" and not _reshard_divides(config, candidate.mesh):
+            continue
         for layout in _layouts(config, cluster, common, candidate):
             memory = estimate_memory(model, cluster, layout)
             last = _Fit(
@@ -157,7 +168,7 @@ def _first_that_fits(
             if memory.total <= HEADROOM * cluster.memory_bytes:
                 return last
     if last is None:
-        raise UserError("no mesh can be laid over this cluster", fix="check cluster and mesh")
+        raise _reshard_error(config, cluster.world_size)
     return _validate_states_fit(last, model, cluster)
 
 
@@ -192,21 +203,21 @@ def _mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> Iterator[_Candi
     yield _Candidate(
         "no_shard", mesh_of_strategy("no_shard", world, domain), alone, "rule", world == 1
     )
-    for size in range(domain, world, domain):
-        if world % size == 0:
+    sizes = [size for size in range(domain, world, domain) if world % size == 0]
+    for smaller, size in zip([None, *sizes], sizes, strict=False):
+        if smaller is None:
             why = (
                 f"several nodes: shard inside {size} GPUs, so that only the gradient all-reduce "
                 "crosses replicas"
-                if size == domain
-                else f"a copy over {size - domain} GPUs does not fit; {size} do"
             )
-            yield _Candidate(
-                "hybrid_shard", mesh_of_strategy("hybrid_shard", world, size), why, "rule"
-            )
+        else:
+            why = f"a copy over {smaller} GPUs does not fit; {size} do"
+        mesh = mesh_of_strategy("hybrid_shard", world, size)
+        yield _Candidate("hybrid_shard", mesh, why, "rule")
     why = (
         "does not fit on one device; all ranks share one fast domain"
         if world <= domain
-        else "only sharding over all ranks fits"
+        else "a copy over fewer ranks does not fit"
     )
     yield _Candidate("full_shard", mesh_of_strategy("full_shard", world, domain), why, "rule")
 
@@ -241,8 +252,8 @@ def _layouts(
     )
     chunked = common["loss"].value != "full"
     reshard = _choose_reshard(config, candidate.mesh).value
-    for mode in modes:
-        for micro in micros:
+    for mode, micro in product(modes, micros):
+        for unsharded in _ways_to_accumulate(config, micro, cluster.world_size):
             yield Layout(
                 shard=candidate.mesh.shard,
                 keeps_gathered=reshard is False,
@@ -254,22 +265,41 @@ def _layouts(
                 micro_batch=micro,
                 seq_len=config.data.seq_len,
                 loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
-                accumulates_unsharded=False,
+                accumulates_unsharded=unsharded,
             )
 
 
 def _choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
     given = config.shard.reshard_after_forward
     if given != "auto":
-        if not isinstance(given, bool) and (given >= mesh.shard or mesh.shard % given):
-            raise UserError(
-                f"shard.reshard_after_forward={given} does not divide the shard axis of "
-                f"{mesh.shard} ranks into smaller groups",
-                fix="use a smaller divisor of the shard axis, true or false",
-            )
+        if not _reshard_divides(config, mesh):
+            raise _reshard_error(config, mesh.shard)
         return Choice(given, "given", "user")
     why = "frees gathered parameters" if mesh.reshard_after_forward else "keeps them for backward"
     return Choice(mesh.reshard_after_forward, f"{why}, as the strategy says", "rule")
+
+
+def _reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
+    given = config.shard.reshard_after_forward
+    if given == "auto" or isinstance(given, bool):
+        return True
+    return given < mesh.shard and mesh.shard % given == 0
+
+
+def _reshard_error(config: RunConfig, ranks: int) -> UserError:
+    return UserError(
+        f"shard.reshard_after_forward={config.shard.reshard_after_forward} does not divide the "
+        f"shard axis of {ranks} ranks into smaller groups",
+        fix="use a smaller divisor of the shard axis, true or false",
+    )
+
+
+def _ways_to_accumulate(config: RunConfig, micro: int, ranks: int) -> list[bool]:
+    """Whether whole gradients are kept over micro-batches; both where the planner may decide."""
+    passes = choose_batch(config.train, ranks, Choice(micro, "", "rule"))[0].value
+    if passes == 1 or config.memory.accumulate == "sharded":
+        return [False]
+    return [True] if config.memory.accumulate == "unsharded" else [True, False]
 
 
 def _choose_prefetch(config: RunConfig) -> tuple[Choice[int], Choice[int]]:
@@ -286,20 +316,28 @@ def _cap(depth: Choice[int], limit: int | None) -> Choice[int]:
     return Choice(limit, f"capped by shard.all_gather_limit={limit + 1}", "user")
 
 
-def _choose_accumulate(
-    config: RunConfig, passes: int, fit: _Fit, model: ModelSpec, cluster: ClusterSpec
-) -> Choice[str]:
+def _choose_accumulate(config: RunConfig, passes: int, fit: _Fit, model: ModelSpec) -> Choice[str]:
     given = config.memory.accumulate
     if given != "auto":
         return Choice(given, "given", "user")
     if passes == 1:
         return Choice("unsharded", "no accumulation: gradients are reduced once anyway", "rule")
-    extra = 4 * model.total_params
-    if fit.memory.total + extra <= HEADROOM * cluster.memory_bytes:
-        why = f"{format_bytes(extra)} of whole gradients fit; reduced once, on the last pass"
+    whole = format_bytes(4 * model.total_params)
+    if fit.layout.accumulates_unsharded:
+        why = f"{whole} of whole gradients fit; reduced once, on the last pass"
         return Choice("unsharded", why, "rule")
-    why = f"{format_bytes(extra)} of whole gradients would not fit; reduced every pass"
+    why = f"{whole} of whole gradients would not fit; reduced every pass"
     return Choice("sharded", why, "rule")
+
+
+def _warnings(config: RunConfig, fit: _Fit, cluster: ClusterSpec) -> list[str]:
+    expected, capacity = format_bytes(fit.memory.total), format_bytes(cluster.memory_bytes)
+    if fit.memory.total <= HEADROOM * cluster.memory_bytes:
+        return []
+    return [
+        f"{expected} expected of {capacity}, above the {HEADROOM:.0%} that leaves room to breathe: "
+        "it may run out of memory"
+    ]
 
 
 def _weights_dir(config: RunConfig, source: ModelSource) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from shardwise.config.load import config_from_dict, config_to_dict
+from shardwise.config.plain import config_from_dict, config_to_dict
 from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
@@ -61,6 +61,7 @@ class Plan:
     weights_dir: str | None
     cluster: ClusterSpec
     memory: MemoryEstimate
+    warnings: list[str]
 
     strategy: Choice[str]
     replicate: Choice[int]
@@ -113,6 +114,7 @@ class Plan:
             "weights_dir": self.weights_dir,
             "cluster": self.cluster.to_dict(),
             "memory": asdict(self.memory),
+            "warnings": self.warnings,
             "choices": {name: asdict(choice) for name, choice in self.choices().items()},
         }
 
@@ -127,6 +129,7 @@ class Plan:
             weights_dir=data["weights_dir"],
             cluster=ClusterSpec.from_dict(data["cluster"]),
             memory=MemoryEstimate(**data["memory"]),
+            warnings=list(data["warnings"]),
             **{name: Choice(**choice) for name, choice in data["choices"].items()},
         )
 

@@ -23,7 +23,7 @@ from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.plan.plan import Plan
 from shardwise.train.optim import learning_rate
-from shardwise.train.session import Say, Session, build_session
+from shardwise.train.session import Say, Session, attach_training_loss, build_session
 from shardwise.train.step import Stepper, evaluate
 from shardwise.train.units import unit_table
 from shardwise.train.window import Window
@@ -35,7 +35,8 @@ def run(plan: Plan, say: Say) -> None:
     with EventLog(plan.run_dir / "events.jsonl", enabled=is_first) as events:
         _validate_resume(plan)
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
-        session = build_session(plan, say)
+        resuming = latest_checkpoint(plan.run_dir / "checkpoints") is not None
+        session = build_session(plan, say, resuming=resuming)
         Loop(session, events, say).run()
 
 
@@ -56,6 +57,7 @@ class Loop:
         """From the restored step to the last, then the final evaluation and checkpoint."""
         self._describe()
         start, stop = self._restore(), self._stop_step()
+        attach_training_loss(self.session, self.say)
         if start >= stop:
             self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
             return

@@ -42,8 +42,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         # Many slices are added up, which needs more bits than the weight itself has.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
-        keeps_bias = bias is not None and wants_bias
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if keeps_bias else None
+        grad_bias = None
+        if bias is not None and wants_bias:
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, hidden.shape[0], how.tokens):
             rows = slice(start, start + how.tokens)
             logits = F.linear(hidden[rows], weight, bias)

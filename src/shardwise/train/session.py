@@ -15,12 +15,18 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta
-from shardwise.model.weights import allocate_shards, initialise_weights, load_pretrained
+from shardwise.model.weights import (
+    allocate_shards,
+    initialise_buffers,
+    initialise_weights,
+    load_pretrained,
+)
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.train.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.train.optim import build_optimizer
+from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
 
@@ -37,16 +43,20 @@ class Session:
     device: torch.device
 
 
-def build_session(plan: Plan, say: Say) -> Session:
-    """Build in order: sharded model, its weights, its loss, the optimizer, the data."""
+def build_session(plan: Plan, say: Say, *, resuming: bool = False) -> Session:
+    """Build in order: sharded model, its weights, the optimizer, the data.
+
+    A resuming run leaves the parameters to the checkpoint.
+    """
     device = torch.device(plan.cluster.device)
-    model, units = build_model(plan, build_mesh(plan), say)
-    model = _with_loss(model, plan, device, say)
+    model, units = build_model(plan, build_mesh(plan), say, with_weights=not resuming)
     optimizer = build_optimizer(model, plan)
     return Session(plan, model, units, optimizer, _build_data(plan), device)
 
 
-def build_model(plan: Plan, mesh: DeviceMesh, say: Say) -> tuple[Any, UnitMap]:
+def build_model(
+    plan: Plan, mesh: DeviceMesh, say: Say, *, with_weights: bool = True
+) -> tuple[Any, UnitMap]:
     """The sharded model with its first weights; no rank ever holds the whole of it."""
     device = torch.device(plan.cluster.device)
     code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
@@ -57,17 +67,22 @@ def build_model(plan: Plan, mesh: DeviceMesh, say: Say) -> tuple[Any, UnitMap]:
     home = torch.device("cpu") if plan.offload.value else device
     allocate_shards(model, home, buffers_on=device)
     twin = build_on_meta(plan.hf_config, attention=attention, code_dir=code_dir)
-    initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
-    if plan.weights_dir is not None:
+    if with_weights and plan.weights_dir is None:
+        initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
+        return model, units
+    initialise_buffers(model, twin, device)
+    if with_weights and plan.weights_dir is not None:
         num_bytes = load_pretrained(model, Path(plan.weights_dir))
-        say(f"read {num_bytes / 2**20:.0f} MiB of weights on rank 0 from {plan.weights_dir}")
+        say(f"rank 0 read {format_bytes(num_bytes)} of weights from {plan.weights_dir}")
     return model, units
 
 
-def _with_loss(model: Any, plan: Plan, device: torch.device, say: Say) -> Any:
+def attach_training_loss(session: Session, say: Say) -> None:
+    """Give the model its `sum_loss`. Its form is checked on real weights, so they come first."""
+    plan, model = session.plan, session.model
     chunked = plan.loss.value == "chunked"
     if chunked:
-        reason = why_not_chunked(model, device)
+        reason = why_not_chunked(model, session.device)
         if reason is not None and plan.loss.source == "user":
             raise refuse_chunked(reason)
         if reason is not None:
@@ -75,7 +90,6 @@ def _with_loss(model: Any, plan: Plan, device: torch.device, say: Say) -> Any:
             chunked = False
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
-    return model
 
 
 def _build_data(plan: Plan) -> DataSplits:

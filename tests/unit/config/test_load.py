@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.config.load import config_from_dict, config_to_dict, dump_yaml, load_config
+from shardwise.config.load import load_config
+from shardwise.config.plain import config_from_dict, config_to_dict, dump_yaml
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
 
@@ -199,7 +200,7 @@ def test_a_plan_of_another_version_is_refused() -> None:
 
 def test_reading_a_saved_config_imports_neither_pydantic_nor_torch() -> None:
     code = (
-        "import sys; from shardwise.config.load import config_from_dict; config_from_dict({});"
+        "import sys; from shardwise.config.plain import config_from_dict; config_from_dict({});"
         "print([m for m in ('pydantic', 'torch') if m in sys.modules])"
     )
     run = subprocess.run(

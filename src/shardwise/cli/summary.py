@@ -1,0 +1,64 @@
+"""The last lines of a run: what it did, from its own record, and what to try next."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwise.metrics.events import read_events
+from shardwise.plan.plan import Plan
+from shardwise.units import GIB, format_count
+
+Events = Sequence[dict[str, Any]]
+
+
+def summary_lines(plan: Plan, config_path: str) -> Iterator[str]:
+    """Steps, losses, speed, memory, where things lie; then commands."""
+    events = read_events(plan.run_dir / "events.jsonl")
+    steps = _of(events, "step")
+    if not steps:
+        return
+    last, total = steps[-1], plan.config.train.steps
+    resumed = len(_of(events, "resume"))
+    times = f", resumed {resumed} time{'s' * (resumed > 1)}" if resumed else ""
+    yield f"{last['step']} of {total} steps, {format_count(last['tokens'])} tokens{times}"
+    yield f"  training loss  {steps[0]['loss']:.4f} -> {last['loss']:.4f}"
+    evals = _of(events, "eval")
+    if evals:
+        fall = evals[0]["loss"] - evals[-1]["loss"]
+        first, final = evals[0]["loss"], evals[-1]["loss"]
+        yield f"  held-out loss  {first:.4f} -> {final:.4f}  (fell by {fall:.2f} nats)"
+    yield _speed_line(steps)
+    yield _memory_line(last)
+    yield f"  run directory  {plan.run_dir}: {', '.join(_contents(plan.run_dir))}"
+    if last["step"] < total:
+        yield f"next: shardwise train {config_path}   (goes on at step {last['step']})"
+    else:
+        more = 2 * total
+        yield f"next: shardwise train {config_path} name=longer train.steps={more}"
+        yield "      shardwise plan examples/llama-3.1-8b-8xh100.yaml   (no GPU needed)"
+        yield "      shardwise config ls   (models and examples)"
+
+
+def _speed_line(steps: Events) -> str:
+    # The first logged step of every start holds warm-up and compilation.
+    steady = [step["tokens_per_s"] for step in steps[1:]] or [steps[0]["tokens_per_s"]]
+    speed = f"  median speed   {format_count(statistics.median(steady))} tok/s/gpu"
+    shares = [step["efficiency"]["mfu"] for step in steps[1:] if step["efficiency"]]
+    return f"{speed}, mfu {statistics.median(shares):.1%}" if shares else speed
+
+
+def _memory_line(last: dict[str, Any]) -> str:
+    memory = last["memory"]
+    held = f"{memory['reserved'] / GIB:.1f} GiB reserved, {memory['allocated'] / GIB:.1f} allocated"
+    return f"  peak memory    {held}, plan {last['memory_planned'] / GIB:.1f}"
+
+
+def _of(events: Events, kind: str) -> Events:
+    return [event for event in events if event["event"] == kind]
+
+
+def _contents(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in run_dir.iterdir() if not path.name.startswith("."))

@@ -1,0 +1,227 @@
+"""Files become trees, and every key in a tree knows the line it came from."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardwise.config.reference import show_value
+from shardwise.config.rules import Fault
+from shardwise.errors import UserError
+
+PlaceOfLine = Callable[[int], str]
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file's tree, the place of every key in it, and what was wrong with its keys."""
+
+    tree: Any
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def read_file(file: Path) -> Document:
+    """The tree of a YAML, TOML or JSON file, by its suffix."""
+    if not file.is_file():
+        raise _missing_file(file)
+    if file.suffix.lower() not in _READERS:
+        raise UserError(
+            f"{file}: cannot tell the format from the suffix `{file.suffix}`",
+            fix=f"name it {file.stem or file.name}.yaml (or .toml, .json)",
+        )
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file}: not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}", fix=f"ls -l {file}") from error
+    document = _READERS[file.suffix.lower()](text, lambda line: f"{file}:{line}")
+    if document.tree is None:
+        return Document({})
+    if not isinstance(document.tree, dict):
+        raise UserError(
+            f"{file}: the top level is {show_value(document.tree)}, expected a mapping of sections",
+            fix="write `section:` lines with fields below them, such as `model: tiny-llama`",
+        )
+    return document
+
+
+def _missing_file(file: Path) -> UserError:
+    if file.is_dir():
+        return UserError(
+            f"{file} is a directory", fix=f"name a file in it: {_near_files(file, '')}"
+        )
+    if not file.parent.is_dir():
+        return UserError(f"{file}: there is no directory {file.parent}", fix="check the path")
+    return UserError(f"{file}: no such file", fix=_near_files(file.parent, file.name))
+
+
+def _near_files(directory: Path, name: str) -> str:
+    files = sorted(f.name for f in directory.iterdir() if f.suffix.lower() in _READERS)
+    near = get_close_matches(name, files, n=3, cutoff=0.4)
+    if near:
+        return f"did you mean {' or '.join(str(directory / n) for n in near)}?"
+    if files:
+        return f"{directory} has {', '.join(files[:8])}"
+    return "start from an example: shardwise config ls"
+
+
+def _read_json(text: str, place_of: PlaceOfLine) -> Document:
+    """json judges the syntax; the YAML reader, which knows lines, then reads the same text."""
+    if text.strip():
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _syntax_error("JSON", place_of(error.lineno), error.msg) from error
+    return read_yaml(text.replace("\t", " "), place_of)
+
+
+def _read_toml(text: str, place_of: PlaceOfLine) -> Document:
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        number = int(line[1]) if line else text.count("\n") + 1
+        raise _syntax_error("TOML", place_of(number), str(error)) from error
+    return Document(tree, _toml_places(text, place_of))
+
+
+def _toml_places(text: str, place_of: PlaceOfLine) -> dict[KeyPath, str]:
+    """tomllib tells no lines, so `[section]` and `key =` lines are looked up in the text."""
+    places: dict[KeyPath, str] = {}
+    table: KeyPath = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            table = _toml_key(header[1])
+            places.setdefault(table, place_of(number))
+        elif key := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
+            places.setdefault((*table, *_toml_key(key[1])), place_of(number))
+    return places
+
+
+def _toml_key(text: str) -> KeyPath:
+    return tuple(part.strip(" \"'") for part in text.split("."))
+
+
+def _syntax_error(language: str, place: str, problem: str) -> UserError:
+    return UserError(
+        f"{place}: not valid {language}: {problem}",
+        fix="check indentation (spaces, no tabs), quotes and brackets here and on the line above",
+    )
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML 1.2's scalars: `3e-4` is a number, `on` and `12:30` are text."""
+
+
+class YamlDumper(yaml.SafeDumper):
+    """Quotes exactly the text that YamlLoader would not read as text."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Repeat values rather than point at them: people read this file."""
+        return True
+
+
+_SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+",
+        lambda text: int(text, 0 if text[:2] in ("0x", "0o") else 10),
+    ),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text)),
+    ),
+    "str": (r"(?!)", str),  # no pattern: text is whatever the others leave
+}
+_TAG = "tag:yaml.org,2002:"
+
+
+def _read_scalars_with(yaml_class: type[YamlLoader] | type[YamlDumper]) -> None:
+    yaml_class.yaml_implicit_resolvers = {}
+    for name, (pattern, _) in _SCALARS.items():
+        yaml_class.add_implicit_resolver(_TAG + name, re.compile(f"^(?:{pattern})$"), None)
+
+
+_read_scalars_with(YamlLoader)
+_read_scalars_with(YamlDumper)
+
+
+def read_yaml(text: str, place_of: PlaceOfLine) -> Document:
+    """The tree of YAML text; a key that stands twice is a fault."""
+    try:
+        root = yaml.compose(text, Loader=YamlLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = place_of(mark.line + 1 if mark else 1)
+        raise _syntax_error("YAML", place, error.problem or str(error)) from error
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise _syntax_error("YAML", place_of(line), error.reason) from error
+    if root is None:
+        return Document(None)
+    walk = _YamlWalk(place_of)
+    return Document(walk.value(root, ()), walk.places, walk.faults)
+
+
+class _YamlWalk:
+    """Nodes become values; places of keys and keys that stand twice are noted on the way."""
+
+    def __init__(self, place_of: PlaceOfLine) -> None:
+        self.place_of = place_of
+        self.places: dict[KeyPath, str] = {}
+        self.faults: list[Fault] = []
+
+    def value(self, node: yaml.Node, path: KeyPath) -> Any:
+        if len(path) > 50:
+            raise _syntax_error("YAML", self._place(node), "nested too deeply, or into itself")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, "")) for item in node.value]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _syntax_error("YAML", self._place(key_node), "a key must be a plain word")
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if key in values:
+                name = ".".join((*path, key))
+                what = f"`{name}` is given twice, on line {lines[key]} and on line {line}"
+                self.faults.append(Fault(self.place_of(line), what, "keep one of them"))
+                continue
+            lines[key] = line
+            self.places[(*path, key)] = self.place_of(line)
+            values[key] = self.value(value_node, (*path, key))
+        return values
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        _, convert = _SCALARS.get(node.tag.removeprefix(_TAG), ("", None))
+        if convert is None:
+            raise _syntax_error("YAML", self._place(node), f"the tag {node.tag} is not taken")
+        try:
+            return convert(node.value)
+        except ValueError as error:
+            raise _syntax_error("YAML", self._place(node), str(error)) from error
+
+    def _place(self, node: yaml.Node) -> str:
+        return self.place_of(node.start_mark.line + 1)
+
+
+_READERS = {".yaml": read_yaml, ".yml": read_yaml, ".toml": _read_toml, ".json": _read_json}

@@ -1,0 +1,56 @@
+"""No rank ever holds the whole model: resident memory while it is built and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parent))
+from memory_worker import SHAPE
+
+WORKER = Path(__file__).parent / "memory_worker.py"
+pytestmark = pytest.mark.dist
+
+
+def build_on_four_ranks(weights: str, out: Path) -> list[dict[str, float]]:
+    out.mkdir()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", "4", str(WORKER), weights, str(out)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
+
+
+def assert_within_bound(ranks: list[dict[str, float]]) -> None:
+    for rank, row in enumerate(ranks):
+        bound = 1.3 * (row["shard"] + row["largest_unit"])
+        mib = {key: row[key] / 2**20 for key in ("growth", "shard", "largest_unit")}
+        print(f"rank {rank}: {mib}, share of the bound {row['growth'] / bound:.2f}")
+        assert row["params"] >= 200e6
+        assert row["growth"] <= bound
+
+
+def test_random_weights_are_built_unit_by_unit(tmp_path: Path) -> None:
+    assert_within_bound(build_on_four_ranks("random", tmp_path / "out"))
+
+
+def test_pretrained_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        config = AutoConfig.for_model("llama", **SHAPE)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.uniform_(-1, 1)
+    model.save_pretrained(tmp_path / "model", max_shard_size="300MB")
+    expected = sum(float(p.double().abs().sum()) for p in model.parameters())
+    ranks = build_on_four_ranks(str(tmp_path / "model"), tmp_path / "out")
+    assert_within_bound(ranks)
+    assert sum(row["checksum"] for row in ranks) == pytest.approx(expected, rel=1e-9)

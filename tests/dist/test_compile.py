@@ -1,0 +1,42 @@
+"""torch.compile block by block: the same numbers, and one graph for all blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rank_pool import Ranks
+from tiny_runs import SHAPE, Settings, train
+from torch._dynamo.utils import counters
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
+
+SETTINGS: Settings = {
+    "model.overrides": {**SHAPE, "num_hidden_layers": 4},
+    "shard.strategy": "full_shard",
+    "train.steps": 3,
+    "optim.warmup_steps": 0,
+}
+
+
+def train_compiled(world: int, settings: Settings) -> dict[str, Any]:
+    torch._dynamo.reset()
+    counters.clear()
+    trained = train(world, {**settings, "memory.compile": True})
+    return {
+        "losses": None if trained is None else trained.losses,
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": dict(counters["graph_break"]),
+    }
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_compiled_blocks_give_the_same_losses(ranks: Callable[[int], Ranks], remat: str) -> None:
+    settings = {**SETTINGS, "memory.checkpoint_activations": remat}
+    eager = ranks(1).run(train, 1, settings)[0]
+    compiled = ranks(1).run(train_compiled, 1, settings)[0]
+    assert compiled["losses"] == pytest.approx(eager.losses, rel=1e-4)
+    # One for the blocks and one for a slice of the loss.
+    assert compiled["graphs"] <= 2, compiled

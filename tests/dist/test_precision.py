@@ -1,0 +1,144 @@
+"""Which number format is where: gathered weights, masters, gradients, Adam state, output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from rank_pool import Ranks
+from tiny_runs import Settings, loader_of, run_steps, start, train, whole_params
+from torch import Tensor, nn
+
+from shardwise.train.step import Stepper
+
+pytestmark = pytest.mark.dist
+
+# Half precision is slow on a CPU: as small as a model can be.
+SMALL: Settings = {
+    "model.overrides": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "data.seq_len": 8,
+    "train.global_batch": 4,
+    "shard.strategy": "full_shard",
+    "optim.warmup_steps": 0,
+}
+BF16: Settings = {**SMALL, "precision.param": "bf16"}
+FP16: Settings = {**SMALL, "precision.param": "fp16"}
+
+
+def formats(world: int, settings: Settings) -> dict[str, Any]:
+    """Every dtype that a step shows on this rank."""
+    session = start(world, settings)
+    model = session.model
+    seen: dict[str, Any] = {"masters": {p.dtype for p in model.parameters()}}
+
+    def look(block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen["gathered"] = {p.dtype for p in block.parameters()}
+        seen["activations"] = inputs[0].dtype
+
+    hook = model.model.layers[0].register_forward_pre_hook(look)
+    (batch,) = loader_of(session, dist.get_rank(), world).step_batches(0)
+    loss = model.sum_loss(batch.inputs, batch.labels)
+    loss.backward()
+    seen["loss"] = loss.dtype
+    seen["grads"] = {p.grad.dtype for p in model.parameters()}
+    hook.remove()
+    run_steps(session, range(1))
+    states = session.optimizer.state.values()
+    seen["adam"] = {value.dtype for state in states for value in state.values()}
+    seen["logits"] = model(input_ids=batch.inputs).logits.dtype
+    return seen
+
+
+def test_bf16_computes_and_fp32_keeps(ranks: Callable[[int], Ranks]) -> None:
+    for seen in ranks(2).run(formats, 2, BF16):
+        assert seen["gathered"] == {torch.bfloat16}
+        assert seen["activations"] == seen["logits"] == torch.bfloat16
+        assert seen["masters"] == seen["grads"] == seen["adam"] == {torch.float32}
+        assert seen["loss"] == torch.float32
+
+
+@pytest.mark.parametrize("loss", ["chunked", "full"])
+def test_output_format_is_cast_at_the_end_only(ranks: Callable[[int], Ranks], loss: str) -> None:
+    settings = {**BF16, "precision.output": "fp32", "memory.loss": loss}
+    for seen in ranks(2).run(formats, 2, settings):
+        assert seen["logits"] == seen["loss"] == torch.float32
+        assert seen["activations"] == torch.bfloat16
+
+
+@pytest.mark.parametrize("param", ["bf16", "fp16"])
+def test_half_precision_stays_near_fp32(ranks: Callable[[int], Ranks], param: str) -> None:
+    exact = ranks(2).run(train, 2, SMALL)[0]
+    rough = ranks(2).run(train, 2, {**SMALL, "precision.param": param})[0]
+    assert rough.losses == pytest.approx(exact.losses, rel=1e-2)
+    # Norms are near only because the scale of fp16 is taken off before they are measured.
+    assert rough.norms == pytest.approx(exact.norms, rel=5e-2)
+
+
+def overflow(world: int, settings: Settings) -> dict[str, Any]:
+    """A step whose gradient is infinite on the last rank alone, and then a good one."""
+    session = start(world, settings)
+    batches = loader_of(session, dist.get_rank(), world).step_batches(0)
+    stepper = Stepper(session.model, session.optimizer, session.plan)
+    seen: dict[str, Any] = {"scales": [stepper.scaler.get_scale()]}
+
+    def spoil(param: Tensor) -> None:
+        seen["scaled_grad"] = param.grad.full_tensor().abs().max().item()  # type: ignore[union-attr]
+        if dist.get_rank() == world - 1:
+            param.grad.to_local().fill_(float("inf"))  # type: ignore[union-attr]
+
+    weight = session.model.model.layers[0].mlp.down_proj.weight
+    hook = weight.register_post_accumulate_grad_hook(spoil)
+    seen["params"] = [whole_params(session.model)]
+    for _ in range(2):
+        stepper.run(batches, 1e-3)
+        seen["scales"].append(stepper.scaler.get_scale())
+        seen["params"].append(whole_params(session.model))
+        hook.remove()
+    return seen
+
+
+def is_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_fp16_skips_a_step_that_overflows_on_one_rank(ranks: Callable[[int], Ranks]) -> None:
+    first, last = ranks(2).run(overflow, 2, {**FP16, "precision.loss_scale": 4096.0})
+    for seen in (first, last):
+        before, skipped, after = seen["params"]
+        assert is_same(before, skipped)
+        assert not is_same(skipped, after)
+        assert seen["scales"] == [4096.0, 2048.0, 2048.0]
+    assert is_same(first["params"][2], last["params"][2])
+    # The true gradient of this weight is below 1.
+    assert first["scaled_grad"] > 1
+
+
+def too_large_scale(world: int, settings: Settings) -> dict[str, Any]:
+    session = start(world, settings)
+    before = whole_params(session.model)
+    batches = loader_of(session, dist.get_rank(), world).step_batches(0)
+    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper.run(batches, 1e-3)
+    return {
+        "unchanged": is_same(before, whole_params(session.model)),
+        "scale": stepper.scaler.get_scale(),
+    }
+
+
+def test_fp16_survives_a_scale_that_is_too_large(ranks: Callable[[int], Ranks]) -> None:
+    for seen in ranks(2).run(too_large_scale, 2, {**FP16, "precision.loss_scale": 1e38}):
+        assert seen["unchanged"]
+        assert seen["scale"] == pytest.approx(5e37)

@@ -1,0 +1,262 @@
+"""Tiny fp32 runs: by shardwise on the ranks of a pool, and by plain PyTorch in one process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardwise.config.plain import config_from_dict
+from shardwise.config.rules import validate_rules
+from shardwise.data.loader import BatchLoader, MicroBatch
+from shardwise.launch.prepare import choose_plan
+from shardwise.plan.plan import Plan
+from shardwise.train.optim import learning_rate
+from shardwise.train.session import Session, attach_training_loss, build_session
+from shardwise.train.step import Stepper
+
+Settings = Mapping[str, Any]
+Arrays = dict[str, NDArray[Any]]
+StepBatches = Callable[[int], list[MicroBatch]]
+
+TOLERANCE = 1e-5
+STEPS = 5
+# 301 rows and 66 columns divide over neither 2 nor 4 ranks, so shards are uneven and padded.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 66,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 301,
+}
+DEFAULTS: Settings = {
+    "model.overrides": SHAPE,
+    "data.source": "synthetic",
+    "data.seq_len": 16,
+    "train.global_batch": 16,
+    "train.steps": STEPS,
+    "precision.param": "fp32",
+    "optim.lr": 1e-3,
+    "optim.warmup_steps": 2,
+    # Adam divides a gradient by its size: where that is almost nothing, rounding would show.
+    "optim.eps": 1e-6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run gave: loss and gradient norm of each step, and its last parameters, whole."""
+
+    losses: list[float]
+    norms: list[float]
+    params: Arrays
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many runs were compared with one process, and the largest differences."""
+
+    count: int = 0
+    loss: float = 0.0
+    params: float = 0.0
+
+    def add(self, loss: float, params: float) -> None:
+        """One more comparison."""
+        self.count += 1
+        self.loss, self.params = max(self.loss, loss), max(self.params, params)
+
+    def __str__(self) -> str:
+        return (
+            f"equivalence: {self.count} runs compared with one process; worst relative "
+            f"difference of a loss {self.loss:.1e}, of a parameter {self.params:.1e}"
+        )
+
+
+def tiny_plan(world: int, settings: Settings) -> Plan:
+    """The plan for `DEFAULTS` with dotted `settings` laid over them, on CPU ranks."""
+    sections: dict[str, dict[str, Any]] = defaultdict(dict)
+    for path, value in {**DEFAULTS, "cluster.name": f"{world}xCPU", **settings}.items():
+        section, name = path.split(".")
+        sections[section][name] = value
+    config = config_from_dict(dict(sections))
+    validate_rules(config)
+    return choose_plan(config, environ={})
+
+
+def train(world: int, settings: Settings) -> Trained | None:
+    """On every rank: all steps; the result comes from rank 0."""
+    session = start(world, settings)
+    return run_steps(session, range(session.plan.config.train.steps))
+
+
+def start(world: int, settings: Settings) -> Session:
+    """A session on this rank."""
+    session = build_session(tiny_plan(world, settings), lambda text: None)
+    if session.plan.weights_dir is None:
+        _move_biases(session.model)
+    attach_training_loss(session, lambda text: None)
+    return session
+
+
+def _move_biases(model: torch.nn.Module) -> None:
+    """A key's bias has almost no gradient: from zero, rounding would be all there is of it."""
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if name.endswith("bias"):
+                param.fill_(0.05)
+
+
+def run_steps(session: Session, steps: range, batches_of: StepBatches | None = None) -> Any:
+    """Run `steps`; what they gave is returned on rank 0."""
+    plan = session.plan
+    stepper = Stepper(session.model, session.optimizer, plan)
+    loader = loader_of(session, dist.get_rank(), dist.get_world_size())
+    batches_of = batches_of or loader.step_batches
+    losses, norms = [], []
+    for step in steps:
+        rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
+        result = stepper.run(batches_of(step), rate)
+        losses.append((result.loss_sum.double() / result.num_tokens).item())
+        norms.append(result.grad_norm.item())
+    return on_first(Trained(losses, norms, whole_params(session.model)))
+
+
+def loader_of(session: Session, rank: int, num_ranks: int) -> BatchLoader:
+    """The batches of one rank."""
+    plan = session.plan
+    return BatchLoader(
+        session.data.train,
+        seed=plan.config.train.seed,
+        shuffle=plan.config.data.shuffle,
+        global_batch=plan.global_batch.value,
+        micro_batch=plan.micro_batch.value,
+        accumulation=plan.accumulation.value,
+        rank=rank,
+        num_ranks=num_ranks,
+    )
+
+
+def whole_params(model: torch.nn.Module) -> Arrays:
+    """Every parameter by name, gathered from its shards."""
+    return {name: whole(param).numpy().copy() for name, param in model.named_parameters()}
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor in one piece."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def on_first(value: Any) -> Any:
+    """`value` on rank 0 only: the other ranks hold the same."""
+    return value if dist.get_rank() == 0 else None
+
+
+# ---- the reference: one process without FSDP -------------------------------------------------
+
+
+def train_plainly(settings: Settings, mask: Callable[[Tensor], Tensor] | None = None) -> Trained:
+    """In a world of one: the same model, data and schedule in a dozen lines of plain PyTorch.
+
+    `mask` changes the labels of every global batch.
+    """
+    session = start(1, settings)
+    loader = loader_of(session, 0, 1)
+    batches = []
+    for step in range(session.plan.config.train.steps):
+        inputs, labels = one_batch(loader.step_batches(step))
+        batches.append((inputs, mask(labels) if mask else labels))
+    return train_batches(plain_twin(session), session.plan, batches)
+
+
+def plain_twin(session: Session) -> Any:
+    """A Hugging Face model, unsharded, with the weights of a session."""
+    config = AutoConfig.for_model(**session.plan.hf_config)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+    weights = {name: whole(param) for name, param in session.model.named_parameters()}
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(weights.pop(name))
+    buffers = dict(session.model.named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers.pop(name)), f"buffer {name} is not the family's own"
+    assert not weights and not buffers
+    return model
+
+
+def one_batch(batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of several micro-batches in one."""
+    return (
+        torch.cat([batch.inputs for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+    )
+
+
+def train_batches(model: Any, plan: Plan, batches: Sequence[tuple[Tensor, Tensor]]) -> Trained:
+    """One whole batch a step: cross-entropy of the logits, clip, AdamW."""
+    optim = plan.config.optim
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
+            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        betas=optim.betas,
+        eps=optim.eps,
+    )
+    losses, norms = [], []
+    limit = float("inf") if optim.clip_norm is None else optim.clip_norm
+    for step, (inputs, labels) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, plan.config.train.steps)
+        logits = model(input_ids=inputs, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(params, limit).item())
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, norms, whole_params(model))
+
+
+# ---- comparing -------------------------------------------------------------------------------
+
+
+def assert_close(run: Trained, reference: Trained, tally: Tally) -> None:
+    """Losses, gradient norms and parameters agree to `TOLERANCE`."""
+    loss, params = differences(run, reference)
+    tally.add(loss, params)
+    assert loss <= TOLERANCE
+    assert params <= TOLERANCE
+
+
+def differences(run: Trained, reference: Trained) -> tuple[float, float]:
+    """The largest relative difference of a loss or gradient norm, and of a parameter."""
+    assert run.params.keys() == reference.params.keys()
+    pairs = zip(run.losses + run.norms, reference.losses + reference.norms, strict=True)
+    loss = max(abs(a - b) / abs(b) for a, b in pairs)
+    params = max(
+        float(np.linalg.norm(run.params[name] - value) / np.linalg.norm(value))
+        for name, value in reference.params.items()
+    )
+    return loss, params
+
+
+def assert_same(run: Trained, reference: Trained) -> None:
+    """To the last bit."""
+    assert run.losses == reference.losses
+    assert run.norms == reference.norms
+    assert run.params.keys() == reference.params.keys()
+    for name, value in reference.params.items():
+        assert np.array_equal(run.params[name], value), name

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardwise.config.load import load_config
+from shardwise.launch.prepare import choose_plan
+from shardwise.plan.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+# (strategy, shard axis) that the notes in the file speak of.
+EXPECTED = {
+    "demo": ("full_shard", 2),
+    "llama-3.1-8b-8xh100": ("full_shard", 8),
+    "llama-3.1-70b-4x8xh100": ("full_shard", 32),
+    "llama-3.2-1b-1xh100": ("no_shard", 1),
+    "qwen2.5-7b-8xa100-jsonl": ("full_shard", 8),
+    "mixtral-8x7b-4x8xh100": ("hybrid_shard", 16),
+    "llama-3.1-8b-offload-1xh100": ("no_shard", 1),
+}
+
+
+def plan_of(file: Path) -> Plan:
+    return choose_plan(load_config(file, []), {})
+
+
+def test_the_examples_are_those_of_the_package() -> None:
+    packaged = sorted((ROOT / "src/shardwise/examples").glob("*.yaml"))
+    assert [file.name for file in EXAMPLES] == [file.name for file in packaged]
+    assert set(EXPECTED) <= {file.stem for file in EXAMPLES}
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_begins_with_the_command_that_runs_it(file: Path) -> None:
+    first = file.read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert f"shardwise train examples/{file.name}" in first
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_plans_within_its_devices(file: Path) -> None:
+    plan = plan_of(file)
+    assert plan.memory.total <= plan.cluster.memory_bytes
+    assert plan.config.name == file.stem
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_is_sharded_as_its_notes_say(name: str) -> None:
+    plan = plan_of(ROOT / "examples" / f"{name}.yaml")
+    assert (plan.strategy.value, plan.shard.value) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "demo"])
+def test_a_step_reads_one_to_four_million_tokens(name: str) -> None:
+    plan = plan_of(ROOT / "examples" / f"{name}.yaml")
+    assert 2**20 <= plan.tokens_per_step <= 2**22
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_a_run_of_several_nodes_is_started_by_torchrun(file: Path) -> None:
+    first = file.read_text().splitlines()[0]
+    cluster = plan_of(file).cluster
+    counts = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.devices_per_node}"
+    assert (counts in first) == (cluster.num_nodes > 1)

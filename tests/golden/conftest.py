@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def rank_environment() -> dict[str, str]:
+    """One thread a rank, so that sums are the same on every machine's number of cores."""
+    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    return rank_environment()
+
+
+@pytest.fixture(scope="session")
+def shardwise() -> Run:
+    """Runs the installed command; `expect` is the exit code that it must have."""
+
+    def run(
+        *words: str, expect: int = 0, command: tuple[str, ...] = (SHARDWISE,)
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*command, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env=rank_environment(),
+        )
+        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def losses_of() -> Callable[[Path], dict[int, float]]:
+    """Loss by step, as events.jsonl records it."""
+
+    def read(run_dir: Path) -> dict[int, float]:
+        lines = (run_dir / "events.jsonl").read_text().splitlines()
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+    return read

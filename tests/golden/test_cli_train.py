@@ -1,0 +1,262 @@
+"""The real command with real ranks: run, stop, resume, refuse, fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Losses = Callable[[Path], dict[int, float]]
+pytestmark = pytest.mark.dist
+
+CONFIG = """\
+model: tiny-llama
+data: {source: jsonl, path: RECORDS, seq_len: 64, eval_fraction: 0.1, eval_sequences: 6}
+cluster: 2xCPU
+shard: {strategy: full_shard}
+optim: {lr: 3e-3}
+train: {steps: 8, global_batch: 8}
+observe: {log_every: 1}
+"""
+
+
+def write_records(file: Path, *, corrupt: int) -> None:
+    records = [json.dumps({"text": f"{n} and {n} make {2 * n}. " * 8}) for n in range(200)]
+    for index in range(corrupt):
+        records[10 + index] = '{"text": "cut off'
+    file.write_text("\n".join(records) + "\n")
+
+
+def write_config(folder: Path) -> Path:
+    write_records(folder / "records.jsonl", corrupt=1)
+    file = folder / "run.yaml"
+    file.write_text(CONFIG.replace("RECORDS", str(folder / "records.jsonl")))
+    return file
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def config(home: Path) -> str:
+    return str(write_config(home))
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, config: str, shardwise: Run) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run from the first step to the last."""
+    done = shardwise("train", config, f"runs_dir={home}", "name=whole")
+    return home / "whole", done
+
+
+@pytest.fixture(scope="module")
+def stopped(home: Path, config: str, shardwise: Run) -> Path:
+    """A run that ended after step 4 of 8."""
+    words = ("train", config, f"runs_dir={home}", "name=stopped", "train.stop_after=4")
+    done = shardwise(*words)
+    assert "stopped after step 4 of 8" in done.stdout
+    return home / "stopped"
+
+
+def copy_run(run_dir: Path, name: str) -> Path:
+    return Path(shutil.copytree(run_dir, run_dir.with_name(name)))
+
+
+def events_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (run_dir / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def test_the_run_directory_is_complete(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = whole
+    assert f"run directory: {run_dir}" in done.stdout
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "events.jsonl",
+        "checkpoints/step-00000008/manifest.json",
+        "logs/attempt-1/rank-0.log",
+        "logs/attempt-1/rank-1.log",
+    ):
+        assert (run_dir / name).is_file(), name
+    assert not list(run_dir.glob("checkpoints/.writing*"))
+    assert "finished 8 steps" in (run_dir / "logs/attempt-1/rank-0.log").read_text()
+    assert events_of(run_dir, "end")[0]["finished"] is True
+
+
+def test_every_step_and_the_units_are_printed(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    _, done = whole
+    assert "6 units" in done.stdout
+    assert sum(line.startswith("step ") for line in done.stdout.splitlines()) == 8
+    assert done.stdout.count("finished 8 steps") == 1
+
+
+def test_the_held_out_loss_is_reported_and_falls(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = whole
+    first, last = events_of(run_dir, "eval")
+    assert (first["step"], last["step"]) == (0, 8)
+    assert last["loss"] < first["loss"]
+    assert f"eval at step 8: loss {last['loss']:.4f}" in done.stdout
+
+
+def test_a_corrupt_record_is_named(
+    whole: tuple[Path, subprocess.CompletedProcess[str]], home: Path
+) -> None:
+    run_dir, done = whole
+    place = f"{home / 'records.jsonl'}:11"
+    assert f"skipped corrupt record {place}: invalid JSON" in done.stdout
+    assert events_of(run_dir, "data")[0]["skipped"][0].startswith(place)
+
+
+def test_the_same_command_resumes_bit_for_bit(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+    stopped: Path,
+    config: str,
+    shardwise: Run,
+    losses_of: Losses,
+) -> None:
+    run_dir = copy_run(stopped, "resumed")
+    words = ("train", config, f"runs_dir={run_dir.parent}", "name=resumed")
+    done = shardwise(*words)
+    assert "resumed at step 4" in done.stdout
+    assert losses_of(run_dir) == losses_of(whole[0])
+    assert events_of(run_dir, "eval")[-1]["loss"] == events_of(whole[0], "eval")[-1]["loss"]
+    assert (run_dir / "logs/attempt-2/rank-1.log").is_file()
+
+
+def test_a_run_goes_on_with_other_ranks(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+    stopped: Path,
+    config: str,
+    shardwise: Run,
+    losses_of: Losses,
+) -> None:
+    run_dir = copy_run(stopped, "narrower")
+    words = ("train", config, f"runs_dir={run_dir.parent}", "name=narrower", "cluster.name=1xCPU")
+    shardwise(*words)
+    expected, found = losses_of(whole[0]), losses_of(run_dir)
+    assert list(found) == list(expected)
+    assert list(found.values()) == pytest.approx(list(expected.values()), abs=1e-5)
+
+
+def test_a_finished_run_has_nothing_to_do(
+    whole: tuple[Path, subprocess.CompletedProcess[str]], config: str, shardwise: Run
+) -> None:
+    run_dir = copy_run(whole[0], "again")
+    done = shardwise("train", config, f"runs_dir={run_dir.parent}", "name=again")
+    assert "nothing to do: step 8 of 8 is done" in done.stdout
+    assert len(events_of(run_dir, "step")) == 8
+
+
+def test_starting_over_a_run_is_refused(stopped: Path, config: str, shardwise: Run) -> None:
+    words = ("train", config, f"runs_dir={stopped.parent}", "name=stopped")
+    done = shardwise(*words, "checkpoint.resume=false", expect=2)
+    assert "holds checkpoints up to step 4" in done.stderr
+    assert "nothing is overwritten" in done.stderr
+    assert len(events_of(stopped, "step")) == 4
+
+
+def test_another_model_in_the_same_directory_is_refused(
+    stopped: Path, config: str, shardwise: Run
+) -> None:
+    words = ("train", config, f"runs_dir={stopped.parent}", "name=stopped")
+    before = (stopped / "plan.json").read_text()
+    for change in ("model.name=tiny-qwen", "model.overrides.num_hidden_layers=2"):
+        done = shardwise(*words, change, expect=2)
+        assert "holds checkpoints of another model" in done.stderr
+        assert "another name" in done.stderr
+    assert (stopped / "plan.json").read_text() == before
+
+
+def test_torchrun_gives_the_same_losses(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+    config: str,
+    shardwise: Run,
+    losses_of: Losses,
+) -> None:
+    home = whole[0].parent
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = shardwise(
+        *("--nproc-per-node", "2", "-m", "shardwise", "train", config),
+        *(f"runs_dir={home}", "name=torchrun"),
+        command=launcher,
+    )
+    assert losses_of(home / "torchrun") == losses_of(whole[0])
+    assert done.stdout.count("run directory:") == 1
+    assert (home / "torchrun/plan.json").is_file()
+
+
+def test_too_many_corrupt_records_end_the_run(tmp_path: Path, config: str, shardwise: Run) -> None:
+    write_records(tmp_path / "bad.jsonl", corrupt=3)
+    words = (f"runs_dir={tmp_path}", f"data.path={tmp_path / 'bad.jsonl'}", "data.max_corrupt=2")
+    done = shardwise("train", config, *words, expect=2)
+    assert done.stderr.count("error:") == 1
+    assert "rank 0 failed: 3 records of the data cannot be read" in done.stderr
+    assert "data.max_corrupt" in done.stderr
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run(
+    tmp_path: Path, config: str, shardwise: Run
+) -> None:
+    words = (f"runs_dir={tmp_path}", "optim.lr=1e30", "optim.clip_norm=null")
+    done = shardwise("train", config, *words, expect=6)
+    assert done.stderr.count("error:") == 1
+    assert "the loss is nan at step" in done.stderr
+    assert "lower optim.lr" in done.stderr
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+
+
+def rank_process(launcher: int, rank: int) -> int:
+    """The process id of one rank below the command."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            environ = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if parent == launcher and f"RANK={rank}".encode() in environ:
+            return int(folder.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_killed_rank_is_named_once(
+    tmp_path: Path, config: str, environment: dict[str, str]
+) -> None:
+    words = (f"runs_dir={tmp_path}", "train.steps=100000")
+    with subprocess.Popen(
+        [SHARDWISE, "train", config, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        os.kill(rank_process(process.pid, 1), signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 6
+    assert said.count("error:") == 1
+    assert "rank 1 failed: killed by signal SIGKILL" in said
+    assert "out of memory" in said
+    assert "run the same command again to resume" in said
+    assert "Traceback" not in said

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from shardwise.cli.main import main
+
+SHARDWISE = Path(sys.executable).with_name("shardwise")
+
+
+def _load_table() -> Any:
+    file = Path(__file__).parents[1] / "config" / "bad_configs.py"
+    spec = importlib.util.spec_from_file_location("bad_configs", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.BAD_CONFIGS
+
+
+BAD_CONFIGS = _load_table()
+
+
+class Refused(NamedTuple):
+    id: str
+    overrides: tuple[str, ...]
+    says: tuple[str, ...]
+    code: int = 2
+
+
+REFUSED_PLANS = (
+    Refused(
+        "mesh product",
+        ("cluster.name=8xH100", "mesh.replicate=3", "mesh.shard=2"),
+        ("mesh.replicate=3 x mesh.shard=2", "8 ranks", "product"),
+    ),
+    Refused(
+        "half a mesh that does not divide",
+        ("cluster.name=8xH100", "mesh.shard=3"),
+        ("mesh.replicate=auto x mesh.shard=3 does not give 8 ranks",),
+    ),
+    Refused(
+        "batch over ranks",
+        ("cluster.name=8xH100", "train.global_batch=12"),
+        ("train.global_batch=12 does not divide over 8 ranks", "a multiple of 8, such as 16"),
+    ),
+    Refused(
+        "batch over micro-batch",
+        ("cluster.name=8xH100", "train.global_batch=16", "train.micro_batch=3"),
+        ("train.global_batch=16", "micro_batch=3", "8 ranks", "whole micro-batches"),
+    ),
+    Refused(
+        "batch over accumulation",
+        ("cluster.name=8xH100", "train.global_batch=16", "train.accumulation=4"),
+        ("train.global_batch=16", "accumulation=4", "8 ranks"),
+    ),
+    Refused(
+        "micro x accumulation x ranks",
+        (
+            "cluster.name=8xH100",
+            "train.global_batch=32",
+            "train.micro_batch=2",
+            "train.accumulation=4",
+        ),
+        ("train.global_batch=32 is not micro_batch=2 x accumulation=4 x 8 ranks",),
+    ),
+    Refused(
+        "strategy against mesh",
+        ("cluster.name=8xH100", "shard.strategy=full_shard", "mesh.replicate=2", "mesh.shard=4"),
+        ("shard.strategy=full_shard", "replicate=1 x shard=8", "2 x 4", "hybrid_shard"),
+    ),
+    Refused(
+        "two datacenters",
+        ("cluster.name=2x8xH100", "cluster.datacenters=2"),
+        ("cluster.datacenters=2", "why:", "all-gathers", "slower", "DiLoCo"),
+    ),
+    Refused(
+        "reshard group that does not divide",
+        ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.reshard_after_forward=3"),
+        ("shard.reshard_after_forward=3 does not divide", "8 ranks"),
+    ),
+    Refused(
+        "reshard group as large as the axis",
+        ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.reshard_after_forward=8"),
+        ("shard.reshard_after_forward=8 does not divide", "smaller divisor"),
+    ),
+    Refused(
+        "pretrained weights of a preset",
+        ("model.weights=pretrained",),
+        ("model.weights=pretrained", "presets are shapes only", "model.weights=random"),
+    ),
+    Refused(
+        "unknown preset",
+        ("model.name=lama-3.1-8b",),
+        ("unknown model 'lama-3.1-8b'", "did you mean the preset llama-3.1-8b"),
+    ),
+    Refused(
+        "unknown override of the model",
+        ("model.overrides.num_layer=2",),
+        ("model.overrides.num_layer is no field", "fix:"),
+    ),
+    Refused("unknown GPU", ("cluster.name=8xH101",), ("unknown GPU 'H101'", "did you mean H100")),
+    Refused("unreadable cluster", ("cluster.name=many",), ("cannot read the cluster", "8xH100")),
+    Refused(
+        "domain that does not divide",
+        ("cluster.name=8xH100", "cluster.nvlink_domain=3"),
+        ("cluster.nvlink_domain=3 does not divide 8",),
+    ),
+    Refused(
+        "405B on one GPU",
+        ("model.name=llama-3.1-405b", "cluster.name=1xH100"),
+        ("llama-3.1-405b does not fit on 1xH100", "use at least 90 such devices", "Adam"),
+        3,
+    ),
+)
+
+REFUSED_TRAINING = (
+    Refused(
+        "GPUs that are not here",
+        ("cluster.name=8xH100",),
+        ("cluster 8xH100 needs 8 GPUs", "cluster.name=local", "2xCPU"),
+        4,
+    ),
+    Refused(
+        "several nodes from one machine",
+        ("cluster.name=2x2xCPU",),
+        ("cluster 2x2xCPU has 2 nodes", "torchrun --nnodes 2 --nproc-per-node 2"),
+        4,
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def _alone_in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["shardwise", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def assert_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    row: Refused,
+) -> None:
+    Path("run.yaml").write_text("model: tiny-llama\ncluster: 2xCPU\n")
+    code = run_cli(monkeypatch, verb, "run.yaml", *row.overrides)
+    said = capsys.readouterr().err
+    assert code == row.code
+    assert said.count("error:") == 1
+    assert "fix:" in said
+    for words in row.says:
+        assert words in said
+
+
+@pytest.mark.parametrize("bad", BAD_CONFIGS, ids=lambda bad: bad.id)
+def test_bad_config_ends_with_its_reason(
+    bad: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.yaml").write_text(bad.text)
+    code = run_cli(monkeypatch, "plan", "run.yaml", *bad.overrides)
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    for words in bad.says:
+        assert words in captured.err
+
+
+@pytest.mark.parametrize("bad", BAD_CONFIGS[:: len(BAD_CONFIGS) // 2], ids=lambda bad: bad.id)
+def test_bad_config_in_a_process_of_its_own(bad: Any) -> None:
+    Path("run.yaml").write_text(bad.text)
+    command = [str(SHARDWISE), "plan", "run.yaml", *bad.overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    for words in bad.says:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("row", REFUSED_PLANS, ids=lambda row: row.id)
+def test_impossible_plan_ends_with_its_reason(
+    row: Refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(monkeypatch, capsys, "plan", row)
+
+
+@pytest.mark.parametrize("row", REFUSED_TRAINING, ids=lambda row: row.id)
+def test_training_on_another_machine_is_refused(
+    row: Refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(monkeypatch, capsys, "train", row)
+    assert not Path("runs").exists()
+
+
+def test_missing_file_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(monkeypatch, "plan", "nowhere.yaml") == 2
+    assert "nowhere.yaml" in capsys.readouterr().err
+
+
+def test_cluster_option_is_checked_like_the_field(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run.yaml").write_text("model: tiny-llama\n")
+    assert run_cli(monkeypatch, "plan", "run.yaml", "--cluster", "8xH101") == 2
+    assert "unknown GPU 'H101'" in capsys.readouterr().err
+
+
+def test_tokenizer_larger_than_the_model_fails_as_a_config_error() -> None:
+    Path("text.txt").write_text("some words " * 200)
+    Path("run.yaml").write_text(
+        "model: {name: tiny-llama, overrides: {vocab_size: 200}}\n"
+        "data: {source: text, path: text.txt, seq_len: 32}\n"
+        "cluster: 1xCPU\ntrain: {steps: 1}\n"
+    )
+    command = [str(SHARDWISE), "train", "run.yaml"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert "tokenizer byte has 257 tokens, the model only 200" in done.stderr
+    assert "model.overrides.vocab_size=257" in done.stderr

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARDWISE = Path(sys.executable).with_name("shardwise")
+
+
+def loaded_after(code: str, cwd: Path) -> set[str]:
+    """Which of the heavy libraries a fresh interpreter holds after `code`."""
+    report = "import sys; sys.stderr.write(' '.join({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=cwd,
+    )
+    return set(done.stderr.split())
+
+
+def test_importing_the_command_line_loads_no_torch(tmp_path: Path) -> None:
+    assert loaded_after("import shardwise.cli.main", tmp_path) == set()
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",), ("--cluster", "4x8xH100")])
+def test_planning_a_preset_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    (tmp_path / "run.yaml").write_text("model: llama-3.1-8b\ndata: synthetic\ncluster: 8xH100\n")
+    words = ["plan", "run.yaml", *extra]
+    code = f"from shardwise.cli.main import app; app({words!r}, standalone_mode=False)"
+    assert loaded_after(code, tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "shardwise config cp demo run.yaml"),
+        (("train",), "shardwise train run.yaml train.steps=2000"),
+        (("plan",), "shardwise plan run.yaml --cluster 4x8xH100"),
+        (("config",), "examples"),
+        (("config", "cp"), "shardwise config cp NAME run.yaml"),
+        (("config", "schema"), "shardwise config schema optim.lr"),
+    ],
+)
+def test_help_shows_examples(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    command = [str(SHARDWISE), *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0
+    assert says in " ".join(done.stdout.split())

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.failure import error_of
+
+
+def failure(
+    folder: Path, rank: int, exitcode: int, message: Any = None, *, at: int = 100
+) -> tuple[int, ProcessFailure]:
+    """A rank's end, with the error file that torch's `record` leaves."""
+    file = folder / f"error-{rank}.json"
+    if message is not None:
+        extra = {"py_callstack": '  File "loop.py", line 7, in run', "timestamp": str(at)}
+        file.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+    found = ProcessFailure(
+        local_rank=rank, pid=1000 + rank, exitcode=exitcode, error_file=str(file)
+    )
+    found.timestamp = at
+    return rank, found
+
+
+def error_from(folder: Path, *failures: tuple[int, ProcessFailure]) -> UserError:
+    (folder / "logs" / "attempt-2").mkdir(parents=True)
+    (folder / "logs" / "attempt-10").mkdir()
+    return error_of(ChildFailedError("worker", dict(failures)), folder)
+
+
+def recorded(error: UserError) -> str:
+    return f"UserError: {error}"
+
+
+def test_a_user_error_of_a_rank_keeps_its_parts_and_its_code(tmp_path: Path) -> None:
+    raised = UserError("the disk is full", why="3 GiB are needed", fix="free some")
+    error = error_from(tmp_path, failure(tmp_path, 1, 2, recorded(raised)))
+    assert (error.what, error.why, error.fix) == (
+        "rank 1 failed: the disk is full",
+        "3 GiB are needed",
+        "free some",
+    )
+    assert error.code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize("code", [ExitCode.DOES_NOT_FIT, ExitCode.ENVIRONMENT])
+def test_known_exit_codes_are_kept(tmp_path: Path, code: ExitCode) -> None:
+    error = error_from(tmp_path, failure(tmp_path, 0, int(code), recorded(UserError("x"))))
+    assert error.code == code
+
+
+def test_another_error_names_its_place_and_the_newest_log(tmp_path: Path) -> None:
+    error = error_from(tmp_path, failure(tmp_path, 0, 1, "RuntimeError: shapes differ"))
+    assert error.what == "rank 0 failed: RuntimeError: shapes differ"
+    assert "loop.py" in error.why
+    assert str(tmp_path / "logs/attempt-10/rank-0.log") in error.fix
+    assert error.code == ExitCode.WORKER_DIED
+
+
+def test_the_first_failure_is_the_cause(tmp_path: Path) -> None:
+    error = error_from(
+        tmp_path,
+        failure(tmp_path, 0, 1, "RuntimeError: connection closed by peer", at=200),
+        failure(tmp_path, 3, 1, "ValueError: the cause", at=100),
+    )
+    assert "rank 3 failed: ValueError: the cause" in error.what
+
+
+def test_a_killed_rank_is_the_cause_of_its_peers_errors(tmp_path: Path) -> None:
+    error = error_from(
+        tmp_path,
+        failure(tmp_path, 0, 1, "RuntimeError: connection closed by peer", at=100),
+        failure(tmp_path, 1, -9, at=101),
+    )
+    assert "rank 1 failed: killed by signal SIGKILL" in error.what
+    assert "out of memory" in error.why
+    assert error.code == ExitCode.WORKER_DIED
+
+
+def test_all_lines_of_what_is_wrong_are_kept(tmp_path: Path) -> None:
+    raised = UserError("2 records cannot be read:\n    a.jsonl:1: bad\n    a.jsonl:2: bad", why="w")
+    error = error_from(tmp_path, failure(tmp_path, 0, 2, recorded(raised)))
+    assert "a.jsonl:1: bad" in error.what
+    assert "a.jsonl:2: bad" in error.what

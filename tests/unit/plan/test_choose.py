@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardwise.config.schema import ClusterConfig, ModelConfig, RunConfig
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.models import read_model_config, spec_from_config
+from shardwise.facts.presets import PRESETS
+from shardwise.plan import choose
+from shardwise.plan.plan import Plan
+
+PlanOf = Callable[..., Plan]
+
+
+def mesh_of(plan: Plan) -> tuple[str, int, int]:
+    return plan.strategy.value, plan.replicate.value, plan.shard.value
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "mesh"),
+    [
+        ("llama-3.2-1b", "1xH100", ("no_shard", 1, 1)),
+        ("llama-3.2-1b", "8xH100", ("no_shard", 8, 1)),
+        ("llama-3.2-1b", "4x8xH100", ("no_shard", 32, 1)),
+        ("llama-3.1-8b", "8xH100", ("full_shard", 1, 8)),
+        ("llama-3.1-8b", "2x8xH100", ("hybrid_shard", 2, 8)),
+        ("llama-3.1-8b", "4x8xH100", ("hybrid_shard", 4, 8)),
+        ("mixtral-8x7b", "4x8xH100", ("hybrid_shard", 2, 16)),
+        ("llama-3.1-70b", "8x8xH100", ("hybrid_shard", 2, 32)),
+        ("llama-3.1-70b", "4x8xH100", ("full_shard", 1, 32)),
+        ("llama-3.1-70b", "18x4xGB200", ("full_shard", 1, 72)),
+    ],
+)
+def test_strategy_follows_model_and_links(
+    plan_of: PlanOf, model: str, cluster: str, mesh: tuple[str, int, int]
+) -> None:
+    plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=4096")
+    assert mesh_of(plan) == mesh
+    assert plan.world_size == plan.cluster.world_size
+    assert plan.memory.total <= choose.HEADROOM * plan.cluster.memory_bytes
+
+
+def test_a_larger_group_is_taken_only_where_the_domain_does_not_fit(plan_of: PlanOf) -> None:
+    plan = plan_of("model.name=mixtral-8x7b", "cluster.name=4x8xH100", "data.seq_len=4096")
+    assert "a copy over 8 GPUs does not fit; 16 do" in plan.strategy.why
+    inside = plan_of("model.name=mixtral-8x7b", "cluster.name=4x8xH200", "data.seq_len=4096")
+    assert inside.shard.value == 8
+
+
+def test_a_narrower_domain_makes_smaller_groups(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "cluster.name=2x8xH100", "data.seq_len=4096")
+    assert mesh_of(plan_of(*words, "cluster.nvlink_domain=4")) == ("hybrid_shard", 4, 4)
+
+
+def test_reshard_rule_is_the_strategys(plan_of: PlanOf) -> None:
+    for strategy, reshards in (
+        ("full_shard", True),
+        ("hybrid_shard", True),
+        ("shard_grad_op", False),
+        ("no_shard", False),
+    ):
+        plan = plan_of("cluster.name=2x8xH100", f"shard.strategy={strategy}")
+        assert plan.strategy.value == strategy
+        assert plan.reshard_after_forward.value is reshards
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mesh"),
+    [
+        (("mesh.shard=8",), ("full_shard", 1, 8)),
+        (("mesh.shard=4",), ("hybrid_shard", 2, 4)),
+        (("mesh.replicate=4",), ("hybrid_shard", 4, 2)),
+        (("mesh.shard=1",), ("no_shard", 8, 1)),
+        (
+            ("mesh.replicate=2", "mesh.shard=4", "shard.strategy=hybrid_shard"),
+            ("hybrid_shard", 2, 4),
+        ),
+    ],
+)
+def test_a_given_mesh_is_taken(
+    plan_of: PlanOf, overrides: tuple[str, ...], mesh: tuple[str, int, int]
+) -> None:
+    plan = plan_of("cluster.name=8xH100", *overrides)
+    assert mesh_of(plan) == mesh
+    assert plan.shard.source == plan.replicate.source == "user"
+
+
+def test_several_datacenters_are_refused(plan_of: PlanOf) -> None:
+    with pytest.raises(UserError, match="does not train across datacenters") as caught:
+        plan_of("cluster.name=2x8xH100", "cluster.datacenters=2")
+    assert caught.value.code == ExitCode.CONFIG
+    assert "slower" in caught.value.why
+
+
+def test_states_that_do_not_fit_are_refused(plan_of: PlanOf) -> None:
+    with pytest.raises(UserError, match="does not fit on 8xH100") as caught:
+        plan_of("model.name=llama-3.1-405b", "cluster.name=8xH100")
+    assert caught.value.code == ExitCode.DOES_NOT_FIT
+    assert "at least 90 such devices" in caught.value.fix
+
+
+def test_the_number_of_devices_that_an_error_names_holds_the_states(plan_of: PlanOf) -> None:
+    plan = plan_of("model.name=llama-3.1-405b", "cluster.name=90xH100", "data.seq_len=512")
+    assert plan.memory.states <= choose.HEADROOM * plan.cluster.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("cluster", "dtype", "why"),
+    [
+        ("8xH100", "bf16", "computes bf16"),
+        ("8xV100", "fp16", "no bf16 arithmetic; fp16 with dynamic loss scaling"),
+        ("8xT4", "fp16", "no bf16"),
+    ],
+)
+def test_precision_follows_the_hardware(
+    plan_of: PlanOf, cluster: str, dtype: str, why: str
+) -> None:
+    plan = plan_of(f"cluster.name={cluster}")
+    assert plan.param_dtype.value == dtype
+    assert why in plan.param_dtype.why
+    assert plan.reduce_dtype.value == "fp32"
+
+
+def test_a_processor_without_bf16_computes_fp32() -> None:
+    config = RunConfig(model=ModelConfig(name="tiny-llama"), cluster=ClusterConfig(name="2xCPU"))
+    source = read_model_config(config.model)
+    spec = spec_from_config("tiny-llama", source.hf_config)
+    cluster = replace(resolve_cluster(config.cluster, {}), compute_formats=frozenset({"fp32"}))
+    plan = choose.choose_plan(config, spec, cluster, source)
+    assert plan.param_dtype.value == "fp32"
+    assert "neither bf16 nor fp16" in plan.param_dtype.why
+    assert plan.compile.value is False
+
+
+@pytest.mark.parametrize("cluster", ["2xCPU", "1xH100", "8xH100", "4x8xH100", "8xV100"])
+@pytest.mark.parametrize("model", ["tiny-llama", "llama-3.2-1b"])
+def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
+    plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
+    choices = plan.choices()
+    assert len(choices) == 20
+    for name, choice in choices.items():
+        assert choice.why.strip(), name
+        assert choice.source == "rule", name
+
+
+GIVEN = {
+    "reshard_after_forward": ("shard.reshard_after_forward=4", 4),
+    "forward_prefetch": ("shard.forward_prefetch=2", 2),
+    "backward_prefetch": ("shard.backward_prefetch=3", 3),
+    "param_dtype": ("precision.param=fp16", "fp16"),
+    "reduce_dtype": ("precision.reduce=bf16", "bf16"),
+    "output_dtype": ("precision.output=fp32", "fp32"),
+    "checkpoint_activations": ("memory.checkpoint_activations=0.5", 0.5),
+    "compile": ("memory.compile=false", False),
+    "offload": ("memory.offload=cpu", True),
+    "attention": ("model.attention=eager", "eager"),
+    "loss": ("memory.loss=full", "full"),
+    "loss_chunk_tokens": ("memory.loss_chunk_tokens=512", 512),
+    "micro_batch": ("train.micro_batch=2", 2),
+    "accumulation": ("train.accumulation=4", 4),
+    "accumulate": ("memory.accumulate=sharded", "sharded"),
+    "fused_optimizer": ("optim.fused=false", False),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_the_user_gives_is_the_users(plan_of: PlanOf, name: str) -> None:
+    override, value = GIVEN[name]
+    plan = plan_of("cluster.name=8xH100", "shard.strategy=full_shard", override)
+    choice = plan.choices()[name]
+    assert (choice.value, choice.source) == (value, "user")
+    assert plan.strategy.source == "user"
+
+
+def test_a_given_accumulation_is_the_users_beside_a_given_batch(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.name=8xH100", "train.global_batch=64", "train.accumulation=4")
+    assert (plan.accumulation.value, plan.accumulation.source) == (4, "user")
+
+
+def test_a_reshard_group_goes_with_an_automatic_strategy(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-70b", "cluster.name=4x8xH100", "data.seq_len=4096")
+    plan = plan_of(*words, "shard.reshard_after_forward=8")
+    assert mesh_of(plan) == ("full_shard", 1, 32)
+    assert plan.reshard_after_forward.value == 8
+
+
+def test_the_group_that_did_not_fit_is_one_that_was_tried(plan_of: PlanOf) -> None:
+    plan = plan_of("model.name=llama-3.1-70b", "cluster.name=8x8xH100", "data.seq_len=4096")
+    assert plan.strategy.why == "a copy over 16 GPUs does not fit; 32 do"
+
+
+def test_all_gather_limit_caps_prefetch(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.name=8xH100", "shard.all_gather_limit=1")
+    assert plan.backward_prefetch.value == 0
+    assert "all_gather_limit=1" in plan.backward_prefetch.why
+    assert plan.forward_prefetch.value == 0
+
+
+def test_least_recompute_that_fits_is_chosen(plan_of: PlanOf) -> None:
+    roomy = plan_of("model.name=llama-3.1-8b", "cluster.name=8xH200", "data.seq_len=4096")
+    tight = plan_of("model.name=llama-3.1-70b", "cluster.name=4x8xH100", "data.seq_len=4096")
+    assert roomy.checkpoint_activations.value == "none"
+    assert tight.checkpoint_activations.value == "full"
+
+
+def batch_of(plan: Plan) -> tuple[int, int, int]:
+    return plan.micro_batch.value, plan.accumulation.value, plan.global_batch.value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch"),
+    [
+        (("train.global_batch=64",), (8, 1, 64)),
+        (("train.global_batch=8",), (1, 1, 8)),
+        (("train.global_batch=24",), (3, 1, 24)),
+        (("train.global_batch=64", "train.micro_batch=2"), (2, 4, 64)),
+        (("train.global_batch=64", "train.accumulation=8"), (1, 8, 64)),
+        (("train.micro_batch=2", "train.accumulation=3"), (2, 3, 48)),
+        (("train.micro_batch=2",), (2, 1, 16)),
+        (("train.global_batch=64", "train.micro_batch=4", "train.accumulation=2"), (4, 2, 64)),
+    ],
+)
+def test_batch_is_micro_times_accumulation_times_ranks(
+    plan_of: PlanOf, overrides: tuple[str, ...], batch: tuple[int, int, int]
+) -> None:
+    plan = plan_of("cluster.name=8xH100", "data.seq_len=2048", *overrides)
+    assert batch_of(plan) == batch
+    assert plan.tokens_per_step == batch[2] * 2048
+
+
+def test_an_automatic_micro_batch_stays_below_the_token_cap(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.name=8xH100", "data.seq_len=8192", "train.global_batch=1024")
+    assert plan.micro_batch.value * 8192 == 16384
+    assert plan.accumulation.value == 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("train.global_batch=12",), "does not divide over 8 ranks"),
+        (("train.global_batch=16", "train.micro_batch=3"), "micro_batch=3"),
+        (("train.global_batch=16", "train.accumulation=3"), "accumulation=3"),
+        (("train.global_batch=8", "train.micro_batch=2"), "micro_batch=2"),
+    ],
+)
+def test_batches_that_do_not_divide(plan_of: PlanOf, overrides: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        plan_of("cluster.name=8xH100", *overrides)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("overrides", "accumulate"),
+    [
+        (("model.name=llama-3.1-8b", "train.micro_batch=1"), "unsharded"),  # one pass
+        (("model.name=llama-3.1-8b", "train.micro_batch=1", "train.accumulation=4"), "unsharded"),
+        (("model.name=llama-3.1-8b", "train.micro_batch=2", "train.accumulation=4"), "sharded"),
+    ],
+)
+def test_accumulate_keeps_whole_gradients_where_they_fit(
+    plan_of: PlanOf, overrides: tuple[str, ...], accumulate: str
+) -> None:
+    plan = plan_of("cluster.name=8xH100", "data.seq_len=2048", *overrides)
+    assert plan.accumulate.value == accumulate
+    assert plan.accumulate.source == "rule"
+
+
+def test_memory_counts_the_whole_gradients_that_accumulation_keeps(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "cluster.name=8xH100", "data.seq_len=2048")
+    batch = ("train.micro_batch=1", "train.accumulation=4")
+    whole = plan_of(*words, *batch, "memory.accumulate=unsharded")
+    parts = plan_of(*words, *batch, "memory.accumulate=sharded")
+    assert whole.memory.total - parts.memory.total >= 4 * whole.model.total_params
+
+
+def test_torchrun_counts_hold_for_a_local_cluster(plan_of: PlanOf) -> None:
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}
+    plan = plan_of("cluster.name=local", environ=environ)
+    assert plan.world_size == 4
+    assert plan.cluster.num_nodes == 2
+
+
+def test_weights_are_read_where_they_lie(plan_of: PlanOf, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny-llama"]))
+    words = (f"model.name={tmp_path}", "cluster.name=1xH100")
+    assert plan_of("model.name=tiny-llama", "cluster.name=1xH100").weights_dir is None
+    assert plan_of(*words).weights_dir is None
+    (tmp_path / "model.safetensors").touch()
+    assert plan_of(*words).weights_dir == str(tmp_path)
+    assert plan_of(*words, "model.weights=random").weights_dir is None

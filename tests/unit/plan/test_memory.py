@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from shardwise.facts.cluster import parse_cluster
+from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.presets import PRESETS
+from shardwise.plan.memory import Layout, estimate_memory
+from shardwise.plan.plan import MemoryEstimate
+
+CLUSTER = parse_cluster("8xH100")
+MODELS = ("llama-3.1-8b", "mixtral-8x7b", "gemma-2b", "gpt2")
+BASE: dict[str, Any] = {
+    "shard": 8,
+    "keeps_gathered": False,
+    "param_dtype": "bf16",
+    "reduce_dtype": "fp32",
+    "checkpoint_activations": "none",
+    "compile": True,
+    "offload": False,
+    "micro_batch": 2,
+    "seq_len": 4096,
+    "loss_chunk_tokens": 2048,
+    "accumulates_unsharded": False,
+}
+
+
+def spec(name: str) -> ModelSpec:
+    return spec_from_config(name, PRESETS[name])
+
+
+def estimate(name: str = "llama-3.1-8b", **changes: Any) -> MemoryEstimate:
+    return estimate_memory(spec(name), CLUSTER, Layout(**{**BASE, **changes}))
+
+
+def assert_rises(totals: list[int]) -> None:
+    assert all(low < high for low, high in itertools.pairwise(totals)), totals
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_rises_with_the_micro_batch(name: str) -> None:
+    assert_rises([estimate(name, micro_batch=size).total for size in (1, 2, 4, 8)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_rises_with_the_sequence(name: str) -> None:
+    assert_rises([estimate(name, seq_len=size).total for size in (1024, 2048, 4096)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_falls_with_the_shard_axis(name: str) -> None:
+    assert_rises([estimate(name, shard=size).total for size in (64, 32, 8, 2, 1)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_falls_with_recompute(name: str) -> None:
+    modes: tuple[str | float, ...] = ("full", "selective", "none")
+    assert_rises([estimate(name, checkpoint_activations=mode).total for mode in modes])
+    shares = (1.0, 0.5, 0.25)
+    assert_rises([estimate(name, checkpoint_activations=share).total for share in shares])
+
+
+def test_recomputing_all_blocks_is_full() -> None:
+    assert estimate(checkpoint_activations=1.0) == estimate(checkpoint_activations="full")
+
+
+def test_states_are_sixteen_bytes_a_parameter() -> None:
+    model = spec("llama-3.1-8b")
+    for shard in (1, 8, 64):
+        assert estimate(shard=shard).states == 16 * -(-model.total_params // shard)
+
+
+def test_states_do_not_depend_on_the_batch() -> None:
+    assert estimate(micro_batch=1).states == estimate(micro_batch=8).states
+
+
+def test_keeping_parameters_costs_one_gathered_copy() -> None:
+    kept = estimate(keeps_gathered=True)
+    assert kept.gathered == 2 * spec("llama-3.1-8b").total_params
+    assert estimate(keeps_gathered=False).gathered == 0
+
+
+def test_offload_takes_the_states_off_the_device() -> None:
+    assert estimate(offload=True).states == 0
+    assert estimate(offload=True).total < estimate().total
+
+
+def test_unsharded_accumulation_costs_whole_gradients() -> None:
+    extra = estimate(accumulates_unsharded=True).total - estimate().total
+    assert extra == 4 * spec("llama-3.1-8b").total_params
+
+
+def test_the_chunked_loss_is_smaller_than_all_logits() -> None:
+    whole = estimate(micro_batch=4, loss_chunk_tokens=None).loss
+    assert estimate(micro_batch=4).loss < whole
+    assert_rises([estimate(loss_chunk_tokens=size).loss for size in (256, 1024, 4096)])
+
+
+def test_narrower_formats_need_less() -> None:
+    assert estimate(param_dtype="bf16").total < estimate(param_dtype="fp32").total
+    assert estimate(reduce_dtype="bf16").total < estimate(reduce_dtype="fp32").total
+
+
+def test_compiled_blocks_keep_less() -> None:
+    assert estimate(compile=True).activations < estimate(compile=False).activations
+
+
+def test_total_is_the_sum_of_its_parts() -> None:
+    found = estimate()
+    parts = found.params + found.grads + found.optimizer + found.gathered + found.buffers
+    assert found.total == parts + found.activations + found.loss + found.overhead

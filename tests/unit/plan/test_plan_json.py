@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardwise.plan.explain import choice_rows, headline, memory_rows
+from shardwise.plan.plan import Plan
+
+PlanOf = Callable[..., Plan]
+
+RUNS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("cluster.name=2xCPU", "data.source=synthetic", "data.seq_len=64"),
+    ("model.name=llama-3.1-8b", "cluster.name=4x8xH100", "optim.betas=[0.8,0.9]"),
+    ("model.name=mixtral-8x7b", "cluster.name=8xH200", "memory.checkpoint_activations=0.5"),
+    ("model.name=gpt2", "cluster.name=8xV100", "shard.unit_classes=[GPT2Block]"),
+    ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.reshard_after_forward=4"),
+    ("data.source=text", "data.path=[a.txt,b.txt]", "model.overrides.num_hidden_layers=2"),
+)
+
+
+@pytest.mark.parametrize("overrides", RUNS, ids=lambda words: " ".join(words) or "defaults")
+def test_a_saved_plan_is_read_back_equal(
+    plan_of: PlanOf, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    plan = plan_of(*overrides)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_file_is_plain_json_with_every_reason(plan_of: PlanOf, tmp_path: Path) -> None:
+    plan = plan_of("model.name=llama-3.1-8b", "cluster.name=8xH100")
+    plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    assert data["choices"]["strategy"]["value"] == "full_shard"
+    assert set(data["choices"]) == set(plan.choices())
+    assert all(set(choice) == {"value", "why", "source"} for choice in data["choices"].values())
+    assert data["model"]["total_params"] == 8030261248
+
+
+def test_saving_again_replaces_the_file(plan_of: PlanOf, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan_of("train.seed=1").save(file)
+    plan_of("train.seed=2").save(file)
+    assert Plan.load(file).config.train.seed == 2
+
+
+def test_explain_names_the_run_its_choices_and_its_memory(plan_of: PlanOf) -> None:
+    plan = plan_of(
+        "model.name=llama-3.1-8b",
+        "cluster.name=4x8xH100",
+        "data.seq_len=4096",
+        "train.global_batch=512",
+    )
+    assert headline(plan) == (
+        "llama-3.1-8b (8.03B parameters) on 4x8xH100: hybrid_shard, mesh replicate=4 x shard=8, "
+        "2.1M tokens a step"
+    )
+    rows = choice_rows(plan)
+    assert [row[0] for row in rows] == list(plan.choices())
+    assert all(source == "rule" or source == "user" for _, _, source, _ in rows)
+    assert memory_rows(plan)[-1] == ("total", memory_rows(plan)[-1][1])
+    assert memory_rows(plan)[-1][1].endswith("of 79.6 GiB")
+
+
+def test_the_run_directory_is_named_by_the_run(plan_of: PlanOf) -> None:
+    assert plan_of("name=first", "runs_dir=/data/runs").run_dir == Path("/data/runs/first")

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwise.facts.presets import PRESETS
+from shardwise.model.build import build_on_meta
+from shardwise.train.loss import (
+    IGNORE_INDEX,
+    LinearCrossEntropy,
+    Slicing,
+    _slice_loss,
+    attach_loss,
+    prepare_head,
+    refuse_chunked,
+    why_not_chunked,
+)
+
+TOKENS, HIDDEN, VOCAB = 37, 16, 29
+CPU = torch.device("cpu")
+
+
+class Inputs(SimpleNamespace):
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+
+
+def make_inputs(dtype: torch.dtype, *, bias: bool = True, ignored: int = 5) -> Inputs:
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(*shape: int) -> Tensor:
+        made = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return made.to(dtype).requires_grad_()
+
+    labels = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    labels[torch.randperm(TOKENS, generator=generator)[:ignored]] = IGNORE_INDEX
+    return Inputs(
+        hidden=leaf(TOKENS, HIDDEN),
+        weight=leaf(VOCAB, HIDDEN),
+        bias=leaf(VOCAB) if bias else None,
+        labels=labels,
+    )
+
+
+def chunked(given: Inputs, chunk: int) -> Tensor:
+    slicing = Slicing(chunk, _slice_loss)
+    loss: Tensor = LinearCrossEntropy.apply(
+        given.hidden, given.weight, given.bias, given.labels, slicing
+    )
+    return loss
+
+
+def whole(given: Inputs) -> Tensor:
+    logits = F.linear(given.hidden, given.weight, given.bias)
+    return F.cross_entropy(logits, given.labels, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def gradients(loss: Tensor, given: Inputs) -> list[Tensor]:
+    leaves = [given.hidden, given.weight, *([] if given.bias is None else [given.bias])]
+    return list(torch.autograd.grad(loss, [leaf for leaf in leaves if leaf.requires_grad]))
+
+
+def assert_equal_to_autograd(given: Inputs, chunk: int, factor: float = 1.0) -> None:
+    ours, theirs = chunked(given, chunk), whole(given)
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-6, atol=1e-5)
+    ours_grads = gradients(ours * factor, given)
+    theirs_grads = gradients(theirs * factor, given)
+    for ours_grad, theirs_grad in zip(ours_grads, theirs_grads, strict=True):
+        assert ours_grad.dtype == theirs_grad.dtype
+        torch.testing.assert_close(ours_grad, theirs_grad, rtol=1e-5, atol=1e-5 * factor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("chunk", [1, 7, TOKENS - 1, TOKENS, 1000])
+def test_chunked_loss_equals_cross_entropy(dtype: torch.dtype, bias: bool, chunk: int) -> None:
+    assert_equal_to_autograd(make_inputs(dtype, bias=bias), chunk)
+
+
+@pytest.mark.parametrize("ignored", [0, 1, TOKENS - 1])
+def test_ignored_labels_count_nothing(ignored: int) -> None:
+    given = make_inputs(torch.float32, ignored=ignored)
+    assert_equal_to_autograd(given, 8)
+    rows = gradients(chunked(given, 8), given)[0]
+    assert not rows[given.labels == IGNORE_INDEX].any()
+
+
+def test_a_batch_without_labels_has_no_loss_and_no_gradient() -> None:
+    given = make_inputs(torch.float32, ignored=TOKENS)
+    loss = chunked(given, 8)
+    assert loss.item() == 0.0
+    assert all(not grad.any() for grad in gradients(loss, given))
+
+
+@pytest.mark.parametrize("factor", [1 / 1234, 65536.0])
+def test_a_scaled_loss_scales_its_gradients(factor: float) -> None:
+    assert_equal_to_autograd(make_inputs(torch.float32), 8, factor)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    given = make_inputs(torch.float32)
+    given.hidden = (given.hidden.detach() * 1000).requires_grad_()
+    loss = chunked(given, 8)
+    torch.testing.assert_close(loss, whole(given), rtol=1e-5, atol=0)
+    assert all(torch.isfinite(grad).all() for grad in gradients(loss, given))
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    given = make_inputs(torch.float32)
+    given.weight.requires_grad_(False)
+    assert given.bias is not None
+    given.bias.requires_grad_(False)
+    assert_equal_to_autograd(given, 8)
+    assert given.weight.grad is None
+
+
+def test_a_head_over_frozen_hidden_states_learns() -> None:
+    given = make_inputs(torch.float32)
+    given.hidden.requires_grad_(False)
+    assert_equal_to_autograd(given, 8)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_bf16_gradients_lose_no_more_than_the_formats_bits() -> None:
+    rounded = make_inputs(torch.bfloat16)
+    assert rounded.bias is not None
+    exact = Inputs(
+        hidden=rounded.hidden.detach().double().requires_grad_(),
+        weight=rounded.weight.detach().double().requires_grad_(),
+        bias=rounded.bias.detach().double().requires_grad_(),
+        labels=rounded.labels,
+    )
+    expected = gradients(whole(exact), exact)
+    for target, found in zip(expected, gradients(chunked(rounded, 8), rounded), strict=True):
+        assert (found.double() - target).norm() <= torch.finfo(torch.bfloat16).eps * target.norm()
+
+
+def real_model(preset: str, **changes: Any) -> Any:
+    model = build_on_meta(PRESETS[preset] | changes).to_empty(device="cpu")
+    model.tie_weights()
+    torch.manual_seed(0)
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.05)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(torch.rand(buffer.shape) if "inv_freq" in name else buffer)
+    return model
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen", "tiny-gpt2"])
+def test_both_losses_of_a_model_agree(preset: str) -> None:
+    model = real_model(preset)
+    ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
+    labels = ids.roll(-1, dims=1)
+    labels[:, -1] = IGNORE_INDEX
+    prepare_head(model, 10, compiled=False)
+    found = []
+    for is_chunked in (False, True):
+        attach_loss(model, chunked=is_chunked)
+        model.zero_grad()
+        loss = model.sum_loss(ids, labels)
+        loss.backward()
+        found.append((loss.detach(), [p.grad.clone() for p in model.parameters()]))
+    (full, full_grads), (sliced, sliced_grads) = found
+    torch.testing.assert_close(sliced, full)
+    for mine, reference in zip(sliced_grads, full_grads, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_still_gives_logits_without_labels() -> None:
+    model = real_model("tiny-llama")
+    ids = torch.arange(8)[None]
+    before = model(input_ids=ids).logits
+    prepare_head(model, 10, compiled=False)
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen", "tiny-gpt2", "tiny-mixtral"])
+def test_plain_heads_may_be_chunked(preset: str) -> None:
+    model = real_model(preset)
+    prepare_head(model, 10, compiled=False)
+    assert why_not_chunked(model, CPU) is None
+    assert model.training
+
+
+def test_a_soft_cap_after_the_head_is_noticed() -> None:
+    model = real_model("tiny-llama")
+    plain = type(model).forward
+
+    def capped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = plain(self, *args, **kwargs)
+        output.logits = 30 * torch.tanh(output.logits / 30)
+        return output
+
+    model.__class__ = type("Capped", (type(model),), {"forward": capped})
+    reason = why_not_chunked(model, CPU)
+    assert reason == "it transforms the logits after the head"
+    assert "memory.loss=full" in refuse_chunked(reason).fix
+
+
+def test_a_model_without_a_linear_head_is_noticed() -> None:
+    assert why_not_chunked(nn.Linear(2, 2), CPU) is not None
