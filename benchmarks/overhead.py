@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-SEQ_LEN, MICRO_BATCH, RANKS = 256, 4, 2
+SEQ_LEN, MICRO_BATCH, RANKS = 128, 2, 2
 CONFIG = f"""
 model: small-llama
 data:
