@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 4
     VERIFY_FAILED = 5
     WORKER_DIED = 6
+    DIVERGED = 7
     PREEMPTED = 75
 
 

@@ -20,9 +20,8 @@ from tiny_runs import (
     train,
 )
 
-from shardwise.checkpoint.restore import restore_checkpoint
-from shardwise.checkpoint.save import save_checkpoint
-from shardwise.checkpoint.store import latest_checkpoint
+from shardwise.checkpoint.restore import find_good, restore_checkpoint
+from shardwise.checkpoint.save import Progress, Saver
 
 pytestmark = pytest.mark.dist
 
@@ -37,12 +36,17 @@ def run_leg(world: int, settings: Settings, root: Path, stop: int) -> Any:
     """Go on from the newest checkpoint under `root` to step `stop`, and save there."""
     session = start(world, settings)
     plan, model, optimizer = session.plan, session.model, session.optimizer
-    found = latest_checkpoint(root)
+    found = find_good(root, verify=True, tell=lambda path, reasons: None)
     if found is not None:
         restore_checkpoint(found, plan, model, optimizer)
     result = run_steps(session, range(found.manifest.step if found else 0, stop))
     if stop < STEPS:
-        save_checkpoint(root, plan, model, optimizer, step=stop, tokens=0, loss=None)
+        saver = Saver(root, plan, model, optimizer)
+        saver.start(Progress(step=stop, position=stop, tokens=0, loss=None, loss_scale=None))
+        (outcome,) = saver.finish()
+        saver.close()
+        if outcome.error is not None:
+            raise RuntimeError(outcome.error)
     return result
 
 

@@ -128,7 +128,7 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
         rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
         result = stepper.run(batches_of(step), rate)
         losses.append((result.loss_sum.double() / result.num_tokens).item())
-        norms.append(result.grad_norm.item())
+        norms.append(result.grad_norm)
     return on_first(Trained(losses, norms, whole_params(session.model)))
 
 

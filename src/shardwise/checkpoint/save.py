@@ -1,47 +1,183 @@
-"""Save: every rank writes its shards with DCP, rank 0 publishes."""
+"""Save: copy the shards aside, write them off the training path, publish when all is durable."""
 
 from __future__ import annotations
 
+import json
+import platform
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.tensor import DTensor
 
+from shardwise.checkpoint.files import Fingerprint
+from shardwise.checkpoint.index import Index
+from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
-from shardwise.checkpoint.store import Manifest, aside_path, clear_aside, file_sizes, prune, publish
+from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
+from shardwise.checkpoint.store import begin, clear_partials, final_path, prune, publish
 from shardwise.plan.plan import Plan
 
 
-def save_checkpoint(
-    root: Path,
-    plan: Plan,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    step: int,
-    tokens: int,
-    loss: float | None,
-) -> None:
-    """Write step `step` and remove what retention no longer wants."""
-    is_first = dist.get_rank() == 0
-    if is_first:
-        clear_aside(root, step)
-    dist.barrier()
-    aside = aside_path(root, step)
-    tensors = model_tensors(model) | optimizer_tensors(model, optimizer)
-    dcp.save(tensors, checkpoint_id=aside)
-    if is_first:
-        manifest = Manifest(
-            step=step,
-            tokens=tokens,
-            global_batch=plan.global_batch.value,
-            seed=plan.config.train.seed,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Scalars of the run that a checkpoint keeps."""
+
+    step: int
+    position: int
+    tokens: int
+    loss: float | None
+    loss_scale: dict[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOutcome:
+    """How a save ended, and how long its parts took; `stage_s` is what the loop waited."""
+
+    step: int
+    stage_s: float
+    write_s: float
+    commit_s: float
+    error: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For events.jsonl."""
+        return asdict(self)
+
+
+class Saver:
+    """Saves checkpoints of one run, at most one at a time."""
+
+    def __init__(
+        self, root: Path, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.root = root
+        self.plan = plan
+        self.model = model
+        self.optimizer = optimizer
+        # A group of its own: its collectives run beside those of training.
+        self.group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._buffers: dict[str, Tensor] = {}
+        self._pending: Future[SaveOutcome] | None = None
+
+    def start(self, progress: Progress) -> list[SaveOutcome]:
+        """Stage now, write in the background; returns the outcome of the save before, if any.
+
+        The next save waits for the last one: two would share the staging memory.
+        """
+        before = self.finish()
+        started = time.perf_counter()
+        tensors = model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
+        staged = self._stage(tensors)
+        stage_s = time.perf_counter() - started
+        self._pending = self._thread.submit(self._write, tensors, staged, progress, stage_s)
+        return before
+
+    def poll(self) -> list[SaveOutcome]:
+        """The outcome of a background save that has ended since the last call."""
+        return self.finish() if self._pending is not None and self._pending.done() else []
+
+    def finish(self) -> list[SaveOutcome]:
+        """Wait for the save in flight."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [pending.result()]
+
+    def close(self) -> None:
+        """Stop the thread; a save in flight is waited for."""
+        self._thread.shutdown(wait=True)
+
+    def _stage(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies on the host, page-locked where a GPU fills them, in memory that is kept."""
+        for name, tensor in tensors.items():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if name not in self._buffers:
+                self._buffers[name] = torch.empty_like(
+                    local, device="cpu", pin_memory=torch.cuda.is_available()
+                )
+            self._buffers[name].copy_(local.detach(), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return self._buffers
+
+    def _write(
+        self,
+        tensors: dict[str, Tensor],
+        staged: dict[str, Tensor],
+        progress: Progress,
+        stage_s: float,
+    ) -> SaveOutcome:
+        """In the background thread of every rank: write, commit, or say why not."""
+        started = time.perf_counter()
+        commit_s = 0.0
+
+        def commit(index: Index, files: dict[str, Fingerprint]) -> None:
+            nonlocal commit_s
+            begun = time.perf_counter()
+            plan = json.dumps(self.plan.to_dict()).encode()
+            publish(self.root, self._manifest(progress, files), index, plan)
+            prune(self.root, self.plan.config.checkpoint.keep)
+            commit_s = time.perf_counter() - begun
+
+        error = None
+        try:
+            directory = self._begin(progress.step)
+            writer = ShardWriter(directory, dist.get_rank(), commit)
+            planner = StagedPlanner(staged)
+            dcp.save(tensors, storage_writer=writer, planner=planner, process_group=self.group)
+        except (CheckpointException, OSError) as failure:
+            error = _first_cause(failure)
+            self._give_space_back(progress.step)
+        write_s = time.perf_counter() - started - commit_s
+        return SaveOutcome(progress.step, stage_s, write_s, commit_s, error)
+
+    def _begin(self, step: int) -> Path:
+        """Rank 0 makes the directory; the others learn of its failure as of any other."""
+        problem: list[str | None] = [None]
+        if dist.get_rank() == 0:
+            try:
+                if final_path(self.root, step).exists():
+                    raise FileExistsError(f"{final_path(self.root, step)} exists already")
+                begin(self.root, step)
+            except OSError as failure:
+                problem = [str(failure)]
+        dist.broadcast_object_list(problem, src=0, group=self.group)
+        if problem[0] is not None:
+            raise OSError(problem[0])
+        return self.root / f"partial-step-{step:08d}"
+
+    def _give_space_back(self, step: int) -> None:
+        if dist.get_rank() == 0:
+            clear_partials(self.root)
+
+    def _manifest(self, progress: Progress, files: dict[str, Fingerprint]) -> Manifest:
+        return Manifest(
+            **asdict(progress),
+            global_batch=self.plan.global_batch.value,
+            seed=self.plan.config.train.seed,
             world_size=dist.get_world_size(),
-            loss=loss,
-            files=file_sizes(aside),
+            versions={
+                "shardwise": version("shardwise"),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            created=time.time(),
+            files=dict(files),
         )
-        publish(root, manifest)
-        prune(root, plan.config.checkpoint.keep)
-    dist.barrier()
+
+
+def _first_cause(failure: BaseException) -> str:
+    """DCP wraps what each rank raised; people want the first of these."""
+    if isinstance(failure, CheckpointException) and failure.failures:
+        rank, wrapped = next(iter(failure.failures.items()))
+        cause = wrapped[0] if isinstance(wrapped, tuple) else wrapped
+        return f"rank {rank}: {type(cause).__name__}: {cause}"
+    return str(failure)

@@ -1,60 +1,83 @@
-"""The directory of checkpoints: written aside, published by rename, never overwritten."""
+"""The directory of checkpoints: written aside, published by rename, never overwritten.
+
+step-00000060/               good, unless its bytes say otherwise
+partial-step-00000120/       a save that has not ended; never chosen
+quarantined-step-00000090/   found damaged; reason.txt says what and where; never chosen
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from shardwise.errors import ExitCode, UserError
+from shardwise.checkpoint.files import fingerprint_of, rename, sync_directory, write_file
+from shardwise.checkpoint.index import Index, dump_index, read_index
+from shardwise.checkpoint.manifest import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    Damaged,
+    Manifest,
+    read_manifest,
+)
 
-MANIFEST_NAME = "manifest.json"
-_NAME = re.compile(r"step-(\d{8})")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a checkpoint says of itself; written last, so a directory without one is not whole."""
-
-    step: int
-    tokens: int
-    global_batch: int
-    seed: int
-    world_size: int
-    loss: float | None
-    files: dict[str, int]
-    """Size in bytes of every file."""
+State = Literal["good", "damaged", "partial", "quarantined"]
+_NAME = re.compile(r"(?:(partial|quarantined)-)?step-(\d{8})(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint."""
+    """A published checkpoint whose manifest is whole."""
 
     path: Path
     manifest: Manifest
 
+    @property
+    def step(self) -> int:
+        """The step it was taken after."""
+        return self.manifest.step
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A directory of the store, whatever its state."""
+
+    path: Path
+    step: int
+    state: State
+    checkpoint: Checkpoint | None
+    reason: str = ""
+
+
+def list_entries(root: Path) -> list[Entry]:
+    """Everything in the store by step, judged by manifests and sizes (hashes: `check_files`)."""
+    entries = []
+    for path in root.glob("*step-*"):
+        match = _NAME.fullmatch(path.name)
+        if match is None or not path.is_dir():
+            continue
+        kind, step = match.group(1), int(match.group(2))
+        if kind is not None:
+            reason = path / "reason.txt"
+            text = reason.read_text(encoding="utf-8").strip() if reason.exists() else ""
+            entries.append(Entry(path, step, kind, None, text))  # type: ignore[arg-type]
+        else:
+            entries.append(_judge(path, step))
+    return sorted(entries, key=lambda entry: (entry.step, entry.path.name))
+
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Whole checkpoints, oldest first. Others are left alone and never chosen."""
-    found = []
-    for path in sorted(root.glob("step-*")):
-        manifest = _read_manifest(path) if _NAME.fullmatch(path.name) else None
-        if manifest is not None:
-            found.append(Checkpoint(path, manifest))
-    return found
+    """Whole checkpoints, oldest first."""
+    return [entry.checkpoint for entry in list_entries(root) if entry.checkpoint is not None]
 
 
-def latest_checkpoint(root: Path) -> Checkpoint | None:
-    """The newest by step, not by clock."""
-    return max(list_checkpoints(root), key=lambda found: found.manifest.step, default=None)
-
-
-def aside_path(root: Path, step: int) -> Path:
+def partial_path(root: Path, step: int) -> Path:
     """Where a checkpoint is written before it is published."""
-    return root / f".writing-step-{step:08d}"
+    return root / f"partial-step-{step:08d}"
 
 
 def final_path(root: Path, step: int) -> Path:
@@ -62,59 +85,104 @@ def final_path(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def clear_aside(root: Path, step: int) -> Path:
-    """An empty place to write to; what a killed run left there goes."""
-    path = aside_path(root, step)
+def clear_partials(root: Path) -> None:
+    """Remove what ended saves left behind, and give their space back."""
+    for path in root.glob("partial-step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def begin(root: Path, step: int) -> Path:
+    """An empty directory to write step `step` into."""
+    path = partial_path(root, step)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path
 
 
-def file_sizes(path: Path) -> dict[str, int]:
-    """Size of every file in a checkpoint directory."""
-    return {item.name: item.stat().st_size for item in sorted(path.iterdir()) if item.is_file()}
-
-
-def publish(root: Path, manifest: Manifest) -> Checkpoint:
-    """Write the manifest, make everything durable, and rename into place."""
-    aside, final = aside_path(root, manifest.step), final_path(root, manifest.step)
-    text = json.dumps(asdict(manifest), indent=2) + "\n"
-    (aside / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    for item in aside.iterdir():
-        _sync(item)
-    _sync(aside)
-    if final.exists():
-        raise UserError(
-            f"{final} exists already; a checkpoint is never overwritten",
-            fix="move it away, or resume from it",
-            code=ExitCode.ENVIRONMENT,
-        )
-    aside.rename(final)
-    _sync(root)
+def publish(root: Path, manifest: Manifest, index: Index, plan: bytes) -> Checkpoint:
+    """Write index, plan and manifest beside the shards, make all durable, rename into place."""
+    partial, final = partial_path(root, manifest.step), final_path(root, manifest.step)
+    manifest.files[INDEX_NAME] = write_file(partial / INDEX_NAME, dump_index(index))
+    manifest.files[PLAN_NAME] = write_file(partial / PLAN_NAME, plan)
+    write_file(partial / MANIFEST_NAME, manifest.to_bytes())
+    sync_directory(partial)
+    rename(partial, final)
+    sync_directory(root)
     return Checkpoint(final, manifest)
 
 
+def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
+    """Hash these files of a checkpoint and name every one that is not as it was written."""
+    found = []
+    for name in names:
+        expected = checkpoint.manifest.files[name]
+        try:
+            actual = fingerprint_of(checkpoint.path / name)
+        except OSError as error:
+            found.append(Damaged(name, f"cannot be read: {error.strerror}"))
+            continue
+        if actual.bytes != expected.bytes:
+            found.append(Damaged(name, f"has {actual.bytes} bytes, {expected.bytes} were written"))
+        elif actual.sha256 != expected.sha256:
+            found.append(Damaged(name, "its content has changed (sha256 differs)"))
+    return found
+
+
+def check_checkpoint(path: Path) -> list[Damaged]:
+    """Everything that is wrong with one checkpoint directory: manifest, files, index, strays."""
+    try:
+        checkpoint = Checkpoint(path, read_manifest(path))
+    except Damaged as damage:
+        return [damage]
+    listed = {MANIFEST_NAME, *checkpoint.manifest.files}
+    strays = [item.name for item in path.iterdir() if item.name not in listed]
+    found = [Damaged(name, "does not belong to the checkpoint") for name in sorted(strays)]
+    found += check_files(checkpoint, checkpoint.manifest.files)
+    if not found:
+        try:
+            read_index(path)
+        except Damaged as damage:
+            found.append(damage)
+    return found
+
+
+def quarantine(path: Path, reasons: Iterable[str]) -> Path:
+    """Move a damaged checkpoint out of the way, with what was found written beside it."""
+    target = path.with_name(f"quarantined-{path.name}")
+    number = 1
+    while target.exists():
+        target = path.with_name(f"quarantined-{path.name}.{number}")
+        number += 1
+    path.rename(target)
+    (target / "reason.txt").write_text("\n".join(reasons) + "\n", encoding="utf-8")
+    return target
+
+
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove the oldest whole checkpoints beyond `keep`; returns what went."""
-    old = list_checkpoints(root)[:-keep]
+    """Remove the oldest good checkpoints beyond `keep`; the last good one always stays."""
+    old = list_checkpoints(root)[: -max(1, keep)]
     for found in old:
-        shutil.rmtree(found.path)
+        # Renamed first: a kill half-way leaves a partial directory, not a damaged checkpoint.
+        aside = partial_path(root, found.step)
+        rename(found.path, aside)
+        shutil.rmtree(aside)
     return [found.path for found in old]
 
 
-def _read_manifest(path: Path) -> Manifest | None:
+def _judge(path: Path, step: int) -> Entry:
+    """By manifest and sizes only: cheap enough to do for every checkpoint at every start."""
     try:
-        data = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
-        manifest = Manifest(**data)
-    except (OSError, ValueError, TypeError):
-        return None
-    sizes = file_sizes(path)
-    return manifest if all(sizes.get(n) == size for n, size in manifest.files.items()) else None
+        checkpoint = Checkpoint(path, read_manifest(path))
+        if checkpoint.step != step:
+            raise Damaged(MANIFEST_NAME, f"is of step {checkpoint.step}, not {step}")
+        for name, expected in checkpoint.manifest.files.items():
+            actual = _size(path / name)
+            if actual != expected.bytes:
+                raise Damaged(name, f"has {actual} bytes, {expected.bytes} were written")
+    except Damaged as damage:
+        return Entry(path, step, "damaged", None, str(damage))
+    return Entry(path, step, "good", checkpoint)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else None

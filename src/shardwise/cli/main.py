@@ -7,7 +7,7 @@ import sys
 import typer
 
 from shardwise import __version__
-from shardwise.cli import config, plan, train
+from shardwise.cli import checkpoint, config, plan, train
 from shardwise.errors import UserError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.add_typer(config.app)
+app.add_typer(checkpoint.app)
 
 
 @app.callback(invoke_without_command=True)

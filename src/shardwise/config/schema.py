@@ -252,6 +252,17 @@ class TrainConfig:
     eval_every: int = 0
     """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
 
+    max_nonfinite: int = 3
+    """Batches in a row that may give a gradient which is not finite; each is skipped and named.
+    One more goes back to the newest checkpoint and on past these batches."""
+
+    max_restarts: int = 3
+    """How often `shardwise train` starts its ranks again after one died or hung."""
+
+    hang_timeout_s: float = 900.0
+    """Seconds without a finished step after which ranks are taken to hang. They are stopped with
+    their stacks in their logs, and started again. Must exceed compilation and one evaluation."""
+
     gc_every: int = 50
     """Steps between garbage collections, at the same step edge on all ranks."""
 
@@ -268,6 +279,14 @@ class CheckpointConfig:
 
     at_end: bool = True
     """Save after the last step."""
+
+    asynchronous: bool = True
+    """Write in the background while training goes on; the loop only waits for the copy to host
+    memory, which takes as many bytes as the shards of a rank."""
+
+    verify: bool = True
+    """Hash every file before it is loaded. A damaged checkpoint is quarantined, and the run goes on
+    from the one before it."""
 
     resume: bool = True
     """Go on from the newest checkpoint in the run directory. `false` refuses to start over one."""

@@ -58,9 +58,9 @@ class BatchLoader:
         if not 0 <= self.rank < self.num_ranks:
             raise ValueError(f"rank {self.rank} is not one of {self.num_ranks}")
 
-    def step_batches(self, step: int) -> list[MicroBatch]:
-        """This rank's micro-batches of one optimizer step, counted from 0."""
-        first = step * self.global_batch + self.rank * self.accumulation * self.micro_batch
+    def step_batches(self, index: int) -> list[MicroBatch]:
+        """This rank's micro-batches of one global batch, counted from 0."""
+        first = index * self.global_batch + self.rank * self.accumulation * self.micro_batch
         return [
             self._read(range(start, start + self.micro_batch))
             for start in range(

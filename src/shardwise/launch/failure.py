@@ -18,6 +18,8 @@ def error_of(failed: ChildFailedError, run_dir: Path) -> UserError:
     log = _newest_log(run_dir, rank)
     cause = details.get("what") or _last_line(first)
     where = f"rank {rank} failed"
+    if first.exitcode == ExitCode.PREEMPTED:
+        return UserError(cause, fix=details.get("fix", ""), code=ExitCode.PREEMPTED)
     return UserError(
         f"{where}: {cause}",
         why=details.get("why", "") or details.get("frame", ""),
@@ -71,7 +73,13 @@ def _frame(message: dict[str, Any]) -> str:
 
 def _exit_code(code: int) -> ExitCode:
     """A worker that ends with a UserError exits with its code; anything else has died."""
-    known = {ExitCode.CONFIG, ExitCode.DOES_NOT_FIT, ExitCode.ENVIRONMENT}
+    known = {
+        ExitCode.CONFIG,
+        ExitCode.DOES_NOT_FIT,
+        ExitCode.ENVIRONMENT,
+        ExitCode.DIVERGED,
+        ExitCode.PREEMPTED,
+    }
     return ExitCode(code) if code in known else ExitCode.WORKER_DIED
 
 

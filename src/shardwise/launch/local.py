@@ -11,9 +11,18 @@ from pathlib import Path
 
 from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import RunConfig
-from shardwise.errors import ExitCode, UserError
+from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine
+from shardwise.launch.supervise import (
+    Watchdog,
+    announce_restart,
+    describe_hang,
+    forwarded_signals,
+    last_step,
+    may_restart,
+)
 from shardwise.plan.plan import Plan
+from shardwise.train.heartbeat import HEARTBEAT_VARIABLE
 
 PLAN_NAME = "plan.json"
 
@@ -35,7 +44,7 @@ def run_plan(plan: Plan) -> Path:
         return plan.run_dir
     validate_machine(plan.cluster)
     path = write_run_directory(plan)
-    start_ranks(plan, path)
+    run_supervised(plan, path)
     return plan.run_dir
 
 
@@ -49,10 +58,24 @@ def write_run_directory(plan: Plan) -> Path:
     return path
 
 
+def run_supervised(plan: Plan, plan_path: Path) -> None:
+    """Start the ranks; after a death or a hang start them again from the newest good step."""
+    restarts = 0
+    while True:
+        step_before = last_step(plan.run_dir)
+        try:
+            start_ranks(plan, plan_path)
+            return
+        except UserError as error:
+            if not may_restart(error, plan, restarts, step_before):
+                raise
+            restarts += 1
+            announce_restart(error, plan, restarts)
+
+
 def start_ranks(plan: Plan, plan_path: Path) -> None:
     """One process a device; a failure becomes one error that names the first cause."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -61,32 +84,41 @@ def start_ranks(plan: Plan, plan_path: Path) -> None:
     # Its own report of a failure is long and names no cause; ours follows.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     ranks = plan.cluster.devices_per_node
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
-    # Segments that grow leave fewer holes than fixed blocks: less reserved memory at the peak.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with tempfile.TemporaryDirectory() as scratch:
+        heartbeats = Path(scratch, "heartbeats")
+        heartbeats.mkdir()
+        _set_environment(ranks, heartbeats)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
+            # Its own rendezvous and store each time: addresses of dead ranks are never read.
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            # The agent would kill the ranks on a signal; we pass it on, and they save first.
+            signals_to_handle="SIGHUP",
         )
         command = ["-u", "-m", "shardwise.launch.worker", str(plan_path)]
+        watchdog = Watchdog(heartbeats, plan.config.train.hang_timeout_s)
         try:
-            elastic_launch(config, entrypoint=sys.executable)(*command)
+            with forwarded_signals(heartbeats), watchdog:
+                elastic_launch(config, entrypoint=sys.executable)(*command)
         except ChildFailedError as error:
+            if watchdog.fired:
+                raise describe_hang(watchdog, plan.run_dir / "logs") from None
             raise error_of(error, plan.run_dir) from None
-        except SignalException as signal:
-            raise UserError(
-                f"stopped by {signal.sigval.name}",
-                fix="the same command goes on from the newest checkpoint",
-                code=ExitCode.WORKER_DIED,
-            ) from None
+
+
+def _set_environment(ranks: int, heartbeats: Path) -> None:
+    threads = max(1, (os.cpu_count() or 1) // ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # Segments that grow leave fewer holes than fixed blocks: less reserved memory at the peak.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ[HEARTBEAT_VARIABLE] = str(heartbeats)
 
 
 def _run_as_one_rank(plan: Plan) -> None:

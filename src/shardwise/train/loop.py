@@ -3,114 +3,227 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shardwise.checkpoint.restore import restore_checkpoint
-from shardwise.checkpoint.save import save_checkpoint
-from shardwise.checkpoint.store import latest_checkpoint, list_checkpoints
+from shardwise.checkpoint.restore import find_good, restore_checkpoint
+from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
+from shardwise.checkpoint.store import Checkpoint, list_checkpoints
 from shardwise.data.loader import BatchLoader, eval_batches
-from shardwise.data.prefetch import prefetching
+from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.plan.plan import Plan
+from shardwise.train.heartbeat import Heartbeat
 from shardwise.train.optim import learning_rate
 from shardwise.train.session import Say, Session, attach_training_loss, build_session
+from shardwise.train.signals import StopRequest, stop_requests
 from shardwise.train.step import Stepper, evaluate
+from shardwise.train.surroundings import fast_attention, seed_step, steady_collector
 from shardwise.train.units import unit_table
 from shardwise.train.window import Window
 
 
 def run(plan: Plan, say: Say) -> None:
-    """Train on this rank until the plan's last step, from the newest checkpoint if there is one."""
+    """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
     is_first = dist.get_rank() == 0
-    with EventLog(plan.run_dir / "events.jsonl", enabled=is_first) as events:
+    heartbeat = Heartbeat(dist.get_rank())
+    with (
+        EventLog(plan.run_dir / "events.jsonl", enabled=is_first) as events,
+        stop_requests() as stop,
+    ):
         _validate_resume(plan)
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
-        resuming = latest_checkpoint(plan.run_dir / "checkpoints") is not None
-        session = build_session(plan, say, resuming=resuming)
-        Loop(session, events, say).run()
+        found = find_newest(plan, events, say)
+        session = build_session(plan, say, resuming=found is not None)
+        loop = Loop(session, events, say, stop, heartbeat)
+        try:
+            loop.run(found)
+        finally:
+            loop.saver.close()
+
+
+def find_newest(plan: Plan, events: EventLog, say: Say) -> Checkpoint | None:
+    """The newest good checkpoint of the run; what is damaged is set aside and said."""
+
+    def tell(path: Path, reasons: list[str]) -> None:
+        say(f"ALERT: {path.name} is damaged and was quarantined: {'; '.join(reasons)}")
+        events.write("checkpoint_damaged", path=str(path), reasons=reasons)
+
+    return find_good(plan.run_dir / "checkpoints", verify=plan.config.checkpoint.verify, tell=tell)
+
+
+@dataclass(slots=True)
+class Place:
+    """How far the run is: updates made, and global batches read, which skipped ones add to."""
+
+    step: int = 0
+    position: int = 0
+    bad_in_a_row: int = 0
+    rollbacks: int = 0
 
 
 class Loop:
     """One rank's run over the steps that are left."""
 
-    def __init__(self, session: Session, events: EventLog, say: Say) -> None:
+    def __init__(
+        self,
+        session: Session,
+        events: EventLog,
+        say: Say,
+        stop: StopRequest,
+        heartbeat: Heartbeat,
+    ) -> None:
         self.session = session
         self.plan = session.plan
         self.events = events
         self.say = say
+        self.stop = stop
+        self.heartbeat = heartbeat
         self.stepper = Stepper(session.model, session.optimizer, session.plan)
-        self.checkpoints = self.plan.run_dir / "checkpoints"
+        self.saver = Saver(
+            self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer
+        )
+        self.place = Place()
         self.last_loss: float | None = None
         self.saved_step: int | None = None
 
-    def run(self) -> None:
+    def run(self, found: Checkpoint | None) -> None:
         """From the restored step to the last, then the final evaluation and checkpoint."""
         self._describe()
-        start, stop = self._restore(), self._stop_step()
+        if found is not None:
+            self._restore(found)
         attach_training_loss(self.session, self.say)
-        if start >= stop:
+        start, end = self.place.step, self._end_step()
+        if start >= end:
             self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
             return
         self.events.write("start", step=start, world_size=dist.get_world_size())
-        with _steady_collector(), _fast_attention(self.session.device):
+        with steady_collector(), fast_attention(self.session.device):
             if start == 0:
-                self._evaluate(0)
-            self._steps(start, stop)
-            self._finish(stop)
+                self._evaluate()
+            while self.place.step < end:
+                self._read_and_step(end)
+            self._finish(end)
 
-    def _steps(self, start: int, stop: int) -> None:
-        train, observe = self.plan.config.train, self.plan.config.observe
-        window = Window(self.plan, self.session.device)
-        with prefetching(
-            self._loader(), start, stop, pin_memory=self.session.device.type == "cuda"
-        ) as batches:
-            for step, micro_batches in enumerate(batches, start=start):
-                _seed_step(train.seed, step)
-                rate = learning_rate(self.plan.config.optim, step, train.steps)
-                window.add(self.stepper.run(micro_batches, rate))
-                done = step + 1
-                if done == start + 1 or done == stop or done % observe.log_every == 0:
-                    tokens = done * self.plan.tokens_per_step
-                    self._log(window.report(done, tokens, rate, batches.wait_s))
-                    window = Window(self.plan, self.session.device, batches.wait_s)
-                if self._edge_work(done, stop):
-                    window = Window(self.plan, self.session.device, batches.wait_s)
+    def _read_and_step(self, end: int) -> None:
+        """Steps until `end`, or until the run has gone back to a checkpoint and reads anew."""
+        first = self.place.position
+        pin = self.session.device.type == "cuda"
+        # Skipped batches are read beyond the steps that are left, so the range is open.
+        with prefetching(self._loader(), first, first + 2**40, pin_memory=pin) as batches:
+            window = self._window(batches)
+            just_started = True
+            while self.place.step < end:
+                if not self._step(batches, window):
+                    return
+                done = self.place.step
+                if just_started or done == end or done % self.plan.config.observe.log_every == 0:
+                    self._log(window, batches)
+                    window, just_started = self._window(batches), False
+                if self._edge_work(end):
+                    window = self._window(batches)
 
-    def _edge_work(self, done: int, stop: int) -> bool:
+    def _step(self, batches: Prefetcher, window: Window) -> bool:
+        """One update, reading past batches that give none; false after a rollback."""
+        train, place = self.plan.config.train, self.place
+        while True:
+            micro_batches = next(batches)
+            seed_step(train.seed, place.position)
+            rate = learning_rate(self.plan.config.optim, place.step, train.steps)
+            result = self.stepper.run(micro_batches, rate, wants_stop=bool(self.stop))
+            self.heartbeat.beat()
+            place.position += 1
+            if result.applied:
+                place.step, place.bad_in_a_row = place.step + 1, 0
+                window.add(result)
+                if result.stop_requested:
+                    self._stop_here()
+                return True
+            self._skip(result.grad_norm)
+            if place.bad_in_a_row > train.max_nonfinite:
+                self._roll_back()
+                return False
+
+    def _skip(self, grad_norm: float) -> None:
+        """A batch without a finite gradient changes nothing but the position."""
+        place, size = self.place, self.plan.global_batch.value
+        place.bad_in_a_row += 1
+        batch = place.position - 1
+        self.say(
+            f"ALERT: gradient norm {grad_norm} in batch {batch} at step {place.step + 1}; skipped "
+            f"({place.bad_in_a_row} in a row)"
+        )
+        self.events.write(
+            "nonfinite",
+            step=place.step + 1,
+            batch=batch,
+            sequences=[batch * size, (batch + 1) * size],
+            in_a_row=place.bad_in_a_row,
+        )
+
+    def _roll_back(self) -> None:
+        """Back to the newest checkpoint, and on with the batches after the offending ones."""
+        self._report(self.saver.finish())
+        found = find_newest(self.plan, self.events, self.say)
+        if found is None or self.place.rollbacks >= self.plan.config.train.max_nonfinite:
+            raise UserError(
+                f"{self.place.bad_in_a_row} batches in a row gave no finite gradient at step "
+                f"{self.place.step + 1}",
+                why="no checkpoint is left to go back to"
+                if found is None
+                else f"going back {self.place.rollbacks} times did not help",
+                fix="lower optim.lr, lengthen optim.warmup_steps, or use precision.param=bf16",
+                code=ExitCode.DIVERGED,
+            )
+        position, rollbacks = self.place.position, self.place.rollbacks + 1
+        self._restore(found)
+        self.place.position, self.place.rollbacks = position, rollbacks
+        self.say(f"ALERT: rolled back to step {found.step}; going on with batch {position}")
+        self.events.write("rollback", step=found.step, position=position)
+
+    def _edge_work(self, end: int) -> bool:
         """What happens between steps on all ranks together; true if it took time worth noting."""
-        config = self.plan.config
+        config, done = self.plan.config, self.place.step
+        self._report(self.saver.poll())
         if done % config.train.gc_every == 0:
             gc.collect()
-        if done == stop:
+        if done == end:
             return False
         evaluates = config.train.eval_every > 0 and done % config.train.eval_every == 0
         saves = config.checkpoint.every > 0 and done % config.checkpoint.every == 0
         if evaluates:
-            self._evaluate(done)
+            self._evaluate()
         if saves:
-            self._save(done)
+            self._save(wait=not config.checkpoint.asynchronous)
         return evaluates or saves
 
-    def _finish(self, stop: int) -> None:
+    def _finish(self, end: int) -> None:
         steps = self.plan.config.train.steps
-        self._evaluate(stop)
-        if self.plan.config.checkpoint.at_end or stop < steps:
-            self._save(stop)
-        self.events.write("end", step=stop, finished=stop == steps, loss=self.last_loss)
-        if stop < steps:
-            self.say(f"stopped after step {stop} of {steps}, as train.stop_after says")
+        self._evaluate()
+        if self.plan.config.checkpoint.at_end or end < steps:
+            self._save_for_good()
+        self._report(self.saver.finish())
+        self.events.write("end", step=end, finished=end == steps, loss=self.last_loss)
+        if end < steps:
+            self.say(f"stopped after step {end} of {steps}, as train.stop_after says")
         else:
             self.say(f"finished {steps} steps")
+
+    def _stop_here(self) -> None:
+        """Some rank was asked to stop: save, and leave with the code that says so."""
+        reason = self.stop.name or "a signal to another rank"
+        self._save_for_good()
+        self.events.write("stopped", step=self.place.step, reason=reason)
+        raise UserError(
+            f"stopped by {reason}; step {self.place.step} is saved",
+            fix="the same command goes on from there",
+            code=ExitCode.PREEMPTED,
+        )
 
     def _loader(self) -> BatchLoader:
         plan = self.plan
@@ -125,6 +238,9 @@ class Loop:
             num_ranks=dist.get_world_size(),
         )
 
+    def _window(self, batches: Prefetcher) -> Window:
+        return Window(self.plan, self.session.device, batches.wait_s)
+
     def _describe(self) -> None:
         data = self.session.data
         for line in unit_table(self.session.units, self.plan):
@@ -136,36 +252,30 @@ class Loop:
             skipped=list(data.skipped),
         )  # fmt: skip
 
-    def _restore(self) -> int:
-        found = latest_checkpoint(self.checkpoints)
-        if found is None:
-            return 0
-        session = self.session
+    def _restore(self, found: Checkpoint) -> None:
+        session, manifest = self.session, found.manifest
         restore_checkpoint(found, self.plan, session.model, session.optimizer)
-        step = found.manifest.step
-        self.say(f"resumed at step {step} from {found.path}")
-        self.events.write("resume", step=step, written_by=found.manifest.world_size)
-        self.last_loss, self.saved_step = found.manifest.loss, step
-        return step
+        self.stepper.restore_scale(manifest.loss_scale)
+        self.place = Place(found.step, manifest.position)
+        self.last_loss, self.saved_step = manifest.loss, found.step
+        self.say(f"resumed at step {found.step} from {found.path}")
+        self.events.write("resume", step=found.step, written_by=manifest.world_size)
 
-    def _stop_step(self) -> int:
+    def _end_step(self) -> int:
         train = self.plan.config.train
         return train.steps if train.stop_after is None else train.stop_after
 
-    def _log(self, report: StepReport) -> None:
-        if not math.isfinite(report.loss):
-            raise UserError(
-                f"the loss is {report.loss} at step {report.step}",
-                why="nothing that follows can be trusted",
-                fix="lower optim.lr, lengthen optim.warmup_steps, or use precision.param=bf16; "
-                "the newest checkpoint is from before this step",
-                code=ExitCode.WORKER_DIED,
-            )
+    def _log(self, window: Window, batches: Prefetcher) -> None:
+        step = self.place.step
+        rate = learning_rate(self.plan.config.optim, step - 1, self.plan.config.train.steps)
+        report: StepReport = window.report(
+            step, self.place.position * self.plan.tokens_per_step, rate, batches.wait_s
+        )
         self.last_loss = report.loss
         self.say(format_line(report))
         self.events.write("step", **asdict(report))
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self) -> None:
         data = self.session.data.eval
         if data is None:
             return
@@ -177,64 +287,61 @@ class Loop:
             num_ranks=dist.get_world_size(),
         )
         loss = evaluate(self.session.model, list(batches), self.session.device)
-        self.say(f"eval at step {step}: loss {loss:.4f} on held-out text")
-        self.events.write("eval", step=step, loss=loss)
+        self.heartbeat.beat()
+        self.say(f"eval at step {self.place.step}: loss {loss:.4f} on held-out text")
+        self.events.write("eval", step=self.place.step, loss=loss)
 
-    def _save(self, step: int) -> None:
-        if step == self.saved_step:
-            return
-        save_checkpoint(
-            self.checkpoints,
-            self.plan,
-            self.session.model,
-            self.session.optimizer,
-            step=step,
-            tokens=step * self.plan.tokens_per_step,
+    def _save(self, *, wait: bool) -> list[SaveOutcome]:
+        """Start a save of this step; returns outcomes that are known."""
+        if self.place.step == self.saved_step:
+            return []
+        progress = Progress(
+            step=self.place.step,
+            position=self.place.position,
+            tokens=self.place.position * self.plan.tokens_per_step,
             loss=self.last_loss,
+            loss_scale=self.stepper.scale_state(),
         )
-        self.saved_step = step
-        self.say(f"saved step {step} to {self.checkpoints}")
-        self.events.write("checkpoint", step=step)
+        outcomes = self.saver.start(progress)
+        self.saved_step = self.place.step
+        if wait:
+            outcomes += self.saver.finish()
+        self._report(outcomes)
+        self.heartbeat.beat()
+        return outcomes
+
+    def _save_for_good(self) -> None:
+        """A save that nothing comes after: if it fails, the run has failed."""
+        for outcome in self._save(wait=True):
+            if outcome.step == self.place.step and outcome.error is not None:
+                raise UserError(
+                    f"step {outcome.step} could not be saved: {outcome.error}",
+                    fix="make room or mend the disk; the same command goes on from the newest "
+                    "checkpoint",
+                    code=ExitCode.WORKER_DIED,
+                )
+
+    def _report(self, outcomes: list[SaveOutcome]) -> None:
+        """A save that failed is said at once; training goes on and tries again at the next."""
+        for outcome in outcomes:
+            times = (
+                f"stage {outcome.stage_s:.2f} s, write {outcome.write_s:.2f} s, "
+                f"commit {outcome.commit_s:.2f} s"
+            )
+            if outcome.error is None:
+                self.say(f"saved step {outcome.step} ({times})")
+                self.events.write("checkpoint", **outcome.to_dict())
+            else:
+                self.saved_step = None
+                self.say(f"ALERT: step {outcome.step} was not saved: {outcome.error}")
+                self.events.write("checkpoint_failed", **outcome.to_dict())
 
 
 def _validate_resume(plan: Plan) -> None:
     found = list_checkpoints(plan.run_dir / "checkpoints")
     if found and not plan.config.checkpoint.resume:
         raise UserError(
-            f"{plan.run_dir} holds checkpoints up to step {found[-1].manifest.step}",
+            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
             why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
             fix="give the run another name, or move the directory away",
         )
-
-
-def _seed_step(seed: int, step: int) -> None:
-    """Dropout is a function of (seed, step, rank), so a resumed run needs no saved generator."""
-    key = f"{seed}/{step}/{dist.get_rank()}".encode()
-    torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "big"))
-
-
-@contextmanager
-def _steady_collector() -> Iterator[None]:
-    """No garbage collection inside steps: one rank that pauses makes all the others wait."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextmanager
-def _fast_attention(device: torch.device) -> Iterator[None]:
-    """On Hopper cuDNN's attention is about twice as fast as the flash kernel that torch prefers."""
-    if device.type != "cuda":
-        yield
-        return
-    order = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    with sdpa_kernel(order, set_priority=True):
-        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +20,16 @@ from shardwise.train.optim import set_learning_rate
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step measured, still on the device: reading it waits for the step to end."""
+    """What a step measured; losses are still on the device."""
 
     loss_sum: Tensor
     num_tokens: Tensor
-    grad_norm: Tensor
+    grad_norm: float
+    applied: bool
+    """Whether the update was made: not where the gradient was not finite."""
+
+    stop_requested: bool
+    """Whether some rank was asked to stop; the same on all of them."""
 
 
 class Stepper:
@@ -42,39 +48,59 @@ class Stepper:
             enabled=plan.param_dtype.value == "fp16",
         )
 
-    def run(self, batches: Sequence[MicroBatch], rate: float) -> StepResult:
+    def run(
+        self, batches: Sequence[MicroBatch], rate: float, *, wants_stop: bool = False
+    ) -> StepResult:
         """Forward and backward over all micro-batches, then one update at `rate`."""
-        num_tokens = self._global_tokens(batches)
+        num_tokens, stops = self._agree(batches, wants_stop)
         loss_sum = torch.zeros((), device=self.device)
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
             loss = self.model.sum_loss(*_on(self.device, batch))
             loss_sum += loss.detach()
             self.scaler.scale(loss / num_tokens).backward()
-        grad_norm = self._update(rate)
+        grad_norm, applied = self._update(rate)
         dist.all_reduce(loss_sum)
-        return StepResult(loss_sum, num_tokens, grad_norm)
+        return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.item()))
 
-    def _global_tokens(self, batches: Sequence[MicroBatch]) -> Tensor:
-        """Valid tokens of the step over all ranks, so that uneven ranks change nothing."""
-        count = torch.tensor(sum(batch.num_valid_tokens for batch in batches), device=self.device)
-        dist.all_reduce(count)
-        return count
+    def scale_state(self) -> dict[str, float] | None:
+        """fp16's loss scale and how long it has held; None for other formats."""
+        state = self.scaler.state_dict()
+        return {"scale": state["scale"], "held": state["_growth_tracker"]} if state else None
+
+    def restore_scale(self, saved: dict[str, float] | None) -> None:
+        """Go on with a saved loss scale."""
+        if saved is not None and self.scaler.is_enabled():
+            state = {**self.scaler.state_dict(), "scale": saved["scale"]}
+            self.scaler.load_state_dict({**state, "_growth_tracker": int(saved["held"])})
+
+    def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Tensor]:
+        """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
+        many ranks want to stop after it."""
+        tokens = sum(batch.num_valid_tokens for batch in batches)
+        counts = torch.tensor([tokens, int(wants_stop)], device=self.device)
+        dist.all_reduce(counts)
+        return counts[0].clamp(min=1), counts[1]
 
     def _set_sync(self, *, last: bool) -> None:
         """Gradients are reduced on the last pass; replicas never exchange them before it."""
         self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
         self.model.set_requires_all_reduce(last)
 
-    def _update(self, rate: float) -> Tensor:
+    def _update(self, rate: float) -> tuple[float, bool]:
+        """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
         set_learning_rate(self.optimizer, rate)
         self.scaler.unscale_(self.optimizer)
         limit = float("inf") if self.clip_norm is None else self.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        # An fp16 overflow is ordinary: the scaler skips the update and lowers its scale.
+        applied = self.scaler.is_enabled() or math.isfinite(value)
+        if applied:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return value, applied
 
 
 @torch.no_grad()

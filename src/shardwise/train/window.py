@@ -32,7 +32,7 @@ class Window:
         loss_sum = sum(result.loss_sum.double() for result in self.results)
         num_tokens = sum(result.num_tokens for result in self.results)
         loss = float(loss_sum / num_tokens)
-        grad_norm = float(self.results[-1].grad_norm)
+        grad_norm = self.results[-1].grad_norm
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
         plan, train = self.plan, self.plan.config.train

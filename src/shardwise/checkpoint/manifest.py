@@ -1,0 +1,99 @@
+"""manifest.json: what a checkpoint says of itself, and the hash of every file beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from shardwise.checkpoint.files import Fingerprint
+
+MANIFEST_NAME = "manifest.json"
+INDEX_NAME = "tensors.json"
+PLAN_NAME = "plan.json"
+FORMAT = 1
+_FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
+# A manifest is a few kilobytes a rank; anything larger is not one.
+_MAX_BYTES = 64 * 2**20
+
+
+class Damaged(Exception):
+    """A checkpoint is not what was written: which file, and how it differs."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file}: {reason}")
+        self.file = file
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Scalars of the run, versions, and files. Written last and read first."""
+
+    step: int
+    position: int
+    """Global batches read so far; more than `step` where batches were skipped."""
+
+    tokens: int
+    loss: float | None
+    global_batch: int
+    seed: int
+    world_size: int
+    loss_scale: dict[str, float] | None
+    """State of fp16's loss scaler."""
+
+    versions: dict[str, str]
+    created: float
+    files: dict[str, Fingerprint]
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(entry.bytes for entry in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        """The one spelling of this manifest, with a digest of itself."""
+        body = {"format": FORMAT, **asdict(self)}
+        return _spell({**body, "digest": _digest(body)})
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint directory, or Damaged."""
+    path = directory / MANIFEST_NAME
+    try:
+        if path.is_symlink() or path.stat().st_size > _MAX_BYTES:
+            raise Damaged(MANIFEST_NAME, "is a link or far too large")
+        text = path.read_bytes()
+    except OSError as error:
+        raise Damaged(MANIFEST_NAME, f"cannot be read: {error.strerror}") from error
+    try:
+        data = json.loads(text)
+        manifest = _manifest_of(data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Damaged(MANIFEST_NAME, f"is not a manifest: {error}") from error
+    if text != manifest.to_bytes():
+        raise Damaged(MANIFEST_NAME, "does not match its own digest")
+    return manifest
+
+
+def _manifest_of(data: Mapping[str, Any]) -> Manifest:
+    if data.get("format") != FORMAT:
+        raise ValueError(f"format {data.get('format')!r}; this version reads {FORMAT}")
+    values = {item.name: data[item.name] for item in fields(Manifest)}
+    for name in values["files"]:
+        if not _FILE_NAME.fullmatch(name):
+            raise ValueError(f"lists a file that no checkpoint has: {name!r}")
+    values["files"] = {name: Fingerprint(**entry) for name, entry in values["files"].items()}
+    return Manifest(**values)
+
+
+def _spell(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_spell(body)).hexdigest()

@@ -1,0 +1,145 @@
+"""Start ranks again when one dies or hangs: a fresh store each time, up to a budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.stacks import collective_of
+from shardwise.metrics.events import EventLog, read_events
+from shardwise.plan.plan import Plan
+from shardwise.train.signals import STOP_SIGNALS
+
+# What a rank's UserError says will be said again: starting anew cannot help.
+FINAL = {
+    ExitCode.CONFIG,
+    ExitCode.DOES_NOT_FIT,
+    ExitCode.ENVIRONMENT,
+    ExitCode.DIVERGED,
+    ExitCode.PREEMPTED,
+}
+
+
+def may_restart(error: UserError, plan: Plan, restarts: int, step_before: int) -> bool:
+    """Whether another start is worth it: budget left, and the last one got further than before."""
+    if error.code in FINAL or restarts >= plan.config.train.max_restarts:
+        return False
+    return restarts == 0 or last_step(plan.run_dir) > step_before
+
+
+def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
+    """One line for people, one event for the record."""
+    budget = plan.config.train.max_restarts
+    text = f"ALERT: {error.what}; starting the ranks again ({restarts} of {budget})\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    with EventLog(plan.run_dir / "events.jsonl", enabled=True) as events:
+        events.write("restart", reason=error.what, number=restarts)
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that the run's record shows."""
+    path = run_dir / "events.jsonl"
+    events = read_events(path) if path.exists() else []
+    return max((event["step"] for event in events if event["event"] == "step"), default=0)
+
+
+@contextmanager
+def forwarded_signals(folder: Path) -> Iterator[None]:
+    """Pass requests to stop on to the ranks, which save and leave; then the launcher ends too."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for _, pid in _ranks(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Watchdog:
+    """Watches heartbeats; ranks without one for too long are aborted with their stacks dumped."""
+
+    def __init__(self, folder: Path, timeout_s: float) -> None:
+        self.folder = folder
+        self.timeout_s = timeout_s
+        self.culprit: int | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def fired(self) -> bool:
+        """Whether the ranks were aborted."""
+        return self.culprit is not None
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self.timeout_s / 10)):
+            ranks = list(_ranks(self.folder))
+            beats = [path.stat().st_mtime for path in self.folder.iterdir()]
+            if ranks and time.time() - max(beats) > self.timeout_s:
+                self.culprit = _suspect(ranks)
+                _abort(ranks)
+                return
+
+
+def describe_hang(watchdog: Watchdog, logs: Path) -> UserError:
+    """Which rank held the others up, and what they were waiting in."""
+    newest = max(logs.glob("attempt-*"), key=lambda path: int(path.name.split("-")[1]))
+    waiting = {path.stem: collective_of(path) for path in sorted(newest.glob("rank-*.log"))}
+    names = sorted({name for name in waiting.values() if name})
+    culprit = watchdog.culprit
+    idle = [rank for rank, name in waiting.items() if name is None]
+    if culprit == -1:
+        culprit = int(idle[0].split("-")[1]) if len(idle) == 1 else -1
+    who = f"rank {culprit} hung" if culprit is not None and culprit >= 0 else "the ranks hung"
+    where = f"the others waited in {', '.join(names)}" if names else "no collective was under way"
+    return UserError(
+        f"{who}: no step for {watchdog.timeout_s:.0f} s",
+        why=where,
+        fix=f"stacks of all ranks are in {newest}; a longer train.hang_timeout_s allows more time",
+        code=ExitCode.WORKER_DIED,
+    )
+
+
+def _ranks(folder: Path) -> Iterator[tuple[int, int]]:
+    """(rank, process id) of every rank that has shown a sign of life."""
+    for path in folder.iterdir():
+        rank, pid = path.name.split("-")
+        yield int(rank), int(pid)
+
+
+def _suspect(ranks: list[tuple[int, int]]) -> int:
+    """A rank that the kernel has stopped or that sits in the kernel; -1 where none stands out."""
+    for rank, pid in ranks:
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state in "TtD":
+                return rank
+    return -1
+
+
+def _abort(ranks: list[tuple[int, int]]) -> None:
+    for _, pid in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGABRT)
+            os.kill(pid, signal.SIGCONT)  # a stopped process takes the signal only when it goes on
