@@ -10,15 +10,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardwise.version import __version__
+
 if TYPE_CHECKING:
     from shardwise.config.load import load_config
     from shardwise.launch.local import train
     from shardwise.launch.prepare import choose_plan
     from shardwise.parallel.apply import parallelize
 
-__all__ = ["choose_plan", "load_config", "parallelize", "train"]
-__version__ = "0.1.0"
-
+__all__ = ["__version__", "choose_plan", "load_config", "parallelize", "train"]
 _HOMES = {
     "choose_plan": "shardwise.launch.prepare",
     "load_config": "shardwise.config.load",

@@ -7,13 +7,13 @@ import platform
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
@@ -25,6 +25,7 @@ from shardwise.checkpoint.state import model_tensors, optimizer_tensors
 from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
 from shardwise.checkpoint.store import begin, clear_partials, final_path, prune, publish
 from shardwise.plan.plan import Plan
+from shardwise.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,8 @@ class Saver:
             seed=self.plan.config.train.seed,
             world_size=dist.get_world_size(),
             versions={
-                "shardwise": version("shardwise"),
+                "shardwise": __version__,
+                "transformers": transformers.__version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },

@@ -67,8 +67,12 @@ class ModelSource:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the directory holds safetensors now."""
-        return self.directory is not None and any(self.directory.glob("*.safetensors"))
+        """Whether the directory holds weights now."""
+        return self.directory is not None and any(
+            True
+            for pattern in ("*.safetensors", "pytorch_model*.bin")
+            for _ in self.directory.glob(pattern)
+        )
 
 
 def read_model_config(config: ModelConfig) -> ModelSource:

@@ -11,10 +11,10 @@ import copy
 import hashlib
 import json
 import pickle
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -92,7 +92,8 @@ def load_pretrained(model: nn.Module, directory: Path) -> int:
     plain, fusions = _match_keys(model, files)
     fused = {name: fusion for fusion in fusions for name in fusion.targets}
     aliases = _aliases(model)
-    num_bytes, missing, wanted = 0, [], {}
+    missing: list[str] = []
+    wanted: dict[str, Tensor] = {}
     for name, param in model.named_parameters():
         source = next((n for n in (name, *aliases[name]) if n in plain or n in fused), None)
         if source is None:
@@ -101,12 +102,12 @@ def load_pretrained(model: nn.Module, directory: Path) -> int:
             wanted[source] = param
     if missing:
         raise _not_there(missing, directory, files)
-    for source in wanted.keys() & plain.keys():
-        num_bytes += _read_rows(files, plain[source], wanted[source])
-    # A fusion may fill several parameters, so each is read once whatever it fills.
-    for fusion in fusions:
-        num_bytes += _read_fused(files, fusion, wanted)
-    return num_bytes
+    # A fusion may fill several parameters, so the loop is over fusions.
+    return sum(
+        _read_rows(files, plain[source], param)
+        for source, param in wanted.items()
+        if source in plain
+    ) + sum(_read_fused(files, fusion, wanted) for fusion in fusions)
 
 
 def copy_rows(target: Tensor, full: Tensor) -> None:
@@ -303,12 +304,13 @@ class _Fusion:
             and all(isinstance(step, Concatenate) and step.dim > 0 for step in rest)
         )
 
-    def convert(self, parts: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-        """The parameters by name, from stored tensors by pattern."""
-        converter = copy.deepcopy(self.converter)
-        for pattern, tensors in parts.items():
-            for tensor in tensors:
-                converter.add_tensor(self.target, pattern, pattern, tensor)
+    def convert(self, read: Callable[[str], Tensor], which: slice) -> dict[str, Tensor]:
+        """The parameters by name, made of `which` tensors of each list."""
+        converter: Any = copy.deepcopy(self.converter)
+        for pattern, keys in self.keys.items():
+            for key in keys[which]:
+                # Held by the converter alone, which lets go of each part as it merges them.
+                converter.add_tensor(self.target, key, pattern, read(key))
         return dict(converter.convert(self.target))
 
 
@@ -323,7 +325,7 @@ def _match_keys(
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     renamings, converters = _conversions(model)
 
-    def fit(name: str) -> str | None:
+    def fit(name: str) -> str:
         return next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in names), "")
 
     plain: dict[str, str] = {}
@@ -352,8 +354,9 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
     family = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
     if not issubclass(family, PreTrainedModel):
         return [], []
+    config: Any = model.config
     with torch.device("meta"):
-        found = get_model_conversion_mapping(family(model.config))
+        found = get_model_conversion_mapping(family(config))
     return (
         [entry for entry in found if isinstance(entry, WeightRenaming)],
         [entry for entry in found if isinstance(entry, WeightConverter)],
@@ -377,31 +380,30 @@ def _read_rows(files: StoredWeights, key: str, param: Tensor) -> int:
 
 
 def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tensor]) -> int:
-    """Fill what a fusion makes, with this rank's part of it in memory where that is possible."""
+    """Fill what a fusion makes, from this rank's part of the files where that is enough."""
     params = {name: wanted[name] for name in fusion.targets if name in wanted}
     if not params:
         return 0
-    mine = slice(None)
     if fusion.is_rowwise:
-        param = params[fusion.target]
-        for pattern, keys in fusion.keys.items():
-            _validate_shape(pattern, [len(keys), *param.shape[1:]], param)
-        mine = _rows_of(param)
-    parts = {
-        pattern: [files.read(key, slice(None)) for key in keys[mine]]
-        for pattern, keys in fusion.keys.items()
-    }
-    num_bytes = sum(part.nbytes for tensors in parts.values() for part in tensors)
-    if not num_bytes:
+        return _read_fused_rows(files, fusion, params[fusion.target])
+    made = fusion.convert(lambda key: files.read(key, slice(None)), slice(None))
+    for name, param in params.items():
+        _validate_shape(name, list(made[name].shape), param)
+        copy_rows(param, made[name])
+    return sum(value.nbytes for value in made.values())
+
+
+def _read_fused_rows(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
+    for keys in fusion.keys.values():
+        _validate_shape(fusion.target, [len(keys), *param.shape[1:]], param)
+    local = _local(param)
+    if not local.numel():
         return 0
-    for name, value in fusion.convert(parts).items():
-        if fusion.is_rowwise:
-            _validate_shape(name, [params[name].shape[0], *value.shape[1:]], params[name])
-            _local(params[name]).copy_(value)
-        elif name in params:
-            _validate_shape(name, list(value.shape), params[name])
-            copy_rows(params[name], value)
-    return num_bytes
+    made = fusion.convert(lambda key: files.read(key, slice(None)), _rows_of(param))
+    rows = made[fusion.target]
+    _validate_shape(fusion.target, [param.shape[0], *rows.shape[1:]], param)
+    local.copy_(rows)
+    return rows.nbytes
 
 
 def _rows_of(param: Tensor) -> slice:
@@ -416,7 +418,7 @@ def _local(param: Tensor) -> Tensor:
 def _validate_shape(key: str, stored: list[int], param: Tensor) -> None:
     if stored != list(param.shape):
         raise UserError(
-            f"the weights have {key} in shape {stored}, the model needs {list(param.shape)}",
+            f"{key} has shape {stored} in the files, the model needs {list(param.shape)}",
             fix="check model.overrides against the checkpoint's config.json",
         )
 

@@ -1,0 +1,88 @@
+"""Read a checkpoint without ranks: find it, verify it, assemble whole tensors from its pieces."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shardwise.checkpoint.index import Index, StoredTensor, read_index
+from shardwise.checkpoint.manifest import MANIFEST_NAME, PLAN_NAME
+from shardwise.checkpoint.storage import open_piece
+from shardwise.checkpoint.store import Entry, check_checkpoint, list_entries
+from shardwise.errors import ExitCode, UserError
+from shardwise.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCheckpoint:
+    """A checkpoint every byte of which is as it was written."""
+
+    path: Path
+    plan: Plan
+    index: Index
+
+
+def find_checkpoint(run: Path, step: int | None = None) -> Path:
+    """The newest checkpoint of a run directory, or the one of `step`; `run` may itself be one.
+
+    A damaged one is found like any other: to pass over it would give an older model unasked.
+    """
+    if (run / MANIFEST_NAME).exists() or run.name.startswith("step-"):
+        if step is not None:
+            raise UserError(
+                f"{run} is one checkpoint, and --step {step} was asked for",
+                fix="name the run directory, or leave --step out",
+            )
+        return run
+    entries = _published(run)
+    found = [entry for entry in entries if step is None or entry.step == step]
+    if not found:
+        raise UserError(
+            f"there is no checkpoint{'' if step is None else f' of step {step}'} in {run}",
+            why=f"it has {_steps(entries)}" if entries else "nothing was saved there",
+            fix="name a run directory (runs/NAME) and one of its steps, or train with "
+            "checkpoint.every_steps",
+        )
+    return found[-1].path
+
+
+def verify_checkpoint(path: Path) -> VerifiedCheckpoint:
+    """Hash every file of a checkpoint, then read its plan and index; damage is a UserError."""
+    damages = check_checkpoint(path)
+    if damages:
+        others = [e for e in _published(path.parent) if e.state == "good" and e.path != path]
+        raise UserError(
+            f"checkpoint {path} is damaged",
+            why="; ".join(str(damage) for damage in damages),
+            fix=f"take another with --step; there are {_steps(others)}"
+            if others
+            else "there is no other checkpoint in this run; restore it from a backup",
+            code=ExitCode.VERIFY_FAILED,
+        )
+    return VerifiedCheckpoint(path, Plan.load(path / PLAN_NAME), read_index(path))
+
+
+def read_tensor(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """The whole of one tensor, cast piece by piece."""
+    whole = torch.empty(stored.shape, dtype=dtype)
+    for piece in stored.pieces:
+        if math.prod(piece.sizes):
+            block = whole
+            for dim, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+                block = block.narrow(dim, offset, size)
+            with open_piece(directory, stored, piece.offsets) as part:
+                block.copy_(part)
+    return whole
+
+
+def _published(run: Path) -> list[Entry]:
+    root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
+    return [entry for entry in list_entries(root) if entry.state in ("good", "damaged")]
+
+
+def _steps(entries: list[Entry]) -> str:
+    return "steps " + ", ".join(str(entry.step) for entry in entries)
