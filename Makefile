@@ -1,10 +1,11 @@
 # make demo: set up, then train on two CPU ranks, stop half-way, resume, finish.
 # make test: set up, then lint, type check and run all tests.
+# make chaos: the long versions of the fault tests, an hour or so.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -26,6 +27,10 @@ lint: $(READY)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+# The long sweeps: every kill point, thousands of damaged files, every mesh to every other.
+chaos: $(READY)
+	SHARDWISE_CHAOS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/chaos tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py
 
 clean:
 	rm -rf .venv runs
