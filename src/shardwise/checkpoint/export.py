@@ -26,7 +26,7 @@ from shardwise.checkpoint.index import Index, StoredTensor
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
 from shardwise.errors import ExitCode, UserError
 from shardwise.model.build import build_on_meta
-from shardwise.model.weights import INDEX_NAME, TORCH_NAME
+from shardwise.model.stored import INDEX_NAME, TORCH_NAME
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 

@@ -15,12 +15,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta
-from shardwise.model.weights import (
-    allocate_shards,
-    initialise_buffers,
-    initialise_weights,
-    load_pretrained,
-)
+from shardwise.model.weights import allocate_shards, initialise_buffers, initialise_weights
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
@@ -72,6 +67,9 @@ def build_model(
         return model, units
     initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
+        # Loaded on need: it leans on parts of transformers that change between releases.
+        from shardwise.model.pretrained import load_pretrained
+
         num_bytes = load_pretrained(model, Path(plan.weights_dir))
         say(f"rank 0 read {format_bytes(num_bytes)} of weights from {plan.weights_dir}")
     return model, units

@@ -14,11 +14,11 @@ from shardwise.errors import UserError
 from shardwise.facts.presets import PRESETS
 from shardwise.model.blocks import find_units
 from shardwise.model.build import build_on_meta
+from shardwise.model.pretrained import load_pretrained
 from shardwise.model.weights import (
     allocate_shards,
     copy_rows,
     initialise_weights,
-    load_pretrained,
     local_rows,
 )
 
