@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -92,7 +94,10 @@ def write_file(path: Path, data: bytes) -> Fingerprint:
 
 def fingerprint_of(path: Path) -> Fingerprint:
     """Read a file again and hash it. Links are not followed: a checkpoint holds its own bytes."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "no plain file")
     with os.fdopen(handle, "rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
         return Fingerprint(os.fstat(file.fileno()).st_size, digest.hexdigest())

@@ -116,7 +116,7 @@ def metadata_of_index(index: Index) -> Metadata:
 
 def _tensor_of(entry: Mapping[str, Any]) -> StoredTensor:
     pieces = tuple(
-        Piece(_sizes(offsets), _sizes(sizes), str(file), int(start))
+        Piece(_sizes(offsets), _sizes(sizes), str(file), _sizes([start])[0])
         for offsets, sizes, file, start in entry["pieces"]
     )
     return StoredTensor(_DTYPES[entry["dtype"]], _sizes(entry["shape"]), pieces)
@@ -124,7 +124,7 @@ def _tensor_of(entry: Mapping[str, Any]) -> StoredTensor:
 
 def _sizes(values: Any) -> tuple[int, ...]:
     sizes = tuple(values)
-    if not all(isinstance(size, int) and 0 <= size < 2**48 for size in sizes):
+    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
         raise ValueError(f"not sizes: {values!r}")
     return sizes
 
@@ -140,12 +140,28 @@ def _validate_pieces(directory: Path, name: str, tensor: StoredTensor) -> None:
         )
         end = piece.start + tensor.piece_bytes(piece)
         path = directory / piece.file
-        if not inside or piece.start < 0 or path.is_symlink() or not path.is_file():
+        if not inside or path.is_symlink() or not path.is_file():
             raise Damaged(INDEX_NAME, f"{name} has a piece outside of its tensor or file")
         if end > path.stat().st_size:
             raise Damaged(INDEX_NAME, f"{name} ends at byte {end}, beyond {piece.file}")
-    covered = sum(math.prod(piece.sizes) for piece in tensor.pieces)
-    distinct = {piece.offsets for piece in tensor.pieces if math.prod(piece.sizes)}
-    whole = len([p for p in tensor.pieces if math.prod(p.sizes)]) == len(distinct)
-    if covered != math.prod(tensor.shape) or not whole:
+    filled = sorted((p for p in tensor.pieces if math.prod(p.sizes)), key=lambda p: p.offsets)
+    # Disjoint and as many elements as the tensor: together that is covering it exactly.
+    covered = sum(math.prod(piece.sizes) for piece in filled)
+    if covered != math.prod(tensor.shape) or _any_overlap(filled):
         raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover it once")
+
+
+def _any_overlap(pieces: list[Piece]) -> bool:
+    """Sorted by their first offset, each piece can meet only those that start before it ends."""
+    for number, piece in enumerate(pieces):
+        for other in pieces[number + 1 :]:
+            if piece.offsets and other.offsets[0] >= piece.offsets[0] + piece.sizes[0]:
+                break
+            if all(
+                a < b + size_b and b < a + size_a
+                for a, size_a, b, size_b in zip(
+                    piece.offsets, piece.sizes, other.offsets, other.sizes, strict=True
+                )
+            ):
+                return True
+    return False

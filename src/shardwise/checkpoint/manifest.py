@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -65,8 +66,9 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint directory, or Damaged."""
     path = directory / MANIFEST_NAME
     try:
-        if path.is_symlink() or path.stat().st_size > _MAX_BYTES:
-            raise Damaged(MANIFEST_NAME, "is a link or far too large")
+        size = path.stat().st_size
+        if path.is_symlink() or not path.is_file() or size > _MAX_BYTES:
+            raise Damaged(MANIFEST_NAME, "is no plain file, or far too large")
         text = path.read_bytes()
     except OSError as error:
         raise Damaged(MANIFEST_NAME, f"cannot be read: {error.strerror}") from error
@@ -88,7 +90,27 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"lists a file that no checkpoint has: {name!r}")
     values["files"] = {name: Fingerprint(**entry) for name, entry in values["files"].items()}
+    for name in ("step", "position", "tokens", "global_batch", "seed", "world_size"):
+        if type(values[name]) is not int or values[name] < (name == "world_size"):
+            raise ValueError(f"{name} is {values[name]!r}")
+    if not _is_number(values["created"]):
+        raise ValueError(f"created is {values['created']!r}")
+    if values["loss"] is not None and not _is_number(values["loss"]):
+        raise ValueError(f"loss is {values['loss']!r}")
+    versions = values["versions"]
+    if type(versions) is not dict or not all(type(text) is str for text in versions.values()):
+        raise ValueError(f"versions is {versions!r}")
+    scale = values["loss_scale"]
+    if scale is not None and not all(_is_number(scale[key]) for key in ("scale", "held")):
+        raise ValueError(f"loss_scale is {scale!r}")
+    for entry in values["files"].values():
+        if type(entry.bytes) is not int or entry.bytes < 0 or type(entry.sha256) is not str:
+            raise ValueError(f"a file is described as {entry!r}")
     return Manifest(**values)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _spell(data: Mapping[str, Any]) -> bytes:

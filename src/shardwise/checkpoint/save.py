@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,9 @@ class Saver:
             begun = time.perf_counter()
             plan = json.dumps(self.plan.to_dict()).encode()
             publish(self.root, self._manifest(progress, files), index, plan)
-            prune(self.root, self.plan.config.checkpoint.keep)
+            # The checkpoint is there; an old one that cannot be removed does not change that.
+            with suppress(OSError):
+                prune(self.root, self.plan.config.checkpoint.keep)
             commit_s = time.perf_counter() - begun
 
         error = None

@@ -56,7 +56,9 @@ class ShardWriter(StorageWriter):
         self.commit = commit
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """All pieces of this rank, one after the other."""
+        """All pieces of this rank, one after the other; a rank without any writes no file."""
+        if not plan.items:
+            return _done([])
         written: list[tuple[MetadataIndex, int, int]] = []
         with HashedFile(self.directory / self.name) as file:
             for item in plan.items:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,9 +63,7 @@ def list_entries(root: Path) -> list[Entry]:
             continue
         kind, step = match.group(1), int(match.group(2))
         if kind is not None:
-            reason = path / "reason.txt"
-            text = reason.read_text(encoding="utf-8").strip() if reason.exists() else ""
-            entries.append(Entry(path, step, kind, None, text))  # type: ignore[arg-type]
+            entries.append(Entry(path, step, kind, None, _reason(path)))  # type: ignore[arg-type]
         else:
             entries.append(_judge(path, step))
     return sorted(entries, key=lambda entry: (entry.step, entry.path.name))
@@ -154,7 +153,10 @@ def quarantine(path: Path, reasons: Iterable[str]) -> Path:
         target = path.with_name(f"quarantined-{path.name}.{number}")
         number += 1
     path.rename(target)
-    (target / "reason.txt").write_text("\n".join(reasons) + "\n", encoding="utf-8")
+    text = ("\n".join(reasons) + "\n").encode(errors="backslashreplace")
+    # On a full disk the name alone must do.
+    with suppress(OSError):
+        (target / "reason.txt").write_bytes(text)
     return target
 
 
@@ -165,7 +167,10 @@ def prune(root: Path, keep: int) -> list[Path]:
         # Renamed first: a kill half-way leaves a partial directory, not a damaged checkpoint.
         aside = partial_path(root, found.step)
         rename(found.path, aside)
-        shutil.rmtree(aside)
+        if aside.is_symlink():
+            aside.unlink()
+        else:
+            shutil.rmtree(aside)
     return [found.path for found in old]
 
 
@@ -182,6 +187,13 @@ def _judge(path: Path, step: int) -> Entry:
     except Damaged as damage:
         return Entry(path, step, "damaged", None, str(damage))
     return Entry(path, step, "good", checkpoint)
+
+
+def _reason(path: Path) -> str:
+    try:
+        return (path / "reason.txt").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _size(path: Path) -> int | None:

@@ -14,16 +14,29 @@ class EventLog:
     """Appends events; on ranks other than 0 it does nothing."""
 
     def __init__(self, path: Path, *, enabled: bool) -> None:
-        self._file = path.open("a", encoding="utf-8") if enabled else None
+        # Unbuffered: a line that could not be written must not come back with a later one.
+        self._file = path.open("ab", buffering=0) if enabled else None
+        self._lost = 0
         # A killed run may have left half a line; what follows must not be joined to it.
         if self._file is not None and not _ends_whole(path):
-            self._file.write("\n")
+            with suppress(OSError):
+                self._file.write(b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
-        """One line, flushed, so that a killed run loses nothing it has said."""
-        if self._file is not None:
-            self._file.write(json.dumps({"event": event, "time": time.time(), **fields}) + "\n")
-            self._file.flush()
+        """One line, written through, so that a killed run loses nothing it has said.
+
+        A full disk must not end the training that the record is about: the line is dropped, and
+        the next one that can be written says how many were.
+        """
+        if self._file is None:
+            return
+        lost = {"lines_lost": self._lost} if self._lost else {}
+        line = json.dumps({"event": event, "time": time.time(), **fields, **lost}) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._lost = 0
+        except OSError:
+            self._lost += 1
 
     def __enter__(self) -> Self:
         return self

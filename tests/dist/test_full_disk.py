@@ -1,0 +1,223 @@
+"""A disk without room: every rank hears of it, what was saved stays, the space comes back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from rank_pool import Ranks
+from tiny_runs import SHAPE, Settings, loader_of, start
+
+from shardwise.checkpoint import files, store
+from shardwise.checkpoint.save import Progress, Saver
+from shardwise.checkpoint.store import check_checkpoint, final_path, list_entries, quarantine
+from shardwise.metrics.events import EventLog
+from shardwise.train.session import Session
+from shardwise.train.step import Stepper
+
+pytestmark = pytest.mark.dist
+
+Pools = Callable[[int], Ranks]
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+SETTINGS: Settings = {"shard.strategy": "full_shard"}
+# A checkpoint of these runs takes about 460 KiB.
+ROOM_FOR_ONE, ROOM_FOR_MANY = "700k", "8m"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that one checkpoint fits on, and a second one does not."""
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_FOR_ONE}", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def make_room(disk: Path) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={ROOM_FOR_MANY}", str(disk)], check=True)
+
+
+def used_bytes(disk: Path) -> int:
+    state = os.statvfs(disk)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def states(root: Path) -> dict[str, str]:
+    return {entry.path.name: entry.state for entry in list_entries(root)}
+
+
+# ---- on the ranks ----------------------------------------------------------------------------
+
+
+@cache
+def session_of(root: Path) -> tuple[Session, Saver]:
+    """Kept by the rank from one call to the next."""
+    session = start(dist.get_world_size(), SETTINGS)
+    return session, Saver(root, session.plan, session.model, session.optimizer)
+
+
+def save(root: Path, step: int, trains_meanwhile: bool = False) -> str | None:
+    """Save, perhaps with training going on beside it; returns the error."""
+    session, saver = session_of(root)
+    progress = Progress(step=step, position=step, tokens=0, loss=None, loss_scale=None)
+    assert saver.start(progress) == []
+    if trains_meanwhile:
+        stepper = Stepper(session.model, session.optimizer, session.plan)
+        loader = loader_of(session, dist.get_rank(), dist.get_world_size())
+        for index in range(2):
+            stepper.run(loader.step_batches(index), 1e-3)
+    (outcome,) = saver.finish()
+    assert outcome.step == step
+    return outcome.error
+
+
+def save_with_faults(root: Path, faults: list[tuple[str, int, int]]) -> list[str | None]:
+    """One save a fault: the `call`-th of `function` on one rank finds no room (-1: the last)."""
+    save(root, 1)
+    errors = []
+    for number, (function, rank, call) in enumerate(faults):
+        module = store if function == "rename" else files
+        real = getattr(module, function)
+        if call < 0:
+            counting = mock.Mock(side_effect=real)
+            with mock.patch.object(module, function, counting):
+                save(root / "counted", number)
+            call += counting.call_count
+        calls = iter(range(10**6))
+
+        def fail(*args: Any, _calls: Any = calls, _at: int = call, _real: Any = real) -> Any:
+            if next(_calls) == _at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return _real(*args)
+
+        with mock.patch.object(module, function, fail if dist.get_rank() == rank else real):
+            errors.append(save(root, 2))
+        dist.barrier()
+        assert not store.partial_path(root, 2).exists(), (function, rank, call)
+        assert not final_path(root, 2).exists()
+        dist.barrier()
+    return errors
+
+
+def save_beside_a_link(root: Path, other: Path) -> str | None:
+    """Save the fourth of three that are kept, where the oldest is a link to another place."""
+    save(other, 1)
+    root.mkdir(exist_ok=True)
+    final_path(root, 1).symlink_to(final_path(other, 1))
+    for step in (2, 3):
+        save(root, step)
+    return save(root, 4)
+
+
+# ---- tests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_save_that_does_not_fit_costs_nothing_else(
+    ranks: Pools, disk: Path, asynchronous: bool
+) -> None:
+    assert ranks(2).run(save, disk, 1, asynchronous) == [None, None]
+    used = used_bytes(disk)
+    for step in (2, 3):
+        for error in ranks(2).run(save, disk, step, asynchronous):
+            assert "No space left on device" in error
+        assert states(disk) == {"step-00000001": "good"}
+        assert check_checkpoint(final_path(disk, 1)) == []
+        assert used_bytes(disk) == used
+    make_room(disk)
+    assert ranks(2).run(save, disk, 3, asynchronous) == [None, None]
+    assert states(disk) == {"step-00000001": "good", "step-00000003": "good"}
+    assert check_checkpoint(final_path(disk, 3)) == []
+
+
+def test_wherever_the_room_ends(ranks: Pools, tmp_path: Path) -> None:
+    """At the first, a middle and the last write of each rank, in fsync and in the rename."""
+    faults = [("write_all", rank, call) for rank in (0, 1) for call in (0, 1, 20, -1)]
+    faults += [("write_all", 0, -2), ("write_all", 0, -3)]
+    faults += [("sync_handle", 0, 0), ("sync_handle", 1, 0), ("sync_handle", 0, 2)]
+    faults += [("rename", 0, 0)]
+    for errors in ranks(2).run(save_with_faults, tmp_path, faults):
+        for (function, rank, call), error in zip(faults, errors, strict=True):
+            assert error is not None, (function, rank, call)
+            assert error.startswith(f"rank {rank}: OSError: [Errno 28] No space left"), error
+    assert states(tmp_path) == {"step-00000001": "good"}
+    assert check_checkpoint(final_path(tmp_path, 1)) == []
+    assert ranks(2).run(save, tmp_path, 2) == [None, None]
+    assert check_checkpoint(final_path(tmp_path, 2)) == []
+
+
+def test_a_published_save_is_not_reported_as_failed(ranks: Pools, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    (error,) = ranks(1).run(save_beside_a_link, root, tmp_path / "other")
+    assert check_checkpoint(final_path(root, 4)) == []
+    assert error is None
+
+
+def test_a_damaged_checkpoint_is_set_aside_without_room(disk: Path) -> None:
+    path = final_path(disk, 1)
+    path.mkdir()
+    with pytest.raises(OSError, match="No space left"), (disk / "ballast").open("wb", 0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert quarantine(path, ["manifest.json: cannot be read"]).is_dir()
+
+
+def test_a_record_that_cannot_be_written_stops_no_training() -> None:
+    log = EventLog(Path("/dev/full"), enabled=True)
+    try:
+        log.write("step", step=1)
+    finally:
+        # What it could not write it would try again to write when it is collected.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), log._file.fileno())  # type: ignore[union-attr]
+
+
+CONFIG = f"""\
+model: {{name: tiny-llama, overrides: {json.dumps(SHAPE)}}}
+data: {{source: synthetic, seq_len: 16}}
+cluster: 2xCPU
+shard: {{strategy: full_shard}}
+train: {{steps: 60, global_batch: 4}}
+checkpoint: {{every: 10}}
+"""
+
+
+@pytest.mark.slow
+def test_training_goes_on_and_saves_when_there_is_room_again(disk: Path) -> None:
+    run_dir = disk.parent
+    config = run_dir.parent / "run.yaml"
+    config.write_text(CONFIG)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    words = [SHARDWISE, "train", str(config), f"runs_dir={run_dir.parent}", "name=run"]
+    alerts = []
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ALERT"):
+                if not alerts:
+                    make_room(disk)
+                alerts.append(line)
+    assert process.returncode == 0
+    assert "ALERT: step 20 was not saved: rank" in alerts[0]
+    assert "No space left on device" in alerts[0]
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    failed = [event for event in events if event["event"] == "checkpoint_failed"]
+    assert failed[0]["step"] == 20
+    assert len(failed) == len(alerts)
+    assert [event["step"] for event in events if event["event"] == "checkpoint"][-1] == 60
+    assert set(states(disk).values()) == {"good"}
+    assert check_checkpoint(final_path(disk, 60)) == []

@@ -1,0 +1,208 @@
+"""What one mesh saved, every other mesh reads to the last bit, and goes on with the next batch.
+
+Each of the 14 layouts is read by three others here; by all 14 where SHARDWISE_CHAOS is set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_pool import Ranks
+from tiny_runs import SHAPE, Settings, loader_of, start, whole
+from torch import Tensor
+
+from shardwise.checkpoint.restore import find_good, restore_checkpoint
+from shardwise.checkpoint.save import Progress, Saver
+from shardwise.checkpoint.state import model_tensors, optimizer_tensors
+from shardwise.checkpoint.store import check_checkpoint, final_path
+from shardwise.train.session import Session
+from shardwise.train.step import Stepper
+
+pytestmark = pytest.mark.dist
+
+Pools = Callable[[int], Ranks]
+Layout = tuple[str, int]
+STEPS = 2
+STRATEGIES: dict[str, Settings] = {
+    "full": {"shard.strategy": "full_shard"},
+    "hybrid": {"shard.strategy": "hybrid_shard", "mesh.replicate": 2},
+    "copies": {"shard.strategy": "no_shard"},
+    "offload": {"shard.strategy": "full_shard", "memory.offload": "cpu"},
+}
+LAYOUTS: list[Layout] = [
+    (name, world)
+    for name in STRATEGIES
+    for world in (1, 2, 3, 4)
+    if name != "hybrid" or world in (2, 4)
+]
+# Keys and values have two rows: of four ranks two hold no part of them.
+TINY = {**SHAPE, "num_key_value_heads": 1, "head_dim": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a session holds, whole: a hash of every tensor, and of the next global batch."""
+
+    tensors: dict[str, str]
+    batch: list[str]
+    position: int
+
+
+def targets_of(source: Layout) -> list[Layout]:
+    """All layouts, or three that lie as far apart as the source's place in the list."""
+    if os.environ.get("SHARDWISE_CHAOS"):
+        return LAYOUTS
+    place = LAYOUTS.index(source)
+    return [LAYOUTS[(place + step) % len(LAYOUTS)] for step in (1, 5, 10)]
+
+
+def settings_of(layout: Layout) -> Settings:
+    return {"model.overrides": TINY, "train.global_batch": 12, **STRATEGIES[layout[0]]}
+
+
+def train_and_save(layout: Layout, root: Path) -> Held:
+    """On every rank: two steps, then a checkpoint."""
+    session = start(layout[1], settings_of(layout))
+    stepper = Stepper(session.model, session.optimizer, session.plan)
+    loader = loader_of(session, dist.get_rank(), layout[1])
+    for step in range(STEPS):
+        stepper.run(loader.step_batches(step), 1e-2)
+    held = what_it_holds(session, STEPS)
+    save(session, root, STEPS)
+    return held
+
+
+def save(session: Session, root: Path, step: int) -> None:
+    saver = Saver(root, session.plan, session.model, session.optimizer)
+    saver.start(Progress(step=step, position=step, tokens=0, loss=None, loss_scale=None))
+    (outcome,) = saver.finish()
+    saver.close()
+    assert outcome.error is None
+
+
+def restore_all(layout: Layout, roots: list[Path]) -> list[Held]:
+    """On every rank: one session that is filled from each of `roots` in turn."""
+    session = start(layout[1], settings_of(layout))
+    results = []
+    for root in roots:
+        forget(session)
+        found = find_good(root, verify=True, tell=refuse)
+        assert found is not None
+        restore_checkpoint(found, session.plan, session.model, session.optimizer)
+        results.append(what_it_holds(session, found.manifest.position))
+    return results
+
+
+@torch.no_grad()
+def forget(session: Session) -> None:
+    """No number that a restore leaves out can pass for one that it read."""
+    moments = (value for state in session.optimizer.state.values() for value in state.values())
+    for tensor in (*session.model.parameters(), *moments):
+        tensor.fill_(float("nan"))
+
+
+def refuse(path: Path, reasons: list[str]) -> None:
+    raise AssertionError(f"{path}: {reasons}")
+
+
+def what_it_holds(session: Session, position: int) -> Held:
+    tensors = model_tensors(session.model) | optimizer_tensors(session.model, session.optimizer)
+    loader = loader_of(session, dist.get_rank(), dist.get_world_size())
+    mine = [digest(row) for batch in loader.step_batches(position) for row in batch.inputs]
+    rows: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(rows, mine)
+    return Held(
+        {name: digest(whole(tensor)) for name, tensor in tensors.items()},
+        [row for rank in rows for row in rank],
+        position,
+    )
+
+
+def digest(tensor: Tensor) -> str:
+    raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def written(
+    ranks: Pools, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Layout, tuple[Path, Held]]:
+    """A checkpoint of every layout, and what was held when it was taken."""
+    found = {}
+    for layout in LAYOUTS:
+        root = tmp_path_factory.mktemp(f"{layout[0]}-{layout[1]}-")
+        held = ranks(layout[1]).run(train_and_save, layout, root)
+        assert all(rank == held[0] for rank in held)
+        found[layout] = root, held[0]
+    return found
+
+
+@pytest.mark.parametrize("target", LAYOUTS, ids=lambda layout: f"{layout[0]}-{layout[1]}")
+def test_any_layout_reads_any_other(
+    ranks: Pools, written: dict[Layout, tuple[Path, Held]], target: Layout
+) -> None:
+    sources = [source for source in LAYOUTS if target in targets_of(source)]
+    roots = [written[source][0] for source in sources]
+    for rank in ranks(target[1]).run(restore_all, target, roots):
+        for source, held in zip(sources, rank, strict=True):
+            assert held == written[source][1], source
+            assert len(held.tensors) > 60
+            assert len(held.batch) == 12
+
+
+def test_every_layout_writes_whole_checkpoints(
+    written: dict[Layout, tuple[Path, Held]],
+) -> None:
+    for (_, world), (root, held) in written.items():
+        path = final_path(root, STEPS)
+        assert [str(damage) for damage in check_checkpoint(path)] == []
+        assert len(list(path.glob("rank-*.bin"))) == world
+        assert held.position == STEPS
+    batches = {tuple(held.batch) for _, held in written.values()}
+    assert len(batches) == 1, "the next global batch is the same on every mesh"
+
+
+def damage_and_find(root: Path) -> tuple[int | None, list[str]]:
+    """On every rank: one bit flips in each shard; returns the step found, and the reasons."""
+    told: list[str] = []
+    shard = final_path(root, STEPS) / f"rank-{dist.get_rank():05d}.bin"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    dist.barrier()
+    found = find_good(root, verify=True, tell=lambda path, reasons: told.extend(reasons))
+    return (found.step if found else None), told
+
+
+def test_all_ranks_learn_what_each_found(ranks: Pools, tmp_path: Path) -> None:
+    ranks(2).run(train_and_save, ("full", 2), tmp_path)
+    changed = "its content has changed (sha256 differs)"
+    reasons = [f"rank-00000.bin: {changed}", f"rank-00001.bin: {changed}"]
+    assert ranks(2).run(damage_and_find, tmp_path) == [(None, reasons)] * 2
+    file = tmp_path / "quarantined-step-00000002" / "reason.txt"
+    assert file.read_text().splitlines() == reasons
+
+
+def save_little(root: Path) -> Any:
+    """On every rank: a checkpoint of one small tensor that only one rank has to write."""
+    session = start(dist.get_world_size(), settings_of(("copies", dist.get_world_size())))
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    saver = Saver(root, session.plan, model, optimizer)
+    saver.start(Progress(step=1, position=1, tokens=0, loss=None, loss_scale=None))
+    (outcome,) = saver.finish()
+    saver.close()
+    return outcome.error
+
+
+def test_a_rank_with_nothing_to_write_leaves_no_stray(ranks: Pools, tmp_path: Path) -> None:
+    assert ranks(2).run(save_little, tmp_path) == [None, None]
+    assert [str(damage) for damage in check_checkpoint(final_path(tmp_path, 1))] == []

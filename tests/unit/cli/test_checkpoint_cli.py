@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.index import Piece, StoredTensor
+from shardwise.checkpoint.manifest import Manifest
+from shardwise.checkpoint.store import begin, publish, quarantine
+from shardwise.cli.main import main
+from shardwise.units import format_bytes
+
+SHARD = "rank-00000.bin"
+SHARD_BYTES = 4096
+Cli = pytest.CaptureFixture[str]
+
+
+def make_checkpoint(root: Path, step: int, loss: float | None = 2.5) -> Path:
+    """One tensor of zeros, written as any save is."""
+    shard = write_file(begin(root, step) / SHARD, bytes(SHARD_BYTES))
+    piece = Piece((0,), (SHARD_BYTES,), SHARD, 0)
+    manifest = Manifest(
+        step=step,
+        position=step,
+        tokens=0,
+        loss=loss,
+        global_batch=4,
+        seed=0,
+        world_size=8,
+        loss_scale=None,
+        versions={},
+        created=time.time() - 7200,
+        files={SHARD: shard},
+    )
+    index = {"x": StoredTensor(torch.uint8, (SHARD_BYTES,), (piece,))}
+    return publish(root, manifest, index, b"{}").path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 20, 40 and 60."""
+    for step in (20, 40, 60):
+        make_checkpoint(tmp_path / "demo" / "checkpoints", step)
+    return tmp_path / "demo"
+
+
+def shardwise(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """The command in this process; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["shardwise", "checkpoint", *map(str, words)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def shard_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}" / SHARD
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_ls_shows_every_state(run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = run / "checkpoints"
+    quarantine(root / "step-00000020", [f"{SHARD}: has 1 bytes", "plan.json: is gone"])
+    shard_of(run, 60).write_bytes(b"short")
+    write_file(begin(root, 80) / SHARD, bytes(2048))
+    assert shardwise(monkeypatch, "ls", run) == 5
+    output = capsys.readouterr()
+    header, first, second, third, fourth = (
+        line.split(maxsplit=7) for line in output.out.splitlines()
+    )
+    assert header == ["step", "size", "age", "state", "ranks", "loss", "reason"]
+    assert first[0] == "20"
+    assert first[4:6] == ["quarantined", "-"]
+    assert first[7] == f"{SHARD}: has 1 bytes; plan.json: is gone"
+    assert second[0] == "40"
+    assert second[3:] == ["2h00m", "good", "8", "2.5000"]
+    assert (third[0], third[4]) == ("60", "damaged")
+    assert third[7] == f"{SHARD}: has 5 bytes, {SHARD_BYTES} were written"
+    assert fourth[:3] == ["80", "2.0", "KiB"]
+    assert fourth[4] == "partial"
+    assert "step 60" in output.err
+
+
+def test_ls_of_whole_ones_ends_well(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(run / "checkpoints", 80, loss=None)
+    quarantine(shard_of(run, 20).parent, ["set aside long ago"])
+    assert shardwise(monkeypatch, "ls", run) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ["good", "8", "-"]
+
+
+def test_a_run_without_checkpoints(
+    tmp_path: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shardwise(monkeypatch, "ls", tmp_path) == 0
+    assert "has no checkpoints yet" in capsys.readouterr().out
+    assert shardwise(monkeypatch, "verify", tmp_path) == 0
+    assert shardwise(monkeypatch, "prune", tmp_path, "--keep", 1) == 0
+
+
+@pytest.mark.parametrize("words", [("ls",), ("verify",), ("prune", "--keep", "1")])
+def test_a_run_that_does_not_exist(
+    tmp_path: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    assert shardwise(monkeypatch, *words, tmp_path / "nowhere") == 2
+    assert "there is no run directory" in capsys.readouterr().err
+
+
+def test_verify_names_file_and_reason(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_of(run, 40).write_bytes(b"\1" + bytes(SHARD_BYTES - 1))
+    (shard_of(run, 60).parent / "bad\x1b[31m").write_text("")
+    assert shardwise(monkeypatch, "ls", run) == 0
+    capsys.readouterr()
+    assert shardwise(monkeypatch, "verify", run) == 5
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        f"step 20: good, {format_bytes(bytes_in(shard_of(run, 20).parent))}",
+        "step 40: DAMAGED",
+        f"  {SHARD}: its content has changed (sha256 differs)",
+        "step 60: DAMAGED",
+        "  bad?[31m: does not belong to the checkpoint",
+        "3 verified, 2 damaged",
+    ]
+    assert "damaged checkpoints" in output.err
+    assert "step 40, 60" in output.err
+
+
+def test_verify_of_one_step(run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard_of(run, 40).unlink()
+    assert shardwise(monkeypatch, "verify", run, "--step", 60) == 0
+    assert "1 verified, 0 damaged" in capsys.readouterr().out
+    assert shardwise(monkeypatch, "verify", run, "--step", 40) == 5
+    assert f"{SHARD}: cannot be read: No such file" in capsys.readouterr().out
+    assert shardwise(monkeypatch, "verify", run, "--step", 41) == 2
+    assert "there are: 20, 40, 60" in capsys.readouterr().err
+
+
+def test_verify_sees_a_checkpoint_under_another_name(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_of(run, 60).parent.rename(run / "checkpoints" / "step-00000070")
+    assert shardwise(monkeypatch, "verify", run, "--step", 70) == 5
+    assert "manifest.json: is of step 60, not 70" in capsys.readouterr().out
+
+
+def test_prune_says_what_it_removed(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file(begin(run / "checkpoints", 80) / SHARD, bytes(1000))
+    before = names(run)
+    held, oldest = bytes_in(run), format_bytes(bytes_in(shard_of(run, 20).parent))
+    assert shardwise(monkeypatch, "prune", run, "--keep", 2, "--dry-run") == 0
+    assert names(run) == before
+    assert capsys.readouterr().out.startswith(f"would remove step-00000020  {oldest}\n")
+    assert shardwise(monkeypatch, "prune", run, "--keep", 2) == 0
+    assert names(run) == ["step-00000040", "step-00000060"]
+    returned = held - bytes_in(run)
+    assert capsys.readouterr().out.splitlines() == [
+        f"removed step-00000020  {oldest}",
+        "removed partial-step-00000080  1000 B",
+        f"{format_bytes(returned)} ({returned} bytes) returned",
+    ]
+
+
+def test_prune_keeps_the_last_good_one(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shardwise(monkeypatch, "prune", run, "--keep", 0) == 2
+    shard_of(run, 60).write_bytes(b"\1" + bytes(SHARD_BYTES - 1))
+    before = names(run)
+    assert shardwise(monkeypatch, "prune", run, "--keep", 1) == 5
+    assert "none is whole" in capsys.readouterr().err
+    assert names(run) == before
+    assert shardwise(monkeypatch, "prune", run, "--keep", 2) == 0
+    assert names(run) == ["step-00000040", "step-00000060"]
+
+
+def test_prune_leaves_damaged_ones_to_be_looked_at(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard_of(run, 60).unlink()
+    quarantine(shard_of(run, 20).parent, ["broken"])
+    before = names(run)
+    assert shardwise(monkeypatch, "prune", run, "--keep", 1) == 0
+    assert names(run) == before
+
+
+def test_the_installed_command(run: Path) -> None:
+    shard_of(run, 60).write_bytes(b"short")
+    command = [str(Path(sys.executable).with_name("shardwise")), "checkpoint"]
+    done = subprocess.run(
+        [*command, "verify", str(run)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 5
+    assert f"{SHARD}: has 5 bytes, {SHARD_BYTES} were written" in done.stdout
+    assert done.stderr.startswith("error: damaged checkpoints in")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("ls", "shardwise checkpoint ls runs/demo"),
+        ("verify", "shardwise checkpoint verify runs/demo --step 60"),
+        ("prune", "shardwise checkpoint prune runs/demo --keep 2 --dry-run"),
+    ],
+)
+def test_help_shows_examples_of(
+    capsys: Cli, monkeypatch: pytest.MonkeyPatch, word: str, says: str
+) -> None:
+    assert shardwise(monkeypatch, word, "--help") == 0
+    assert says in capsys.readouterr().out
