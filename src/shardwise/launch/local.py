@@ -14,12 +14,13 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine
 from shardwise.launch.supervise import (
+    SignalRelay,
     Watchdog,
     announce_restart,
     describe_hang,
-    forwarded_signals,
     last_step,
     may_restart,
+    relayed_signals,
 )
 from shardwise.plan.plan import Plan
 from shardwise.train.heartbeat import HEARTBEAT_VARIABLE
@@ -61,19 +62,21 @@ def write_run_directory(plan: Plan) -> Path:
 def run_supervised(plan: Plan, plan_path: Path) -> None:
     """Start the ranks; after a death or a hang start them again from the newest good step."""
     restarts = 0
-    while True:
-        step_before = last_step(plan.run_dir)
-        try:
-            start_ranks(plan, plan_path)
-            return
-        except UserError as error:
-            if not may_restart(error, plan, restarts, step_before):
-                raise
-            restarts += 1
-            announce_restart(error, plan, restarts)
+    with relayed_signals() as relay:
+        while True:
+            step_before = last_step(plan.run_dir)
+            try:
+                start_ranks(plan, plan_path, relay)
+                return
+            except UserError as error:
+                asked_to_stop = relay.number is not None
+                if asked_to_stop or not may_restart(error, plan, restarts, step_before):
+                    raise
+                restarts += 1
+                announce_restart(error, plan, restarts)
 
 
-def start_ranks(plan: Plan, plan_path: Path) -> None:
+def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
     """One process a device; a failure becomes one error that names the first cause."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -103,9 +106,10 @@ def start_ranks(plan: Plan, plan_path: Path) -> None:
             signals_to_handle="SIGHUP",
         )
         command = ["-u", "-m", "shardwise.launch.worker", str(plan_path)]
-        watchdog = Watchdog(heartbeats, plan.config.train.hang_timeout_s)
+        relay.folder = heartbeats
+        watchdog = Watchdog(heartbeats, plan.config.train.hang_timeout_s, relay)
         try:
-            with forwarded_signals(heartbeats), watchdog:
+            with watchdog:
                 elastic_launch(config, entrypoint=sys.executable)(*command)
         except ChildFailedError as error:
             if watchdog.fired:

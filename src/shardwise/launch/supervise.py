@@ -18,6 +18,8 @@ from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
 from shardwise.train.signals import STOP_SIGNALS
 
+# How often heartbeats are looked at and signals passed on.
+_POLL_S = 0.1
 # What a rank's UserError says will be said again: starting anew cannot help.
 FINAL = {
     ExitCode.CONFIG,
@@ -38,11 +40,12 @@ def may_restart(error: UserError, plan: Plan, restarts: int, step_before: int) -
 def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
     """One line for people, one event for the record."""
     budget = plan.config.train.max_restarts
-    text = f"ALERT: {error.what}; starting the ranks again ({restarts} of {budget})\n"
+    cause = f"{error.what} ({error.why})" if error.why else error.what
+    text = f"ALERT: {cause}; starting the ranks again ({restarts} of {budget})\n"
     sys.stdout.write(text)
     sys.stdout.flush()
     with EventLog(plan.run_dir / "events.jsonl", enabled=True) as events:
-        events.write("restart", reason=error.what, number=restarts)
+        events.write("restart", reason=error.what, why=error.why, number=restarts)
 
 
 def last_step(run_dir: Path) -> int:
@@ -52,18 +55,37 @@ def last_step(run_dir: Path) -> int:
     return max((event["step"] for event in events if event["event"] == "step"), default=0)
 
 
+class SignalRelay:
+    """Passes requests to stop on to the ranks, which save and leave; also to ranks yet to come."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.folder: Path | None = None
+        self._told: set[int] = set()
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.number = number
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Tell every rank that has shown a sign of life since the request."""
+        if self.number is None or self.folder is None:
+            return
+        for _, pid in _ranks(self.folder):
+            if pid not in self._told:
+                self._told.add(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, self.number)
+
+
 @contextmanager
-def forwarded_signals(folder: Path) -> Iterator[None]:
-    """Pass requests to stop on to the ranks, which save and leave; then the launcher ends too."""
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        for _, pid in _ranks(folder):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+def relayed_signals() -> Iterator[SignalRelay]:
+    """A relay for the signals that ask to stop, while the block runs."""
+    relay = SignalRelay()
+    previous = {number: signal.signal(number, relay.note) for number in STOP_SIGNALS}
     try:
-        yield
+        yield relay
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -72,8 +94,9 @@ def forwarded_signals(folder: Path) -> Iterator[None]:
 class Watchdog:
     """Watches heartbeats; ranks without one for too long are aborted with their stacks dumped."""
 
-    def __init__(self, folder: Path, timeout_s: float) -> None:
+    def __init__(self, folder: Path, timeout_s: float, relay: SignalRelay) -> None:
         self.folder = folder
+        self.relay = relay
         self.timeout_s = timeout_s
         self.culprit: int | None = None
         self._over = threading.Event()
@@ -93,10 +116,13 @@ class Watchdog:
         return self.culprit is not None
 
     def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self.timeout_s / 10)):
+        while not self._over.wait(_POLL_S):
+            self.relay.deliver()
             ranks = list(_ranks(self.folder))
-            beats = [path.stat().st_mtime for path in self.folder.iterdir()]
-            if ranks and time.time() - max(beats) > self.timeout_s:
+            # Before its first step a rank may tokenise or compile for long; its file is empty then.
+            states = [path.stat() for path in self.folder.iterdir()]
+            beats = [state.st_mtime for state in states if state.st_size]
+            if beats and time.time() - max(beats) > self.timeout_s:
                 self.culprit = _suspect(ranks)
                 _abort(ranks)
                 return

@@ -18,9 +18,10 @@ class Heartbeat:
         self._path = Path(folder, f"{rank}-{os.getpid()}") if folder else None
         # A hung rank is sent SIGABRT: its stacks go to its log, even from inside a collective.
         faulthandler.enable(file=sys.stderr, all_threads=True)
-        self.beat()
-
-    def beat(self) -> None:
-        """Still here."""
         if self._path is not None:
             self._path.touch()
+
+    def beat(self) -> None:
+        """Still here. From the first beat on the file is not empty, and its age counts."""
+        if self._path is not None:
+            self._path.write_text("beats")

@@ -31,11 +31,12 @@ from shardwise.train.window import Window
 def run(plan: Plan, say: Say) -> None:
     """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
     is_first = dist.get_rank() == 0
-    heartbeat = Heartbeat(dist.get_rank())
     with (
         EventLog(plan.run_dir / "events.jsonl", enabled=is_first) as events,
         stop_requests() as stop,
     ):
+        # The launcher passes signals on to ranks that show a sign of life: now they may come.
+        heartbeat = Heartbeat(dist.get_rank())
         _validate_resume(plan)
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
         found = find_newest(plan, events, say)
@@ -89,6 +90,7 @@ class Loop:
             self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer
         )
         self.place = Place()
+        self.stopping = False
         self.last_loss: float | None = None
         self.saved_step: int | None = None
 
@@ -122,9 +124,12 @@ class Loop:
                 if not self._step(batches, window):
                     return
                 done = self.place.step
-                if just_started or done == end or done % self.plan.config.observe.log_every == 0:
+                is_due = done == end or done % self.plan.config.observe.log_every == 0
+                if just_started or is_due or self.stopping:
                     self._log(window, batches)
                     window, just_started = self._window(batches), False
+                if self.stopping:
+                    self._stop_here()
                 if self._edge_work(end):
                     window = self._window(batches)
 
@@ -141,8 +146,7 @@ class Loop:
             if result.applied:
                 place.step, place.bad_in_a_row = place.step + 1, 0
                 window.add(result)
-                if result.stop_requested:
-                    self._stop_here()
+                self.stopping = result.stop_requested
                 return True
             self._skip(result.grad_norm)
             if place.bad_in_a_row > train.max_nonfinite:
