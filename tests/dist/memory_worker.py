@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from shardwise.config.plain import config_from_dict
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.mesh import build_mesh
-from shardwise.train.session import build_model
+from shardwise.training.session import build_model
 
 SHAPE = {
     "hidden_size": 1024,

@@ -22,8 +22,8 @@ from shardwise.checkpoint import files, store
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import check_checkpoint, final_path, list_entries, quarantine
 from shardwise.metrics.events import EventLog
-from shardwise.train.session import Session
-from shardwise.train.step import Stepper
+from shardwise.training.session import Session
+from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
 

@@ -20,8 +20,8 @@ from shardwise.checkpoint.export import Exporter, export_checkpoint
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.parallel.mesh import build_mesh
-from shardwise.train.optim import build_optimizer
-from shardwise.train.session import build_model
+from shardwise.training.optim import build_optimizer
+from shardwise.training.session import build_model
 
 pytestmark = pytest.mark.dist
 Pool = Callable[[int], Ranks]

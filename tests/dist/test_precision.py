@@ -13,7 +13,7 @@ from rank_pool import Ranks
 from tiny_runs import Settings, loader_of, run_steps, start, train, whole_params
 from torch import Tensor, nn
 
-from shardwise.train.step import Stepper
+from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
 

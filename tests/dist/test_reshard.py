@@ -23,8 +23,8 @@ from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
 from shardwise.checkpoint.store import check_checkpoint, final_path
-from shardwise.train.session import Session
-from shardwise.train.step import Stepper
+from shardwise.training.session import Session
+from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
 

@@ -10,7 +10,7 @@ from rank_pool import Ranks
 from tiny_runs import Settings, loader_of, start
 from torch.profiler import ProfilerActivity, profile
 
-from shardwise.train.step import Stepper
+from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
 

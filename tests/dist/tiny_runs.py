@@ -21,9 +21,9 @@ from shardwise.config.rules import validate_rules
 from shardwise.data.loader import BatchLoader, MicroBatch
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
-from shardwise.train.optim import learning_rate
-from shardwise.train.session import Session, attach_training_loss, build_session
-from shardwise.train.step import Stepper
+from shardwise.training.optim import learning_rate
+from shardwise.training.session import Session, attach_training_loss, build_session
+from shardwise.training.step import Stepper
 
 Settings = Mapping[str, Any]
 Arrays = dict[str, NDArray[Any]]

@@ -23,7 +23,7 @@ from shardwise.launch.supervise import (
     relayed_signals,
 )
 from shardwise.plan.plan import Plan
-from shardwise.train.heartbeat import HEARTBEAT_VARIABLE
+from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 PLAN_NAME = "plan.json"
 

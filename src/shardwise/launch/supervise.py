@@ -16,7 +16,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.stacks import collective_of
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
-from shardwise.train.signals import STOP_SIGNALS
+from shardwise.training.signals import STOP_SIGNALS
 
 # How often heartbeats are looked at and signals passed on.
 _POLL_S = 0.1

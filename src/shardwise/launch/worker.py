@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwise.errors import UserError
 from shardwise.plan.plan import Plan
-from shardwise.train.loop import run
+from shardwise.training.loop import run
 
 # Long enough for one rank to tokenise a corpus while the others wait.
 TIMEOUT = timedelta(minutes=30)

@@ -21,7 +21,7 @@ from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import check_checkpoint, final_path, list_entries
 from shardwise.config.plain import config_from_dict
 from shardwise.launch.prepare import choose_plan
-from shardwise.train.session import build_session
+from shardwise.training.session import build_session
 
 NUM_CHANGES = 2500 if os.environ.get("SHARDWISE_CHAOS") else 300
 KINDS = ("flip", "truncate", "delete", "append", "swap", "swap steps")

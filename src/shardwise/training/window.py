@@ -10,7 +10,7 @@ import torch
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
-from shardwise.train.step import StepResult
+from shardwise.training.step import StepResult
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from shardwise.config.schema import ClusterConfig, OptimConfig, RunConfig
 from shardwise.launch.prepare import choose_plan
-from shardwise.train.optim import build_optimizer, learning_rate, set_learning_rate
+from shardwise.training.optim import build_optimizer, learning_rate, set_learning_rate
 
 STEPS = 100
 

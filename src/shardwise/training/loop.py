@@ -18,14 +18,14 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.plan.plan import Plan
-from shardwise.train.heartbeat import Heartbeat
-from shardwise.train.optim import learning_rate
-from shardwise.train.session import Say, Session, attach_training_loss, build_session
-from shardwise.train.signals import StopRequest, stop_requests
-from shardwise.train.step import Stepper, evaluate
-from shardwise.train.surroundings import fast_attention, seed_step, steady_collector
-from shardwise.train.units import unit_table
-from shardwise.train.window import Window
+from shardwise.training.heartbeat import Heartbeat
+from shardwise.training.optim import learning_rate
+from shardwise.training.session import Say, Session, attach_training_loss, build_session
+from shardwise.training.signals import StopRequest, stop_requests
+from shardwise.training.step import Stepper, evaluate
+from shardwise.training.surroundings import fast_attention, seed_step, steady_collector
+from shardwise.training.units import unit_table
+from shardwise.training.window import Window
 
 
 def run(plan: Plan, say: Say) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shardwise.facts.presets import PRESETS
 from shardwise.model.build import build_on_meta
-from shardwise.train.loss import (
+from shardwise.training.loss import (
     IGNORE_INDEX,
     LinearCrossEntropy,
     Slicing,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from shardwise.data.loader import MicroBatch
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
-from shardwise.train.optim import set_learning_rate
+from shardwise.training.optim import set_learning_rate
 
 
 @dataclass(frozen=True, slots=True)

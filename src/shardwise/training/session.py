@@ -19,8 +19,8 @@ from shardwise.model.weights import allocate_shards, initialise_buffers, initial
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
-from shardwise.train.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
-from shardwise.train.optim import build_optimizer
+from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
+from shardwise.training.optim import build_optimizer
 from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
