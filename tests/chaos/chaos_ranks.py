@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shardwise.training import loop
 
 from shardwise.checkpoint import files, store
 from shardwise.checkpoint.index import read_index
@@ -33,6 +32,7 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan
+from shardwise.training import loop
 
 LONG = os.environ.get("SHARDWISE_CHAOS") == "1"
 WORLD = 2
