@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import shardwise
@@ -15,6 +16,8 @@ def test_train_from_python(tmp_path: Path) -> None:
     config = shardwise.load_config(file, words)
     plan = shardwise.choose_plan(config)
     assert plan.global_batch.value == 2
+    environment = dict(os.environ)
     run_dir = shardwise.train(config)
+    assert dict(os.environ) == environment
     assert run_dir == plan.run_dir
     assert read_events(run_dir / "events.jsonl")[-1]["finished"] is True

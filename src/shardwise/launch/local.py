@@ -7,6 +7,8 @@ import os
 import sys
 import tempfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardwise.config.plain import dump_yaml
@@ -90,7 +92,6 @@ def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         heartbeats = Path(scratch, "heartbeats")
         heartbeats.mkdir()
-        _set_environment(ranks, heartbeats)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -109,7 +110,7 @@ def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
         relay.folder = heartbeats
         watchdog = Watchdog(heartbeats, plan.config.train.hang_timeout_s, relay)
         try:
-            with watchdog:
+            with _rank_environment(ranks, heartbeats), watchdog:
                 elastic_launch(config, entrypoint=sys.executable)(*command)
         except ChildFailedError as error:
             if watchdog.fired:
@@ -117,12 +118,20 @@ def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
             raise error_of(error, plan.run_dir) from None
 
 
-def _set_environment(ranks: int, heartbeats: Path) -> None:
+@contextmanager
+def _rank_environment(ranks: int, heartbeats: Path) -> Iterator[None]:
+    """Variables that the ranks inherit; this process has its own back afterwards."""
+    before = dict(os.environ)
     threads = max(1, (os.cpu_count() or 1) // ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     # Segments that grow leave fewer holes than fixed blocks: less reserved memory at the peak.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     os.environ[HEARTBEAT_VARIABLE] = str(heartbeats)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _run_as_one_rank(plan: Plan) -> None:
