@@ -16,7 +16,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.stacks import collective_of
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
-from shardwise.training.signals import STOP_SIGNALS
+from shardwise.training.signals import stop_signals_handled_by
 
 # How often heartbeats are looked at and signals passed on.
 _POLL_S = 0.1
@@ -83,12 +83,8 @@ class SignalRelay:
 def relayed_signals() -> Iterator[SignalRelay]:
     """A relay for the signals that ask to stop, while the block runs."""
     relay = SignalRelay()
-    previous = {number: signal.signal(number, relay.note) for number in STOP_SIGNALS}
-    try:
+    with stop_signals_handled_by(relay.note):
         yield relay
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class Watchdog:

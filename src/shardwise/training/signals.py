@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -29,9 +29,16 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Turn stop signals into a StopRequest while the block runs."""
     request = StopRequest()
-    previous = {number: signal.signal(number, request.note) for number in STOP_SIGNALS}
-    try:
+    with stop_signals_handled_by(request.note):
         yield request
+
+
+@contextmanager
+def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Send the stop signals to `handler` while the block runs; then as before."""
+    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    try:
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, former in previous.items():
+            signal.signal(number, former)
