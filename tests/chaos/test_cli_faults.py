@@ -202,6 +202,20 @@ def test_asked_to_stop_before_the_first_step(train: Callable[..., Training]) -> 
     assert len(training.steps()) <= 1
 
 
+def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., Training]) -> None:
+    training = train()
+    training.wait_beyond(7)
+    ranks = training.ranks()
+    training.process.kill()
+    training.process.wait()
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
+        assert time.monotonic() < deadline, "ranks without a launcher go on"
+        time.sleep(0.05)
+    (stopped,) = events_of(training.run_dir, "stopped")
+    assert newest_good(training.run_dir) == stopped["step"]
+
+
 def _children(pid: int) -> list[int]:
     text = _read(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in text.split()]

@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
 from shardwise.errors import ExitCode, UserError
+from shardwise.launch.ranks import RankFailure
 
 
-def error_of(failed: ChildFailedError, run_dir: Path) -> UserError:
-    """The cause as a UserError: rank, host, cause, fix, log."""
-    rank, first = _first_failure(failed.failures)
+def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
+    """The cause as a UserError: rank, cause, fix, log."""
+    first = _first_failure(failures)
     details = _details(first)
-    log = _newest_log(run_dir, rank)
-    cause = details.get("what") or _last_line(first)
-    where = f"rank {rank} failed"
+    log = _newest_log(run_dir, first.rank)
+    cause = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
     if first.exitcode == ExitCode.PREEMPTED:
         return UserError(cause, fix=details.get("fix", ""), code=ExitCode.PREEMPTED)
     return UserError(
-        f"{where}: {cause}",
+        f"rank {first.rank} failed: {cause}",
         why=details.get("why", "") or details.get("frame", ""),
         fix=details.get("fix") or f"read {log}; then run the same command again to resume",
         code=_exit_code(first.exitcode),
     )
 
 
-def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+def _first_failure(failures: list[RankFailure]) -> RankFailure:
     """A killed rank is the cause of its peers' broken connections, though it leaves no record."""
-    killed = {rank: f for rank, f in failures.items() if f.exitcode in (-9, -11, -6, -7)}
-    return min((killed or failures).items(), key=lambda item: item[1].timestamp)
+    killed = [failure for failure in failures if failure.exitcode < 0]
+    return min(killed or failures, key=lambda failure: failure.time)
 
 
-def _details(failure: ProcessFailure) -> dict[str, Any]:
+def _details(failure: RankFailure) -> dict[str, Any]:
     """What `record` wrote; a UserError of the worker comes apart again into its parts."""
     if failure.exitcode < 0:
-        name = failure.signal_name() if hasattr(failure, "signal_name") else f"{failure.exitcode}"
+        name = signal.Signals(-failure.exitcode).name
         return {"what": f"killed by signal {name}", "why": _why_killed(failure.exitcode)}
     try:
-        data = json.loads(Path(failure.error_file).read_text(encoding="utf-8"))
+        data = json.loads(failure.error_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     message = data.get("message", {})
@@ -87,10 +86,6 @@ def _why_killed(exitcode: int) -> str:
     if exitcode == -9:
         return "SIGKILL: the kernel ran out of memory, or someone killed it (see dmesg)"
     return ""
-
-
-def _last_line(failure: ProcessFailure) -> str:
-    return str(failure.message).strip().splitlines()[-1] or f"exit code {failure.exitcode}"
 
 
 def _newest_log(run_dir: Path, rank: int) -> Path:

@@ -1,20 +1,17 @@
-"""Start the ranks of a plan on this machine through torch's elastic agent (torchrun's engine)."""
+"""Run a plan on this machine: start its ranks, watch them, start them again where that helps."""
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import tempfile
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
+from shardwise.launch.failure import error_of
 from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine
+from shardwise.launch.ranks import Ranks
 from shardwise.launch.supervise import (
     SignalRelay,
     Watchdog,
@@ -25,7 +22,6 @@ from shardwise.launch.supervise import (
     relayed_signals,
 )
 from shardwise.plan.plan import Plan
-from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 PLAN_NAME = "plan.json"
 
@@ -80,58 +76,16 @@ def run_supervised(plan: Plan, plan_path: Path) -> None:
 
 def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
     """One process a device; a failure becomes one error that names the first cause."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from shardwise.launch.failure import error_of
-
-    # Its own report of a failure is long and names no cause; ours follows.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    ranks = plan.cluster.devices_per_node
-    with tempfile.TemporaryDirectory() as scratch:
-        heartbeats = Path(scratch, "heartbeats")
-        heartbeats.mkdir()
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            # Its own rendezvous and store each time: addresses of dead ranks are never read.
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            # The agent would kill the ranks on a signal; we pass it on, and they save first.
-            signals_to_handle="SIGHUP",
-        )
-        command = ["-u", "-m", "shardwise.launch.worker", str(plan_path)]
-        relay.folder = heartbeats
-        watchdog = Watchdog(heartbeats, plan.config.train.hang_timeout_s, relay)
-        try:
-            with _rank_environment(ranks, heartbeats), watchdog:
-                elastic_launch(config, entrypoint=sys.executable)(*command)
-        except ChildFailedError as error:
-            if watchdog.fired:
-                raise describe_hang(watchdog, plan.run_dir / "logs") from None
-            raise error_of(error, plan.run_dir) from None
-
-
-@contextmanager
-def _rank_environment(ranks: int, heartbeats: Path) -> Iterator[None]:
-    """Variables that the ranks inherit; this process has its own back afterwards."""
-    before = dict(os.environ)
-    threads = max(1, (os.cpu_count() or 1) // ranks)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    # Segments that grow leave fewer holes than fixed blocks: less reserved memory at the peak.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    os.environ[HEARTBEAT_VARIABLE] = str(heartbeats)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
+        ranks = Ranks(plan.cluster.devices_per_node, [str(plan_path)], Path(scratch))
+        relay.folder = ranks.heartbeats
+        watchdog = Watchdog(ranks.heartbeats, plan.config.train.hang_timeout_s, relay)
+        with ranks, watchdog:
+            failures = ranks.wait()
+        if watchdog.fired:
+            raise describe_hang(watchdog, plan.run_dir / "logs")
+        if failures:
+            raise error_of(failures, plan.run_dir)
 
 
 def _run_as_one_rank(plan: Plan) -> None:

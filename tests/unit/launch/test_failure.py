@@ -5,31 +5,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import error_of
+from shardwise.launch.ranks import RankFailure
 
 
 def failure(
     folder: Path, rank: int, exitcode: int, message: Any = None, *, at: int = 100
-) -> tuple[int, ProcessFailure]:
+) -> RankFailure:
     """A rank's end, with the error file that torch's `record` leaves."""
     file = folder / f"error-{rank}.json"
     if message is not None:
         extra = {"py_callstack": '  File "loop.py", line 7, in run', "timestamp": str(at)}
         file.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-    found = ProcessFailure(
-        local_rank=rank, pid=1000 + rank, exitcode=exitcode, error_file=str(file)
-    )
-    found.timestamp = at
-    return rank, found
+    return RankFailure(rank, exitcode, file, float(at))
 
 
-def error_from(folder: Path, *failures: tuple[int, ProcessFailure]) -> UserError:
+def error_from(folder: Path, *failures: RankFailure) -> UserError:
     (folder / "logs" / "attempt-2").mkdir(parents=True)
     (folder / "logs" / "attempt-10").mkdir()
-    return error_of(ChildFailedError("worker", dict(failures)), folder)
+    return error_of(list(failures), folder)
 
 
 def recorded(error: UserError) -> str:

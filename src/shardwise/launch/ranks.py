@@ -1,0 +1,111 @@
+"""The rank processes of one start on this machine.
+
+They get torchrun's variables, so a rank cannot tell who started it. torchrun itself is not used
+here: it costs an import of torch before the first rank starts, and its rendezvous unpickles what
+any local process writes to an open port. Ranks of one machine meet in a private file instead.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwise.errors import ExitCode
+from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
+
+RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
+# torch's `record` writes the error of a rank to the file that this variable names.
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_POLL_S = 0.05
+# After one rank failed the others fail too when they next wait for it; with NCCL they would hang.
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How one rank ended."""
+
+    rank: int
+    exitcode: int
+    error_file: Path
+    time: float
+
+
+class Ranks:
+    """Starts the ranks on entry; none is left when the block ends, however it ends."""
+
+    def __init__(self, count: int, arguments: list[str], scratch: Path) -> None:
+        self.count = count
+        self.heartbeats = scratch / "heartbeats"
+        self.heartbeats.mkdir()
+        self._scratch = scratch
+        self._command = [sys.executable, "-u", "-m", "shardwise.launch.worker", *arguments]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failures: dict[int, RankFailure] = {}
+
+    def __enter__(self) -> Ranks:
+        for rank in range(self.count):
+            # A session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+            process = subprocess.Popen(
+                self._command, env=self._environment(rank, os.environ), start_new_session=True
+            )
+            self._processes.append(process)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def wait(self) -> list[RankFailure]:
+        """Until all have ended, or one has failed and the others had time to say why."""
+        deadline = float("inf")
+        while self._note_failures() and time.monotonic() < deadline:
+            if self._has_crash() and deadline == float("inf"):
+                deadline = time.monotonic() + _GRACE_S
+            time.sleep(_POLL_S)
+        return list(self._failures.values())
+
+    def _note_failures(self) -> int:
+        """Write down who has failed; returns how many still run."""
+        running = 0
+        for rank, process in enumerate(self._processes):
+            code = process.poll()
+            if code is None:
+                running += 1
+            elif code != 0 and rank not in self._failures:
+                path = self._error_file(rank)
+                when = path.stat().st_mtime if path.exists() else time.time()
+                self._failures[rank] = RankFailure(rank, code, path, when)
+        return running
+
+    def _has_crash(self) -> bool:
+        """A rank that saved and left has not crashed: the others leave too, in their own time."""
+        return any(f.exitcode != ExitCode.PREEMPTED for f in self._failures.values())
+
+    def _error_file(self, rank: int) -> Path:
+        return self._scratch / f"error-{rank}.json"
+
+    def _environment(self, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
+        defaults = {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.count)),
+            # Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
+            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        }
+        own = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.count),
+            "LOCAL_WORLD_SIZE": str(self.count),
+            # Fresh for every start: addresses of dead ranks are never read.
+            RENDEZVOUS_VARIABLE: f"file://{self._scratch}/rendezvous",
+            HEARTBEAT_VARIABLE: str(self.heartbeats),
+            _ERROR_FILE_VARIABLE: str(self._error_file(rank)),
+        }
+        return defaults | dict(inherited) | own
