@@ -66,7 +66,9 @@ def save_model(
 
 def load_and_save(world: int, model_dir: Path, root: Path, settings: dict[str, Any]) -> str | None:
     """On every rank: the model of `model_dir` in shards, and a checkpoint of it."""
-    plan = tiny_plan(world, {"model.name": str(model_dir), "model.overrides": {}, **settings})
+    # So small a model would else be whole on every rank.
+    common = {"model.name": str(model_dir), "model.overrides": {}, "shard.strategy": "full_shard"}
+    plan = tiny_plan(world, {**common, **settings})
     model, _ = build_model(plan, build_mesh(plan), lambda text: None)
     saver = Saver(root, plan, model, build_optimizer(model, plan))
     saver.start(Progress(step=0, position=0, tokens=0, loss=None, loss_scale=None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from shardwise.checkpoint.manifest import INDEX_NAME, Damaged
+from shardwise.model.boxes import Box, cover_once, validate_sizes
 
 _SHARD_NAME = re.compile(r"rank-\d{5}\.bin")
 _DTYPES = {
@@ -32,11 +32,9 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A block of a tensor, and the bytes that hold it."""
+class Piece(Box):
+    """A box of a tensor, and the bytes that hold it."""
 
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
     file: str
     start: int
 
@@ -51,7 +49,7 @@ class StoredTensor:
 
     def piece_bytes(self, piece: Piece) -> int:
         """Length of a piece in its file."""
-        return math.prod(piece.sizes) * self.dtype.itemsize
+        return piece.num_elements * self.dtype.itemsize
 
 
 Index = dict[str, StoredTensor]
@@ -116,17 +114,10 @@ def metadata_of_index(index: Index) -> Metadata:
 
 def _tensor_of(entry: Mapping[str, Any]) -> StoredTensor:
     pieces = tuple(
-        Piece(_sizes(offsets), _sizes(sizes), str(file), _sizes([start])[0])
+        Piece(validate_sizes(offsets), validate_sizes(sizes), str(file), validate_sizes([start])[0])
         for offsets, sizes, file, start in entry["pieces"]
     )
-    return StoredTensor(_DTYPES[entry["dtype"]], _sizes(entry["shape"]), pieces)
-
-
-def _sizes(values: Any) -> tuple[int, ...]:
-    sizes = tuple(values)
-    if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
-        raise ValueError(f"not sizes: {values!r}")
-    return sizes
+    return StoredTensor(_DTYPES[entry["dtype"]], validate_sizes(entry["shape"]), pieces)
 
 
 def _validate_pieces(directory: Path, name: str, tensor: StoredTensor) -> None:
@@ -134,34 +125,11 @@ def _validate_pieces(directory: Path, name: str, tensor: StoredTensor) -> None:
     for piece in tensor.pieces:
         if not _SHARD_NAME.fullmatch(piece.file):
             raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is no shard")
-        inside = len(piece.offsets) == len(piece.sizes) == len(tensor.shape) and all(
-            offset + size <= extent
-            for offset, size, extent in zip(piece.offsets, piece.sizes, tensor.shape, strict=True)
-        )
         end = piece.start + tensor.piece_bytes(piece)
         path = directory / piece.file
-        if not inside or path.is_symlink() or not path.is_file():
+        if not piece.lies_in(tensor.shape) or path.is_symlink() or not path.is_file():
             raise Damaged(INDEX_NAME, f"{name} has a piece outside of its tensor or file")
         if end > path.stat().st_size:
             raise Damaged(INDEX_NAME, f"{name} ends at byte {end}, beyond {piece.file}")
-    filled = sorted((p for p in tensor.pieces if math.prod(p.sizes)), key=lambda p: p.offsets)
-    # Disjoint and as many elements as the tensor: together that is covering it exactly.
-    covered = sum(math.prod(piece.sizes) for piece in filled)
-    if covered != math.prod(tensor.shape) or _any_overlap(filled):
+    if not cover_once(tensor.shape, tensor.pieces):
         raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover it once")
-
-
-def _any_overlap(pieces: list[Piece]) -> bool:
-    """Sorted by their first offset, each piece can meet only those that start before it ends."""
-    for number, piece in enumerate(pieces):
-        for other in pieces[number + 1 :]:
-            if piece.offsets and other.offsets[0] >= piece.offsets[0] + piece.sizes[0]:
-                break
-            if all(
-                a < b + size_b and b < a + size_a
-                for a, size_a, b, size_b in zip(
-                    piece.offsets, piece.sizes, other.offsets, other.sizes, strict=True
-                )
-            ):
-                return True
-    return False

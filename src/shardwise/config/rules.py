@@ -276,6 +276,13 @@ RULES: tuple[Rule, ...] = (
         "write mesh.shard=1, or shard.strategy=full_shard",
     ),
     Rule(
+        "weights-from-is-read",
+        "model.weights_from",
+        lambda c: c.model.weights_from is None or c.model.weights != "random",
+        "model.weights=random reads nothing from it",
+        "drop model.weights_from, or write model.weights=pretrained",
+    ),
+    Rule(
         "remote-code-is-pinned",
         "model.trust_remote_code",
         _code_is_pinned,

@@ -26,7 +26,11 @@ class ModelConfig:
     """A preset (`shardwise config ls` lists them), a directory with config.json, or a hub id."""
 
     weights: Literal["auto", "random", "pretrained"] = "auto"
-    """`pretrained` reads safetensors, `random` initialises; `auto` reads them where they exist."""
+    """`pretrained` reads weights, `random` initialises; `auto` reads them where they exist."""
+
+    weights_from: str | None = None
+    """The directory or file of the weights, where they are not beside config.json: safetensors,
+    torch.save, or a checkpoint of Accelerate, the HF Trainer or DCP."""
 
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's config.json to change, such as `num_hidden_layers: 16`."""
@@ -91,6 +95,16 @@ class ClusterConfig:
 
     nvlink_domain: int | Auto = "auto"
     """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node."""
+
+    interconnect: str | float = "auto"
+    """The network between nodes: a name such as `infiniband-ndr`, `efa-3200` or `ethernet-100`,
+    or the GB/s of all the cards of one node, one way; `auto` is what such servers usually have."""
+
+    usd_per_gpu_hour: float | Auto = "auto"
+    """Price of one GPU for an hour; `auto` looks it up in `prices`."""
+
+    prices: str | None = None
+    """A YAML of prices to use instead of the sample that comes with the package."""
 
     datacenters: int = 1
     """Sites that the workers sit in. FSDP needs one: more is refused, with the reason."""

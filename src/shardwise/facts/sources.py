@@ -14,6 +14,15 @@ from shardwise.config.schema import ModelConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.presets import PRESETS
 
+# Anything that looks like weights: what cannot be read is then an error, never random weights.
+_WEIGHT_PATTERNS = (
+    *("*.safetensors", "pytorch_model*.bin", "pytorch_model_fsdp_*", "*.distcp", ".metadata"),
+)
+# What lists the files of weights in several, by format; the first format that is there is read.
+_INDEXES = {
+    "model.safetensors.index.json": "*.safetensors",
+    "pytorch_model.bin.index.json": "pytorch_model*.bin",
+}
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 # Fields that files leave out when they equal the family's default, yet may be overridden.
@@ -64,15 +73,24 @@ class ModelSource:
     hold nothing but config.json until its weights are fetched."""
 
     kind: Literal["preset", "directory", "hub"]
+    weights_from: Path | None = None
+    """The directory or file of weights that the user named; else they are in `directory`."""
+
+    @property
+    def weights(self) -> Path | None:
+        """Where the first weights lie; None if there are none now."""
+        place = self.weights_from or self.directory
+        return place if place is not None and _holds_weights(place) else None
 
     @property
     def has_weights(self) -> bool:
-        """Whether the directory holds weights now."""
-        return self.directory is not None and any(
-            True
-            for pattern in ("*.safetensors", "pytorch_model*.bin")
-            for _ in self.directory.glob(pattern)
-        )
+        """Whether there are weights now."""
+        return self.weights is not None
+
+    @property
+    def has_all_weights(self) -> bool:
+        """Whether there are weights and none of their files is missing, as after a cut download."""
+        return self.weights is not None and not _any_missing(self.weights)
 
 
 def read_model_config(config: ModelConfig) -> ModelSource:
@@ -97,7 +115,43 @@ def read_model_config(config: ModelConfig) -> ModelSource:
         hf_config=apply_overrides(hf_config, config.overrides),
         directory=directory,
         kind=kind,
+        weights_from=_named_weights(config.weights_from),
     )
+
+
+def _named_weights(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    place = Path(name).expanduser()
+    if not _holds_weights(place):
+        raise UserError(
+            f"there are no weights in model.weights_from={name}",
+            why="nothing there looks like safetensors, pytorch_model*.bin or DCP's .metadata"
+            if place.exists()
+            else "there is no such file or directory",
+            fix="name a directory or file that save_pretrained, Accelerate or DCP wrote",
+        )
+    return place
+
+
+def _holds_weights(place: Path) -> bool:
+    return place.is_file() or any(True for pattern in _WEIGHT_PATTERNS for _ in place.glob(pattern))
+
+
+def _any_missing(place: Path) -> bool:
+    for index, pattern in _INDEXES.items():
+        if any(True for _ in place.glob(pattern)):
+            return not all((place / name).is_file() for name in _listed_in(place / index))
+    return False
+
+
+def _listed_in(index: Path) -> set[str]:
+    """The files that an index lists; what is wrong with one is told where weights are read."""
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return set()
+    return {str(name) for name in names}
 
 
 def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -29,10 +29,12 @@ from shardwise.errors import UserError
 from shardwise.model.stored import StoredWeights, open_weights
 from shardwise.model.weights import copy_rows, local_rows
 
+_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
-def load_pretrained(model: nn.Module, directory: Path) -> int:
-    """Read every parameter of the sharded `model` from `directory`; returns the bytes read."""
-    files = open_weights(directory)
+
+def load_pretrained(model: nn.Module, place: Path) -> int:
+    """Read every parameter of the sharded `model` from `place`; returns the bytes read."""
+    files = open_weights(place)
     plain, fusions = _match_keys(model, files)
     fused = {name for fusion in fusions for name in fusion.targets}
     aliases = _aliases(model)
@@ -45,7 +47,7 @@ def load_pretrained(model: nn.Module, directory: Path) -> int:
         else:
             wanted[source] = param
     if missing:
-        raise _not_there(missing, directory, files)
+        raise _not_there(missing, place, files)
     # A fusion may fill several parameters, so the loop is over fusions.
     return sum(
         _read_rows(files, plain[source], param)
@@ -107,7 +109,7 @@ def _match_keys(
     plain: dict[str, str] = {}
     fusions: dict[str, _Fusion] = {}
     for key in sorted(files.keys(), key=dot_natural_key):
-        renamed = key
+        renamed = _without_wrappers(key)
         for renaming in renamings:
             renamed, _ = renaming.rename_source_key(renamed)
         for converter in converters:
@@ -117,9 +119,15 @@ def _match_keys(
                 fusion.keys.setdefault(pattern, []).append(key)
                 break
         else:
-            if name := fit(renamed) or fit(key):
+            if name := fit(renamed) or fit(_without_wrappers(key)):
                 plain.setdefault(name, key)
     return plain, fusions.values()
+
+
+def _without_wrappers(key: str) -> str:
+    """A module's own name, where FSDP1, compile, checkpointing or DDP left theirs in it."""
+    parts = [part for part in key.split(".") if part not in _WRAPPERS]
+    return ".".join(parts).removeprefix("module.")
 
 
 def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightConverter]]:
@@ -206,9 +214,9 @@ def _validate_shape(key: str, stored: list[int], param: Tensor) -> None:
         )
 
 
-def _not_there(missing: list[str], directory: Path, files: StoredWeights) -> UserError:
+def _not_there(missing: list[str], place: Path, files: StoredWeights) -> UserError:
     return UserError(
-        f"{len(missing)} parameters of the model are not in {directory}",
+        f"{len(missing)} parameters of the model are not in {place}",
         why=f"first of them: {', '.join(missing[:3])}; the files hold: "
         f"{', '.join(sorted(files.keys())[:3])}",
         fix="check that model.name and the weights are of one family, or set model.weights=random",

@@ -1,23 +1,34 @@
-"""Weight files on disk: safetensors or one torch.save file, read tensor by tensor."""
+"""Weight files on disk, of all formats that are read, and which of them a place holds."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from shardwise.errors import UserError
+from shardwise.model.dcp import DcpWeights
+from shardwise.model.dcp_index import METADATA_NAME
+from shardwise.model.torch_file import load_torch
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 TORCH_INDEX_NAME = "pytorch_model.bin.index.json"
 TORCH_NAME = "pytorch_model.bin"
+# As Accelerate and the Trainer name what FSDP's FULL_STATE_DICT and SHARDED_STATE_DICT give.
+FSDP_NAME = "pytorch_model_fsdp.bin"
+FSDP_DIRECTORY = "pytorch_model_fsdp_0"
+# In the order in which they are looked for.
+_PLACES = (
+    *(INDEX_NAME, SINGLE_NAME, TORCH_INDEX_NAME, TORCH_NAME, FSDP_NAME),
+    *(f"{FSDP_DIRECTORY}/{METADATA_NAME}", METADATA_NAME),
+)
+# What else lies beside weights: state of the run that made them, which no one reads here.
+_OTHER_STATE = ("optimizer*", "scheduler*", "scaler*")
 
 
 class StoredWeights(Protocol):
@@ -71,39 +82,71 @@ class _TorchFiles:
         return tensor[rows] if tensor.dim() else tensor
 
 
-def open_weights(directory: Path) -> StoredWeights:
-    """What `save_pretrained` left there: safetensors, or else the older `pytorch_model.bin`."""
-    if (index := directory / INDEX_NAME).exists():
-        return _Safetensors(_weight_map(index))
-    if (single := directory / SINGLE_NAME).exists():
-        with safe_open(single, framework="pt") as file:
-            return _Safetensors(dict.fromkeys(file.keys(), single))
-    if (index := directory / TORCH_INDEX_NAME).exists():
-        return _TorchFiles(sorted(set(_weight_map(index).values())))
-    if (single := directory / TORCH_NAME).exists():
-        return _TorchFiles([single])
+def find_weights(place: Path) -> Path:
+    """The file that says what is in `place`: weights, an index of them, or DCP's metadata."""
+    found = [place] if place.is_file() else [place / name for name in _PLACES]
+    for path in found:
+        if path.is_file():
+            return path
     raise UserError(
-        f"no safetensors weights in {directory}",
-        why=f"none of {INDEX_NAME}, {SINGLE_NAME}, {TORCH_INDEX_NAME} and {TORCH_NAME} is there",
-        fix="save the model with save_pretrained, or set model.weights=random",
+        f"no weights in {place}",
+        why=f"none of {', '.join(_PLACES)} is there",
+        fix="save the model with save_pretrained, point model.weights_from at its weights, or set "
+        "model.weights=random",
     )
 
 
+def open_weights(place: Path) -> StoredWeights:
+    """What `save_pretrained`, Accelerate or DCP left in a directory, or one file of weights."""
+    path = find_weights(place)
+    if path.name == METADATA_NAME:
+        return DcpWeights(path.parent)
+    if path.name == INDEX_NAME:
+        return _Safetensors(_weight_map(path))
+    if path.name == TORCH_INDEX_NAME:
+        return _TorchFiles(sorted(set(_weight_map(path).values())))
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            return _Safetensors(dict.fromkeys(file.keys(), path))
+    return _TorchFiles([path])
+
+
+def unread_state(place: Path) -> list[str]:
+    """Optimizer and the like that lie beside the weights of `place` and are not read."""
+    directory = find_weights(place).parent
+    if directory.name == FSDP_DIRECTORY:
+        directory = directory.parent
+    return sorted(path.name for pattern in _OTHER_STATE for path in directory.glob(pattern))
+
+
 def _weight_map(index: Path) -> dict[str, Path]:
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    return {key: index.parent / name for key, name in names.items()}
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(key): _beside(index, name) for key, name in names.items()}
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{index} is not an index of weights",
+            why=f"{type(error).__name__}: {error}",
+            fix="fetch or save the weights anew",
+        ) from error
+    absent = sorted({path.name for path in files.values() if not path.is_file()})
+    if absent:
+        raise UserError(
+            f"{index} names {len(absent)} files that are not beside it",
+            why=f"first of them: {absent[0]!r}",
+            fix="fetch or save the weights anew",
+        )
+    return files
+
+
+def _beside(index: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is not the name of a file beside it")
+    return index.parent / name
 
 
 def _map_torch(path: Path) -> dict[str, Tensor]:
-    try:
-        # weights_only: a pickle may name tensors and plain containers, and runs nothing.
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"cannot read {path}",
-            why=str(error).strip().splitlines()[0],
-            fix="load it where you trust it and save it anew with save_pretrained (safetensors)",
-        ) from error
+    state = load_torch(path, path, mapped=True)
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UserError(
             f"{path} is not a state dict",

@@ -32,6 +32,40 @@ def test_a_directory_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "file",
+    [
+        "model-00001-of-00002.safetensors",
+        "pytorch_model.bin",
+        "pytorch_model_fsdp.bin",
+        "pytorch_model_fsdp_0/.metadata",
+        ".metadata",
+        "__0_0.distcp",
+    ],
+)
+def test_whatever_looks_like_weights_is_seen(file: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS["tiny-llama"]))
+    source = read_model_config(ModelConfig(name=str(tmp_path)))
+    assert source.weights is None
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    assert source.weights == tmp_path
+
+
+def test_weights_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "final.safetensors").touch()
+    for place in (tmp_path, tmp_path / "final.safetensors"):
+        source = read_model_config(ModelConfig(name="tiny-llama", weights_from=str(place)))
+        assert (source.directory, source.weights) == (None, place)
+
+
+def test_a_place_without_weights_is_named(tmp_path: Path) -> None:
+    for place, why in ((tmp_path, "looks like"), (tmp_path / "absent", "no such file")):
+        with pytest.raises(UserError, match=r"no weights in model\.weights_from=") as caught:
+            read_model_config(ModelConfig(weights_from=str(place)))
+        assert why in caught.value.why
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [(None, "there is no"), ("{", "cannot read"), ("[]", "model_type"), ("{}", "model_type")],
 )

@@ -1,0 +1,175 @@
+"""Directories of PyTorch's DCP, as Accelerate and FSDP leave them: rows, piece by piece."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import struct
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from shardwise.errors import UserError
+from shardwise.model.dcp_index import DcpPiece, read_dcp_index
+from shardwise.model.torch_file import load_torch
+
+_DATA_MEMBER = re.compile(r"[^/]+/data/\w+")
+_ZIP_ERRORS = (zipfile.BadZipFile, ValueError, OSError, EOFError, RuntimeError, struct.error)
+# What stands before a member's bytes in a zip; it ends with the lengths of a name and of padding.
+_MEMBER_HEADER = struct.Struct("<26xHH")
+
+
+class DcpWeights:
+    """The model of a DCP directory; of each piece only the rows that are asked for are read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tensors = read_dcp_index(directory)
+
+    def keys(self) -> Iterable[str]:
+        """All names."""
+        return self._tensors.keys()
+
+    def shape(self, key: str) -> list[int]:
+        """Of the whole tensor."""
+        return list(self._tensors[key].shape)
+
+    def read(self, key: str, rows: slice) -> Tensor:
+        """These rows of a tensor; of a scalar, all of it."""
+        stored = self._tensors[key]
+        if not stored.shape:
+            (piece,) = stored.pieces
+            return self._item(piece, stored.dtype).read_whole()
+        first, last, _ = rows.indices(stored.shape[0])
+        found = torch.empty(max(last - first, 0), *stored.shape[1:], dtype=stored.dtype)
+        for piece in stored.pieces:
+            start = piece.offsets[0]
+            begin, end = max(first, start), min(last, start + piece.sizes[0])
+            if begin < end and piece.num_elements:
+                target = found[begin - first : end - first]
+                for dim in range(1, len(stored.shape)):
+                    target = target.narrow(dim, piece.offsets[dim], piece.sizes[dim])
+                self._item(piece, stored.dtype).copy_rows(begin - start, end - start, target)
+        return found
+
+    def _item(self, piece: DcpPiece, dtype: torch.dtype) -> _Item:
+        return _Item(self._directory / piece.file, piece, dtype)
+
+
+class _Item:
+    """One piece: bytes of a file that are themselves a file of `torch.save`, of one tensor."""
+
+    def __init__(self, path: Path, piece: DcpPiece, dtype: torch.dtype) -> None:
+        self.path = path
+        self.piece = piece
+        self.dtype = dtype
+
+    def read_whole(self) -> Tensor:
+        """All of it, by torch alone."""
+        with self.path.open("rb") as file:
+            view = _Window(file, self.piece.start, self.piece.length)
+            self._find_data(view)
+            return self._load(view, "cpu")
+
+    def copy_rows(self, begin: int, end: int, target: Tensor) -> None:
+        """Copy rows of the piece to `target`, from the place in the file where they lie."""
+        with self.path.open("rb") as file:
+            view = _Window(file, self.piece.start, self.piece.length)
+            data = self._find_data(view)
+            # On meta: torch reads the tensor's description, and not one of its bytes.
+            described = self._load(view, "meta")
+            if not described.is_contiguous():
+                target.copy_(self._load(view, "cpu")[begin:end])
+                return
+            row_bytes = math.prod(self.piece.sizes[1:]) * self.dtype.itemsize
+            start = data.start + int(described.storage_offset()) * self.dtype.itemsize
+            rows = target if target.is_contiguous() else torch.empty(target.shape, dtype=self.dtype)
+            view.seek(start + begin * row_bytes)
+            if start + end * row_bytes > data.stop or not view.fill(rows):
+                raise self._broken("it ends within the tensor's bytes")
+            if rows is not target:
+                target.copy_(rows)
+
+    def _load(self, view: _Window, device: str) -> Tensor:
+        view.seek(0)
+        tensor = load_torch(cast(BinaryIO, view), self._name, device=device)
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.dtype != self.dtype
+            or tuple(tensor.shape) != self.piece.sizes
+        ):
+            raise self._broken("it is not the tensor that .metadata speaks of")
+        return tensor.detach()
+
+    def _find_data(self, view: _Window) -> range:
+        """Where the tensor's bytes lie. Nothing may be packed: it could unpack to any size."""
+        try:
+            with zipfile.ZipFile(cast(BinaryIO, view)) as archive:
+                members = archive.infolist()
+                if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+                    raise ValueError("it is packed")
+                if sum(m.file_size for m in members) > self.piece.length:
+                    raise ValueError("it claims more bytes than it has")
+                orders = {archive.read(m) for m in members if m.filename.endswith("/byteorder")}
+            if not orders <= {sys.byteorder.encode()}:
+                raise ValueError("its numbers are of another byte order")
+            (data,) = (m for m in members if _DATA_MEMBER.fullmatch(m.filename))
+            view.seek(data.header_offset)
+            lengths = _MEMBER_HEADER.unpack(view.read(_MEMBER_HEADER.size))
+        except _ZIP_ERRORS as error:
+            raise self._broken(f"it is not one tensor of torch.save: {error}") from error
+        start = data.header_offset + _MEMBER_HEADER.size + sum(lengths)
+        return range(start, start + data.file_size)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.path} at byte {self.piece.start}"
+
+    def _broken(self, why: str) -> UserError:
+        return UserError(
+            f"cannot read {self._name}", why=why, fix="copy or save the checkpoint anew"
+        )
+
+
+class _Window(io.RawIOBase):
+    """A part of an open file, as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file = file
+        self._start = start
+        self._length = length
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise OSError("before the start of the window")
+        self._position = base + offset
+        return self._position
+
+    def fill(self, tensor: Tensor) -> bool:
+        """Read a contiguous tensor's bytes; False where they end too early."""
+        return self.readinto(tensor.view(-1).view(torch.uint8).numpy()) == tensor.nbytes
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)[: max(self._length - self._position, 0)]
+        self._file.seek(self._start + self._position)
+        count = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._position += count
+        return int(count)
