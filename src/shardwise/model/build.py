@@ -31,6 +31,18 @@ def build_on_meta(
     return model.train()
 
 
+def drop_idle_window(hf_config: Mapping[str, Any], seq_len: int) -> Mapping[str, Any]:
+    """The same model without a sliding window that no sequence of `seq_len` can reach.
+
+    With a window as long as the sequence transformers makes an explicit mask, which bars the fast
+    attention kernels, although every token still sees all the tokens before it.
+    """
+    window = hf_config.get("sliding_window")
+    if hf_config.get("model_type") in ("mistral", "mixtral") and window and window >= seq_len:
+        return {**hf_config, "sliding_window": None}
+    return hf_config
+
+
 def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
     model_type = str(hf_config.get("model_type", ""))
     if code_dir is not None:
