@@ -17,7 +17,7 @@ EXPECTED = {
     "llama-3.1-70b-4x8xh100": ("full_shard", 32),
     "llama-3.2-1b-1xh100": ("no_shard", 1),
     "qwen2.5-7b-8xa100-jsonl": ("full_shard", 8),
-    "mixtral-8x7b-4x8xh100": ("hybrid_shard", 16),
+    "mixtral-8x7b-4x8xh100": ("full_shard", 32),
     "llama-3.1-8b-offload-1xh100": ("no_shard", 1),
 }
 

@@ -3,37 +3,104 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
-from shardwise.cli.show import show_plan
+from shardwise.cli.calibrate import calibrate_for
+from shardwise.cli.show import show_difference, show_plan
 from shardwise.config.load import load_config
+from shardwise.config.schema import ClusterConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
+from shardwise.plan.goal import Goal
 
 
-def plan(
-    config: Annotated[str, typer.Argument(help="YAML, TOML or JSON file.")],
+def plan(  # noqa: PLR0913 (a verb's parameters are its options)
+    config: Annotated[
+        str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Plan for this cluster instead, such as 4x8xH100.")
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Show the difference that this change makes (k=v; repeatable)."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many other plans to show.")] = 5,
+    tokens: Annotated[
+        float | None, typer.Option(help="A budget of tokens, such as 15e9: hours and cost of it.")
+    ] = None,
+    goal: Annotated[
+        str,
+        typer.Option(
+            "--for", help="fastest (all devices), cheapest (a token) or fewest (devices)."
+        ),
+    ] = "fastest",
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json.")] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="First measure this machine, for this and later plans; needs no config.",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Calibrate in seconds, less exactly.")
+    ] = False,
 ) -> None:
-    """Print the plan of a run with a reason for every choice. No GPU needed.
+    """Print the plan of a run with a reason for every choice, its memory, speed and cost.
+
+    No GPU needed, except to calibrate for one.
 
     \b
     Examples:
       shardwise plan run.yaml
-      shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512
+      shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512 --tokens 15e9
+      shardwise plan run.yaml --set memory.checkpoint_activations=full
+      shardwise plan run.yaml --cluster 8x8xH100 --for cheapest
+      shardwise plan --calibrate
+      shardwise plan --calibrate run.yaml --cluster 2xCPU
     Next: shardwise train run.yaml
     """
-    changes = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     from shardwise.launch.prepare import choose_plan
 
-    chosen = choose_plan(load_config(config, changes))
-    if as_json:
+    given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
+    if quick and not calibrate:
+        raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
+    if calibrate:
+        calibrate_for(_cluster_of(config, given, cluster), quick=quick)
+    if config is None and calibrate:
+        typer.echo("next: shardwise plan run.yaml", err=True)
+        return
+    if config is None:
+        raise UserError(
+            "no configuration is named",
+            fix="shardwise plan run.yaml; `shardwise config cp demo run.yaml` makes one to start "
+            "from",
+        )
+    aim = _goal(goal)
+    chosen = choose_plan(load_config(config, given), goal=aim)
+    if changes:
+        changed = choose_plan(load_config(config, [*given, *changes]), goal=aim)
+        show_difference(chosen, changed)
+    elif as_json:
         typer.echo(json.dumps(chosen.to_dict(), indent=2))
     else:
-        show_plan(chosen)
+        show_plan(chosen, top, tokens)
+
+
+def _goal(word: str) -> Goal:
+    if word not in get_args(Goal):
+        raise UserError(f"--for {word} is not known", fix=f"one of {', '.join(get_args(Goal))}")
+    return cast("Goal", word)
+
+
+def _cluster_of(config: str | None, given: list[str], name: str | None) -> ClusterSpec:
+    """The configuration's, else the named one, else this machine."""
+    if config is not None:
+        return resolve_cluster(load_config(config, given).cluster)
+    return resolve_cluster(ClusterConfig(name=name or LOCAL))

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
 
-from shardwise.plan.explain import choice_rows, headline, memory_rows
+from shardwise.plan.explain import (
+    alternative_rows,
+    choice_rows,
+    difference_rows,
+    forecast_rows,
+    headline,
+    memory_rows,
+)
 from shardwise.plan.plan import Plan
 
 
-def show_plan(plan: Plan) -> None:
-    """Headline, decisions with reasons, memory of one rank."""
+def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
+    """Headline, decisions with reasons, memory and speed of one rank, what else was considered."""
     typer.echo(headline(plan))
-    rows = choice_rows(plan)
-    names = max(len(row[0]) for row in rows)
-    values = max(len(row[1]) for row in rows)
-    for name, value, source, why in rows:
-        typer.echo(f"  {name:<{names}}  {value:<{values}}  {source:<4}  {why}")
+    show_table(choice_rows(plan))
     typer.echo("memory of one rank at the peak, expected")
-    for name, amount in memory_rows(plan):
-        typer.echo(f"  {name:<{names}}  {amount}")
+    show_table(memory_rows(plan))
+    typer.echo("speed and cost, expected")
+    show_table(forecast_rows(plan, budget_tokens))
+    if top and plan.alternatives:
+        typer.echo("considered besides (tok/s/gpu, memory)")
+        show_table(alternative_rows(plan, top))
     show_warnings(plan)
+
+
+def show_difference(before: Plan, after: Plan) -> None:
+    """What a change of the configuration changes."""
+    rows = difference_rows(before, after)
+    typer.echo("what the change does" if rows else "the change makes no difference")
+    show_table([(name, old, "->", new) for name, old, new in rows])
+
+
+def show_table(rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
+    """Columns as wide as their widest cell, the last one free."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        typer.echo("  " + "  ".join(cells).rstrip(), err=err)
 
 
 def show_warnings(plan: Plan) -> None:

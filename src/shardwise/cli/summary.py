@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.metrics.events import read_events
+from shardwise.metrics.verdict import plan_misses
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_count
 
@@ -30,8 +31,10 @@ def summary_lines(plan: Plan, config_path: str) -> Iterator[str]:
         fall = evals[0]["loss"] - evals[-1]["loss"]
         first, final = evals[0]["loss"], evals[-1]["loss"]
         yield f"  held-out loss  {first:.4f} -> {final:.4f}  (fell by {fall:.2f} nats)"
-    yield _speed_line(steps)
+    yield _speed_line(plan, steps)
     yield _memory_line(last)
+    for miss in plan_misses(plan, steps):
+        yield f"  missed plan    {miss}"
     yield f"  run directory  {plan.run_dir}: {', '.join(_contents(plan.run_dir))}"
     if last["step"] < total:
         yield f"next: shardwise train {config_path}   (goes on at step {last['step']})"
@@ -42,12 +45,16 @@ def summary_lines(plan: Plan, config_path: str) -> Iterator[str]:
         yield "      shardwise config ls   (models and examples)"
 
 
-def _speed_line(steps: Events) -> str:
+def _speed_line(plan: Plan, steps: Events) -> str:
     # The first logged step of every start holds warm-up and compilation.
     steady = [step["tokens_per_s"] for step in steps[1:]] or [steps[0]["tokens_per_s"]]
     speed = f"  median speed   {format_count(statistics.median(steady))} tok/s/gpu"
     shares = [step["efficiency"]["mfu"] for step in steps[1:] if step["efficiency"]]
-    return f"{speed}, mfu {statistics.median(shares):.1%}" if shares else speed
+    if shares:
+        speed += f", mfu {statistics.median(shares):.1%}"
+    if plan.forecast is not None:
+        speed += f", plan {format_count(plan.forecast.tokens_per_s)}"
+    return speed
 
 
 def _memory_line(last: dict[str, Any]) -> str:

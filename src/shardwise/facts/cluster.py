@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from shardwise.config.schema import Auto, ClusterConfig
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.fabric import Fabric, Link, fabric_of
 from shardwise.facts.gpus import NODE, GpuSpec, find_gpu
 from shardwise.facts.probe import ProbedGpu, probe_cpu, probe_gpus
 
 LOCAL = "local"
 _NAME = re.compile(r"\s*(\d+)\s*x\s*(?:(\d+)\s*x\s*)?(\S.*?)\s*", re.IGNORECASE)
+_LINKS = ("measured_inside", "measured_between")
 _FORM = "write NODESxGPUSxKIND, such as 8xH100, 4x8xH100, 2x8xA100-40GB or 2xCPU"
 
 
@@ -39,7 +41,14 @@ class ClusterSpec:
     nvlink_domain: int
     """Devices that the fast links join: a node, or the rack of an NVL72 system."""
 
+    interconnect: str | float = "auto"
     datacenters: int = 1
+    measured_inside: Link | None = None
+    """What a calibration found between devices of one domain."""
+
+    measured_between: Link | None = None
+    """The same between domains."""
+
     source: Literal["named", "probed"]
 
     @property
@@ -47,11 +56,24 @@ class ClusterSpec:
         """Ranks: one a device."""
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def fabric(self) -> Fabric:
+        """The links that its collectives go over."""
+        return fabric_of(
+            self.gpu,
+            self.nvlink_domain,
+            self.interconnect,
+            self.measured_inside,
+            self.measured_between,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["gpu"] = self.gpu.to_dict() if self.gpu else None
         data["compute_formats"] = sorted(self.compute_formats)
+        for name in _LINKS:
+            data[name] = asdict(data[name]) if data[name] else None
         return data
 
     @classmethod
@@ -59,7 +81,8 @@ class ClusterSpec:
         """Back from `to_dict`."""
         gpu = GpuSpec.from_dict(data["gpu"]) if data["gpu"] else None
         formats = frozenset(data["compute_formats"])
-        return cls(**{**data, "gpu": gpu, "compute_formats": formats})
+        links = {name: Link(**data[name]) for name in _LINKS if data.get(name)}
+        return cls(**{**data, "gpu": gpu, "compute_formats": formats, **links})
 
 
 def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = None) -> ClusterSpec:
@@ -69,7 +92,7 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
         cluster = _as_launched(probe_cluster(environ), environ)
     else:
         cluster = parse_cluster(config.name)
-    cluster = replace(cluster, datacenters=config.datacenters)
+    cluster = replace(cluster, datacenters=config.datacenters, interconnect=config.interconnect)
     return _with_domain(cluster, config.nvlink_domain)
 
 

@@ -38,6 +38,9 @@ class ModelSpec:
     tied_embeddings: bool
     num_experts: int = 1
     experts_per_token: int = 1
+    head_norms: bool = False
+    """Whether queries and keys are normed head by head."""
+
     attention_window: int | None = None
     """Tokens that a token sees at most, where every block has such a window."""
 
@@ -148,6 +151,7 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         tied_embeddings=tied,
         num_experts=experts,
         experts_per_token=experts_per_token,
+        head_norms=family.head_norms,
         attention_window=_window(config),
         embedding_params=embedding,
         block_params=block,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
 from shardwise.facts.models import (
     ModelSource,
@@ -16,14 +17,22 @@ from shardwise.facts.models import (
     spec_from_config,
 )
 from shardwise.plan import choose
+from shardwise.plan.goal import Goal, choose_for
 from shardwise.plan.plan import Plan
 
 
-def choose_plan(config: RunConfig, environ: Mapping[str, str] = os.environ) -> Plan:
+def choose_plan(
+    config: RunConfig, environ: Mapping[str, str] = os.environ, goal: Goal = "fastest"
+) -> Plan:
     """The plan for `config`, with a reason for every choice. Starts nothing."""
     source = read_model_config(config.model)
-    cluster = resolve_cluster(config.cluster, environ)
-    return choose.choose_plan(config, measure_model(config, source), cluster, source)
+    model = measure_model(config, source)
+
+    def plan_on(cluster: ClusterSpec) -> Plan:
+        linked = with_measured_links(cluster)
+        return choose.choose_plan(config, model, linked, source, rates_for(linked))
+
+    return choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
 
 
 def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
@@ -40,12 +49,20 @@ def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
 def fetch_weights(config: RunConfig) -> None:
     """Download a hub model's weights, once, before ranks start."""
     source = read_model_config(config.model)
-    if source.kind != "hub" or config.model.weights == "random" or source.has_weights:
+    elsewhere = source.kind != "hub" or source.weights_from is not None
+    if elsewhere or config.model.weights == "random" or source.has_all_weights:
         return
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.safetensors", "*.json", "*.model", "tokenizer*", "*.py"]
-    snapshot_download(config.model.name, revision=config.model.revision, allow_patterns=patterns)
+    def fetch(*patterns: str) -> None:
+        snapshot_download(
+            config.model.name, revision=config.model.revision, allow_patterns=list(patterns)
+        )
+
+    fetch("*.safetensors", "*.json", "*.model", "tokenizer*", "*.py")
+    # Many repositories hold the same weights twice; the older form is for those without the other.
+    if not source.has_all_weights:
+        fetch("pytorch_model*.bin")
 
 
 def validate_machine(cluster: ClusterSpec) -> None:

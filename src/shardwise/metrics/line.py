@@ -20,7 +20,9 @@ class StepReport:
     step_s: float
     tokens: int
     tokens_per_s: float
+    tokens_per_s_planned: float | None
     efficiency: Efficiency | None
+    mfu_planned: float | None
     memory: PeakMemory
     memory_capacity: int
     memory_planned: int
@@ -38,8 +40,8 @@ def format_line(report: StepReport) -> str:
             f"loss {report.loss:.4f}",
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",
-            f"{format_count(report.tokens_per_s)} tok/s/gpu",
-            _format_efficiency(report.efficiency),
+            _format_speed(report),
+            _format_efficiency(report),
             f"mem {held:.1f}/{report.memory_capacity / GIB:.0f} GiB "
             f"(plan {report.memory_planned / GIB:.1f})",
             f"data {report.data_share:.0%}",
@@ -48,8 +50,18 @@ def format_line(report: StepReport) -> str:
     )
 
 
-def _format_efficiency(efficiency: Efficiency | None) -> str:
-    if efficiency is None:
+def _format_speed(report: StepReport) -> str:
+    speed, planned = f"{format_count(report.tokens_per_s)} tok/s/gpu", report.tokens_per_s_planned
+    # Where there is an MFU the plan stands beside that.
+    if planned is None or report.efficiency is not None:
+        return speed
+    return f"{speed} (plan {format_count(planned)})"
+
+
+def _format_efficiency(report: StepReport) -> str:
+    found = report.efficiency
+    if found is None:
         return "mfu -"
-    mfu, hfu = f"mfu {efficiency.mfu:.1%}", f"hfu {efficiency.hfu:.1%}"
-    return mfu if efficiency.hfu == efficiency.mfu else f"{mfu} {hfu}"
+    planned = "" if report.mfu_planned is None else f" (plan {100 * report.mfu_planned:.1f})"
+    mfu, hfu = f"mfu {found.mfu:.1%}{planned}", f"hfu {found.hfu:.1%}"
+    return mfu if found.hfu == found.mfu else f"{mfu} {hfu}"

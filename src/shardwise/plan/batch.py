@@ -7,7 +7,7 @@ from shardwise.errors import UserError
 from shardwise.plan.plan import Choice
 
 # An `auto` micro-batch stops here: larger ones fill memory and gain no speed.
-MAX_AUTO_TOKENS = {"cuda": 16384, "cpu": 2048}
+MAX_AUTO_TOKENS = {"cuda": 32768, "cpu": 2048}
 
 
 def micro_batch_candidates(train: TrainConfig, ranks: int, seq_len: int, device: str) -> list[int]:
@@ -17,7 +17,7 @@ def micro_batch_candidates(train: TrainConfig, ranks: int, seq_len: int, device:
         return [train.micro_batch]
     if train.global_batch == "auto":
         cap = max(1, MAX_AUTO_TOKENS[device] // seq_len)
-        return [size for size in (16, 8, 4, 2, 1) if size <= cap]
+        return [size for size in (32, 24, 16, 12, 10, 8, 6, 5, 4, 3, 2, 1) if size <= cap]
     per_rank = _sequences_per_rank(train.global_batch, ranks)
     if train.accumulation != "auto":
         if per_rank % train.accumulation:

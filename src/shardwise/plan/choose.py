@@ -1,37 +1,48 @@
-"""Fill every `auto`: the decision tree first, then the first settings that fit in memory."""
+"""Fill every `auto`: the decision tree's candidates, the fastest of them that fits, the reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.gpus import NODE
 from shardwise.facts.models import ModelSource, ModelSpec
-from shardwise.plan.batch import choose_batch, micro_batch_candidates
-from shardwise.plan.memory import Layout, estimate_memory
-from shardwise.plan.mesh import MeshShape, complete_mesh, mesh_of_strategy, strategy_of_mesh
+from shardwise.facts.prices import price_of
+from shardwise.facts.rates import Rates
+from shardwise.plan.batch import choose_batch
+from shardwise.plan.candidates import Common, choose_reshard, layouts, mesh_candidates
+from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Choice, MemoryEstimate, Plan, Source
-from shardwise.units import format_bytes
+from shardwise.plan.search import HEADROOM, Option, alternatives, best_of, fits, judge
+from shardwise.units import format_bytes, format_count
 
-# Plans stay under this share of the card: above it the allocator starts to retry.
-HEADROOM = 0.85
 # Logits of one slice of the chunked loss, in elements.
 LOSS_CHUNK_ELEMENTS = 2**28
 
 
 def choose_plan(
-    config: RunConfig, model: ModelSpec, cluster: ClusterSpec, source: ModelSource
+    config: RunConfig,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    source: ModelSource,
+    rates: Rates | None = None,
 ) -> Plan:
-    """Decide everything that the user left open, and give each decision its reason."""
+    """Decide everything that the user left open, and give each decision its reason.
+
+    Without `rates` nothing is known of speed: the decision tree's first answer that fits is taken.
+    """
     _refuse_several_datacenters(config)
     common = _choose_common(config, model, cluster)
-    fit = _first_that_fits(config, model, cluster, common)
-    mesh = fit.mesh
-    micro = _choice_of(config.train.micro_batch, fit.layout.micro_batch, _why_micro(fit, cluster))
+    options = judge_all(config, model, cluster, common, rates)
+    best = best_of(options, cluster)
+    _validate_fits(best, model, cluster)
+    mesh, layout = best.candidate.mesh, best.layout
+    origin = _origin(best)
+    why_mesh = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
+    micro = _chosen(config.train.micro_batch, layout.micro_batch, _why_micro(best, cluster), best)
     accumulation, global_batch = choose_batch(config.train, cluster.world_size, micro)
     forward, backward = _choose_prefetch(config)
     return Plan(
@@ -41,44 +52,53 @@ def choose_plan(
         model_dir=None if source.directory is None else str(source.directory),
         weights_dir=_weights_dir(config, source),
         cluster=cluster,
-        memory=fit.memory,
-        strategy=Choice(fit.strategy, fit.why, fit.source),
-        replicate=Choice(mesh.replicate, "copies of the sharded model", fit.source),
-        shard=Choice(mesh.shard, "ranks that hold one copy together", fit.source),
-        reshard_after_forward=_choose_reshard(config, mesh),
+        memory=best.memory,
+        forecast=best.forecast,
+        alternatives=alternatives(best, options, cluster),
+        strategy=Choice(best.candidate.strategy, why_mesh, origin),
+        replicate=Choice(mesh.replicate, "copies of the sharded model", origin),
+        shard=Choice(mesh.shard, "ranks that hold one copy together", origin),
+        reshard_after_forward=choose_reshard(config, mesh),
         forward_prefetch=forward,
         backward_prefetch=backward,
-        checkpoint_activations=_choice_of(
+        checkpoint_activations=_chosen(
             config.memory.checkpoint_activations,
-            fit.layout.checkpoint_activations,
-            f"the least recompute that fits: {format_bytes(fit.memory.total)} expected",
+            layout.checkpoint_activations,
+            _why_recompute(best),
+            best,
         ),
         micro_batch=micro,
         accumulation=accumulation,
         global_batch=global_batch,
-        accumulate=_choose_accumulate(config, accumulation.value, fit, model),
-        warnings=_warnings(config, fit, cluster),
+        accumulate=_choose_accumulate(config, best, model),
+        warnings=_warnings(best, cluster),
         **common,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    strategy: str
-    mesh: MeshShape
-    why: str
-    source: Source
-    recompute_allowed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    strategy: str
-    mesh: MeshShape
-    why: str
-    source: Source
-    layout: Layout
-    memory: MemoryEstimate
+def judge_all(
+    config: RunConfig,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    common: dict[str, Any],
+    rates: Rates | None,
+) -> list[Option]:
+    """Every candidate with every layout, in the order of the decision tree."""
+    offload = common["offload"].value
+    price = price_of(cluster, config.cluster, offload=offload)
+    chunked = common["loss"].value != "full"
+    settled = Common(
+        param_dtype=common["param_dtype"].value,
+        reduce_dtype=common["reduce_dtype"].value,
+        compile=common["compile"].value,
+        offload=offload,
+        loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
+    )
+    return [
+        judge(candidate, rank, layout, model, cluster, rates, price)
+        for rank, candidate in enumerate(mesh_candidates(config, cluster))
+        for layout in layouts(config, cluster, settled, candidate)
+    ]
 
 
 def _refuse_several_datacenters(config: RunConfig) -> None:
@@ -148,158 +168,69 @@ def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
     return "fp32", f"{name} computes neither bf16 nor fp16 fast"
 
 
-def _first_that_fits(
-    config: RunConfig, model: ModelSpec, cluster: ClusterSpec, common: dict[str, Any]
-) -> _Fit:
-    last: _Fit | None = None
-    for candidate in _mesh_candidates(config, cluster):
-        if candidate.source == "rule" and not _reshard_divides(config, candidate.mesh):
-            continue
-        for layout in _layouts(config, cluster, common, candidate):
-            memory = estimate_memory(model, cluster, layout)
-            last = _Fit(
-                candidate.strategy,
-                candidate.mesh,
-                candidate.why,
-                candidate.source,
-                layout,
-                memory,
-            )
-            if memory.total <= HEADROOM * cluster.memory_bytes:
-                return last
-    if last is None:
-        raise _reshard_error(config, cluster.world_size)
-    return _validate_states_fit(last, model, cluster)
-
-
-def _validate_states_fit(fit: _Fit, model: ModelSpec, cluster: ClusterSpec) -> _Fit:
-    """The smallest plan is still run when only the estimate says no; states are certain."""
-    if fit.memory.states > cluster.memory_bytes:
-        needed = -(-16 * model.total_params // int(HEADROOM * cluster.memory_bytes))
-        raise UserError(
-            f"{model.name} does not fit on {cluster.name}",
-            why=f"parameters, gradients and Adam take {format_bytes(fit.memory.states)} on each "
-            f"rank, which has {format_bytes(cluster.memory_bytes)}",
-            fix=f"use at least {needed} such devices, or memory.offload=cpu",
-            code=ExitCode.DOES_NOT_FIT,
-        )
-    return fit
-
-
-def _mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> Iterator[_Candidate]:
-    """The seeds' decision tree, each answer followed by what to try when it does not fit."""
-    world, domain = cluster.world_size, min(cluster.nvlink_domain, cluster.world_size)
-    given = complete_mesh(config.mesh, world)
-    strategy = config.shard.strategy
-    if strategy != "auto":
-        yield _given_strategy(strategy, given, world, domain)
+def _validate_fits(best: Option, model: ModelSpec, cluster: ClusterSpec) -> None:
+    """A tight plan is run with a warning; one that is larger than the device is refused."""
+    certain = best.memory.states if cluster.device == "cpu" else best.memory.total
+    if certain <= cluster.memory_bytes:
         return
-    if given is not None:
-        name = strategy_of_mesh(*given)
-        reshard = mesh_of_strategy(name, world, given[1]).reshard_after_forward
-        yield _Candidate(name, MeshShape(*given, reshard), "mesh given", "user")
-        return
-    alone = "a whole copy fits on one device: plain data parallelism has the least traffic"
-    yield _Candidate(
-        "no_shard", mesh_of_strategy("no_shard", world, domain), alone, "rule", world == 1
-    )
-    sizes = [size for size in range(domain, world, domain) if world % size == 0]
-    for smaller, size in zip([None, *sizes], sizes, strict=False):
-        if smaller is None:
-            why = (
-                f"several nodes: shard inside {size} GPUs, so that only the gradient all-reduce "
-                "crosses replicas"
-            )
-        else:
-            why = f"a copy over {smaller} GPUs does not fit; {size} do"
-        mesh = mesh_of_strategy("hybrid_shard", world, size)
-        yield _Candidate("hybrid_shard", mesh, why, "rule")
-    why = (
-        "does not fit on one device; all ranks share one fast domain"
-        if world <= domain
-        else "a copy over fewer ranks does not fit"
-    )
-    yield _Candidate("full_shard", mesh_of_strategy("full_shard", world, domain), why, "rule")
-
-
-def _given_strategy(
-    strategy: str, given: tuple[int, int] | None, world: int, domain: int
-) -> _Candidate:
-    mesh = mesh_of_strategy(strategy, world, domain)
-    if given is not None and strategy == "hybrid_shard":
-        mesh = MeshShape(*given, mesh.reshard_after_forward)
-    if given is not None and given != (mesh.replicate, mesh.shard):
-        raise UserError(
-            f"shard.strategy={strategy} is a mesh of replicate={mesh.replicate} x "
-            f"shard={mesh.shard}, but the mesh section says {given[0]} x {given[1]}",
-            why=f"with {world} ranks {strategy} leaves no choice of axes",
-            fix="drop the mesh section, or set shard.strategy=hybrid_shard",
-        )
-    return _Candidate(strategy, mesh, "given", "user")
-
-
-def _layouts(
-    config: RunConfig, cluster: ClusterSpec, common: dict[str, Any], candidate: _Candidate
-) -> Iterator[Layout]:
-    """Least recompute first, then the largest micro-batch."""
-    modes: list[str | float] = ["none", "selective", "full"]
-    if config.memory.checkpoint_activations != "auto":
-        modes = [config.memory.checkpoint_activations]
-    elif not candidate.recompute_allowed:
-        modes = ["none"]
-    micros = micro_batch_candidates(
-        config.train, cluster.world_size, config.data.seq_len, cluster.device
-    )
-    chunked = common["loss"].value != "full"
-    reshard = _choose_reshard(config, candidate.mesh).value
-    for mode, micro in product(modes, micros):
-        for unsharded in _ways_to_accumulate(config, micro, cluster.world_size):
-            yield Layout(
-                shard=candidate.mesh.shard,
-                keeps_gathered=reshard is False,
-                param_dtype=common["param_dtype"].value,
-                reduce_dtype=common["reduce_dtype"].value,
-                checkpoint_activations=mode,
-                compile=common["compile"].value,
-                offload=common["offload"].value,
-                micro_batch=micro,
-                seq_len=config.data.seq_len,
-                loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
-                accumulates_unsharded=unsharded,
-            )
-
-
-def _choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
-    given = config.shard.reshard_after_forward
-    if given != "auto":
-        if not _reshard_divides(config, mesh):
-            raise _reshard_error(config, mesh.shard)
-        return Choice(given, "given", "user")
-    why = "frees gathered parameters" if mesh.reshard_after_forward else "keeps them for backward"
-    return Choice(mesh.reshard_after_forward, f"{why}, as the strategy says", "rule")
-
-
-def _reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
-    given = config.shard.reshard_after_forward
-    if given == "auto" or isinstance(given, bool):
-        return True
-    return given < mesh.shard and mesh.shard % given == 0
-
-
-def _reshard_error(config: RunConfig, ranks: int) -> UserError:
-    return UserError(
-        f"shard.reshard_after_forward={config.shard.reshard_after_forward} does not divide the "
-        f"shard axis of {ranks} ranks into smaller groups",
-        fix="use a smaller divisor of the shard axis, true or false",
+    raise UserError(
+        f"{model.name} does not fit on {cluster.name}",
+        why=f"{format_bytes(best.memory.total)} are needed on a rank that has "
+        f"{format_bytes(cluster.memory_bytes)}, {format_bytes(best.memory.states)} of them for "
+        f"parameters, gradients and Adam, even with {best.label}",
+        fix=_what_would_fit(best, model, cluster),
+        code=ExitCode.DOES_NOT_FIT,
     )
 
 
-def _ways_to_accumulate(config: RunConfig, micro: int, ranks: int) -> list[bool]:
-    """Whether whole gradients are kept over micro-batches; both where the planner may decide."""
-    passes = choose_batch(config.train, ranks, Choice(micro, "", "rule"))[0].value
-    if passes == 1 or config.memory.accumulate == "sharded":
-        return [False]
-    return [True] if config.memory.accumulate == "unsharded" else [True, False]
+def _what_would_fit(best: Option, model: ModelSpec, cluster: ClusterSpec) -> str:
+    """More devices of the same kind, or the host's memory, or another batch."""
+    answers = []
+    node = max(NODE, cluster.devices_per_node)
+    for nodes in range(1, 1025):
+        larger = replace(cluster, num_nodes=nodes, devices_per_node=node)
+        layout = replace(best.layout, replicate=1, shard=larger.world_size)
+        if _has_room(estimate_memory(model, larger, layout), larger):
+            answers.append(f"{larger.world_size} such devices ({nodes}x{node})")
+            break
+    offloaded = replace(best.layout, replicate=1, shard=cluster.world_size, offload=True)
+    if _has_room(estimate_memory(model, cluster, offloaded), cluster):
+        answers.append("memory.offload=cpu")
+    if best.layout.micro_batch > 1:
+        answers.append("a smaller train.micro_batch")
+    answers.append("a shorter data.seq_len")
+    return "what would help: " + ", or ".join(answers)
+
+
+def _has_room(memory: MemoryEstimate, cluster: ClusterSpec) -> bool:
+    return memory.high <= HEADROOM * cluster.memory_bytes
+
+
+def _origin(best: Option) -> Source:
+    """Who decided on the mesh."""
+    if best.candidate.source == "user":
+        return "user"
+    return "rule" if best.rank == 0 or best.forecast is None else "search"
+
+
+def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> str:
+    """Against the decision tree's answers before it: they do not fit, or are slower."""
+    earlier = [option for option in options if option.rank < best.rank and fits(option, cluster)]
+    if not earlier:
+        return best.candidate.why
+    rival = max(earlier, key=lambda option: option.speed)
+    gain = best.speed / rival.speed - 1
+    return (
+        f"{gain:.0%} faster than {rival.candidate.strategy} {rival.candidate.mesh.replicate} x "
+        f"{rival.candidate.mesh.shard}, the best of the decision tree's earlier answers"
+    )
+
+
+def _why_recompute(best: Option) -> str:
+    expected = f"{format_bytes(best.memory.total)} expected"
+    if best.forecast is None:
+        return f"the least recompute that fits: {expected}"
+    return f"the fastest that fits: {format_count(best.speed)} tok/s, {expected}"
 
 
 def _choose_prefetch(config: RunConfig) -> tuple[Choice[int], Choice[int]]:
@@ -316,49 +247,57 @@ def _cap(depth: Choice[int], limit: int | None) -> Choice[int]:
     return Choice(limit, f"capped by shard.all_gather_limit={limit + 1}", "user")
 
 
-def _choose_accumulate(config: RunConfig, passes: int, fit: _Fit, model: ModelSpec) -> Choice[str]:
+def _choose_accumulate(config: RunConfig, best: Option, model: ModelSpec) -> Choice[str]:
     given = config.memory.accumulate
     if given != "auto":
         return Choice(given, "given", "user")
-    if passes == 1:
+    if best.layout.accumulation == 1:
         return Choice("unsharded", "no accumulation: gradients are reduced once anyway", "rule")
     whole = format_bytes(4 * model.total_params)
-    if fit.layout.accumulates_unsharded:
+    if best.layout.accumulates_unsharded:
         why = f"{whole} of whole gradients fit; reduced once, on the last pass"
         return Choice("unsharded", why, "rule")
-    why = f"{whole} of whole gradients would not fit; reduced every pass"
+    why = f"{whole} of whole gradients would not fit, or gain nothing; reduced every pass"
     return Choice("sharded", why, "rule")
 
 
-def _warnings(config: RunConfig, fit: _Fit, cluster: ClusterSpec) -> list[str]:
-    expected, capacity = format_bytes(fit.memory.total), format_bytes(cluster.memory_bytes)
-    if fit.memory.total <= HEADROOM * cluster.memory_bytes:
+def _warnings(best: Option, cluster: ClusterSpec) -> list[str]:
+    if fits(best, cluster):
         return []
+    expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
     return [
-        f"{expected} expected of {capacity}, above the {HEADROOM:.0%} that leaves room to breathe: "
-        "it may run out of memory"
+        f"{expected} expected of {capacity}, up to {format_bytes(best.memory.high)} likely: it may "
+        "run out of memory"
     ]
 
 
 def _weights_dir(config: RunConfig, source: ModelSource) -> str | None:
     if config.model.weights == "random":
         return None
-    if source.has_weights:
-        return str(source.directory)
+    if source.weights is not None:
+        return str(source.weights)
     if config.model.weights == "pretrained":
         raise UserError(
             f"model.weights=pretrained, but {config.model.name!r} comes without weights",
             why="presets are shapes only"
             if source.kind == "preset"
-            else f"there are no safetensors files in {source.directory}",
-            fix="give model.name a directory or hub id with safetensors, or model.weights=random",
+            else f"there are no weights in {source.directory}",
+            fix="give model.name a directory or hub id with safetensors, name their place in "
+            "model.weights_from, or set model.weights=random",
         )
     return None
 
 
-def _why_micro(fit: _Fit, cluster: ClusterSpec) -> str:
-    expected, capacity = format_bytes(fit.memory.total), format_bytes(cluster.memory_bytes)
+def _why_micro(best: Option, cluster: ClusterSpec) -> str:
+    expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
     return f"the largest that fits and still gains: {expected} of {capacity} expected"
+
+
+def _chosen(given: Any, value: Any, why: str, best: Option) -> Choice[Any]:
+    """A decision of the search, or of the first fit where no speed is known."""
+    choice = _choice_of(given, value, why)
+    searched = choice.source == "rule" and best.forecast is not None
+    return replace(choice, source="search") if searched else choice
 
 
 def _choice_of(given: Any, chosen: Any, why: str) -> Choice[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from shardwise.plan.plan import Plan
-from shardwise.units import format_bytes, format_count
+from shardwise.plan.plan import Forecast, Plan
+from shardwise.units import format_bytes, format_count, format_duration
 
 
 def headline(plan: Plan) -> str:
@@ -28,11 +28,79 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 def memory_rows(plan: Plan) -> list[tuple[str, str]]:
     """(what, bytes) of one rank's expected peak, the total last."""
-    rows = [
-        (item.name, format_bytes(getattr(plan.memory, item.name))) for item in fields(plan.memory)
-    ]
+    memory = plan.memory
+    parts = [item.name for item in fields(memory) if item.name != "peak"]
+    rows = [(name, format_bytes(getattr(memory, name))) for name in parts if getattr(memory, name)]
     capacity = format_bytes(plan.cluster.memory_bytes)
-    return [*rows, ("total", f"{format_bytes(plan.memory.total)} of {capacity}")]
+    likely = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} likely"
+    total = (
+        f"{format_bytes(memory.total)} of {capacity}; {likely}; the peak is in the {memory.peak}"
+    )
+    return [*rows, ("total", total)]
+
+
+def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[str, str]]:
+    """(what, figure) of the expected speed and cost."""
+    forecast = plan.forecast
+    if forecast is None:
+        unknown = f"no rates are known for {plan.cluster.device_name}"
+        return [("speed", f"{unknown}; `shardwise plan --calibrate` measures them")]
+    source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
+    rows = [
+        ("speed", f"{format_count(forecast.tokens_per_s)} tok/s/gpu, {source[forecast.source]}"),
+        ("step", f"{format_duration(forecast.step_s)}: {_terms(forecast)}"),
+        ("mfu", _shares(forecast)),
+    ]
+    if plan.cluster.device == "cuda":  # a processor computes or exchanges, one after the other
+        hidden = f"{format_count(forecast.tokens_to_hide)} tokens a micro-batch and rank on"
+        rows.append(("hides from", hidden))
+    tokens = budget_tokens or 1e9
+    hours = forecast.hours_per_billion_tokens * tokens / 1e9
+    cost = "no price known; set cluster.usd_per_gpu_hour"
+    if forecast.usd_per_billion_tokens is not None:
+        cost = f"USD {forecast.usd_per_billion_tokens * tokens / 1e9:,.0f}"
+    return [*rows, (f"{format_count(tokens)} tokens", f"{format_duration(hours * 3600)}, {cost}")]
+
+
+def alternative_rows(plan: Plan, top: int) -> list[tuple[str, str, str, str]]:
+    """(plan, speed, memory, why not) of the best that were not chosen."""
+    return [
+        (
+            each.label,
+            "-" if each.tokens_per_s is None else format_count(each.tokens_per_s),
+            format_bytes(each.memory_bytes),
+            each.why_not,
+        )
+        for each in plan.alternatives[:top]
+    ]
+
+
+def difference_rows(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
+    """(what, before, after) of everything that a change of the configuration changes."""
+    pairs = [*zip(_figures(before), _figures(after), strict=True)]
+    return [(name, old, new) for (name, old), (_, new) in pairs if old != new]
+
+
+def _figures(plan: Plan) -> list[tuple[str, str]]:
+    choices = [(name, _show(choice.value)) for name, choice in plan.choices().items()]
+    forecast = plan.forecast
+    speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} tok/s/gpu"
+    usd = None if forecast is None else forecast.usd_per_billion_tokens
+    cost = "-" if usd is None else f"USD {usd:,.0f} for 1B tokens"
+    return [*choices, *memory_rows(plan), ("speed", speed), ("cost", cost)]
+
+
+def _terms(forecast: Forecast) -> str:
+    """The largest parts of a step."""
+    parts = sorted(forecast.terms.items(), key=lambda item: -item[1])
+    shares = [(name, seconds / forecast.step_s) for name, seconds in parts]
+    return ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in shares[:6] if share)
+
+
+def _shares(forecast: Forecast) -> str:
+    if forecast.mfu is None or forecast.hfu is None:
+        return "- (the device's peak is not known)"
+    return f"{forecast.mfu:.1%} (hfu {forecast.hfu:.1%})"
 
 
 def _show(value: Any) -> str:

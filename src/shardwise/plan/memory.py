@@ -1,9 +1,15 @@
-"""How many bytes one rank needs at the peak of a step: a closed form over the model's shape.
+"""How many bytes one rank holds at the peak of a step: a closed form over the model's shape.
 
-The states (parameters, gradients, Adam) are exact. Activations, buffers and the loss follow what
-FSDP2 keeps alive: in forward the unit in use, the one gathered ahead and the buffer it is copied
-from; in backward the gathered parameters, the next unit's buffer, the whole gradients and the
-previous reduce-scatter's input.
+The sharded states are exact. A step has its peak in one of two moments. When the loss is computed
+every block's activations are kept, the head is gathered and its gradient exists in fp32, beside the
+copy of it that backward makes. When backward enters the last block, that block's activations exist
+once more if they are recomputed, and its parameters, the next unit's and its own whole gradients
+are there, beside the head's gradient on its way to be reduced. Gradient shards appear only after
+that, so that with one pass a step they are not part of the peak; they come from a stream's own pool
+of memory though, which the allocator does not give back: they are part of what is reserved.
+
+The counts of what a block keeps were read off peaks measured on one H200 as rank 0 of 8 to 64
+(benchmarks/memory.py compares them).
 """
 
 from __future__ import annotations
@@ -12,85 +18,165 @@ from dataclasses import dataclass
 
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.layout import Layout
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Master weights, gradient shards and the two Adam moments are fp32.
 PARAM_BYTES, GRAD_BYTES, ADAM_BYTES = 4, 4, 8
-# CUDA context and NCCL buffers, which torch's own statistics do not show.
-CONTEXT_BYTES = {"cuda": int(1.5 * GIB), "cpu": int(0.3 * GIB)}
-# The allocator's private pools per stream and fragmentation, as a share of what moves.
-ALLOCATOR_SHARE = 0.08
+# CUDA context, and NCCL's buffers where there is more than one rank; torch shows neither.
+CONTEXT_BYTES = {"cuda": int(0.82 * GIB), "cpu": int(0.3 * GIB)}
+NCCL_BYTES = int(1.0 * GIB)
+# What the allocator holds besides: a constant, and bytes for each parameter of the largest block.
+POOL_BYTES = int(0.75 * GIB)
+POOL_BYTES_PER_BLOCK_PARAM = 3.4
+# Workspaces of cuBLAS and cuDNN, and rope tables.
+WORKSPACE_BYTES = int(0.12 * GIB)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The decisions that memory depends on."""
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What a step holds at one moment, besides the states."""
 
-    shard: int
-    keeps_gathered: bool
-    param_dtype: str
-    reduce_dtype: str
-    checkpoint_activations: str | float
-    compile: bool
-    offload: bool
-    micro_batch: int
-    seq_len: int
-    loss_chunk_tokens: int | None
-    accumulates_unsharded: bool
+    name: str
+    gathered: float
+    buffers: float
+    activations: float
+    loss: float
+    recompute: float
+
+    @property
+    def total(self) -> float:
+        return self.gathered + self.buffers + self.activations + self.loss + self.recompute
 
 
 def estimate_memory(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> MemoryEstimate:
-    """Expected peak bytes of one rank."""
+    """Expected bytes of one rank at the peak of a step."""
     shard_params = -(-model.total_params // layout.shard)
-    width = DTYPE_BYTES[layout.param_dtype]
-    tokens = layout.micro_batch * layout.seq_len
     on_device = 0 if layout.offload else 1
-    gathered = model.total_params * width if layout.keeps_gathered else 0
-    unsharded_grads = model.total_params * 4 if layout.accumulates_unsharded else 0
-    buffers = _buffer_bytes(model, layout)
-    activations = _activation_bytes(model, layout, tokens, width)
-    loss = _loss_bytes(model, layout, tokens, width)
-    moving = gathered + buffers + activations + loss
+    peak = max(_at_loss(model, layout), _at_backward(model, layout), key=lambda each: each.total)
+    grads, waiting = _gradient_bytes(model, layout, shard_params * on_device)
     return MemoryEstimate(
+        peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
-        grads=shard_params * GRAD_BYTES * on_device + unsharded_grads,
+        grads=grads,
         optimizer=shard_params * ADAM_BYTES * on_device,
-        gathered=gathered,
-        buffers=buffers,
-        activations=activations,
-        loss=loss,
-        overhead=int(ALLOCATOR_SHARE * moving) + CONTEXT_BYTES[cluster.device],
+        gathered=int(peak.gathered),
+        buffers=int(peak.buffers),
+        activations=int(peak.activations),
+        recompute=int(peak.recompute),
+        loss=int(peak.loss),
+        allocator=waiting + _pool_bytes(model, cluster),
+        context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
     )
 
 
-def _buffer_bytes(model: ModelSpec, layout: Layout) -> int:
-    width, reduce_width = DTYPE_BYTES[layout.param_dtype], DTYPE_BYTES[layout.reduce_dtype]
-    largest_unit = max(model.block_params, model.embedding_params, model.tail_params)
-    return largest_unit * (3 * width + reduce_width)
+def _gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tuple[int, int]:
+    """(at the peak, later): earlier passes have left gradients, the only pass has not yet."""
+    shards = shard_params * GRAD_BYTES
+    if layout.accumulation == 1:
+        return 0, shards
+    if layout.accumulates_unsharded:
+        return model.total_params * GRAD_BYTES, shards
+    return shards, 0
 
 
-def _activation_bytes(model: ModelSpec, layout: Layout, tokens: int, width: int) -> int:
-    block = _block_activation_bytes(model, layout.compile, width)
-    entry = width * model.hidden_size
-    # Selective checkpointing keeps matmul results and attention, and recomputes what is cheap.
-    kept = width * (3 * model.hidden_size + 2 * _qkv_width(model) + 2 * _ffn_width(model))
-    mode = layout.checkpoint_activations
+def _at_loss(model: ModelSpec, layout: Layout) -> _Moment:
+    """Backward has reached the head: its fp32 gradient, that scaled, and its copy to reduce."""
+    width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
+    tokens = layout.tokens
+    gathered = _gathered_bytes(model, layout)
+    # The last unit stays gathered, and the block before it is gathered ahead.
+    buffers = 0 if layout.keeps_gathered else width * (head + model.block_params)
+    if layout.loss_chunk_tokens is None:
+        loss = tokens * model.vocab_size * (width + 8) + 2 * width * head
+    else:
+        scaled = (4 + 4 + width) * head
+        slice_elements = min(tokens, layout.loss_chunk_tokens) * model.vocab_size
+        loss = max(scaled, (4 + width) * head + slice_elements * 2 * width)
+    # The last hidden state, normed, and their gradients; token ids and labels.
+    tail = 5 * width * model.hidden_size + 32
+    kept = _kept_bytes(model, layout)
+    loss += tokens * tail + WORKSPACE_BYTES
+    return _Moment("loss", gathered, buffers, tokens * kept, loss, 0.0)
+
+
+def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
+    """Backward is inside the last block."""
+    width, reduce = DTYPE_BYTES[layout.param_dtype], DTYPE_BYTES[layout.reduce_dtype]
+    head, tokens = _head_params(model), layout.tokens
+    gathered = _gathered_bytes(model, layout)
+    own = 1 if layout.keeps_gathered else 3
+    recomputed = _recomputed_bytes(model, layout)
+    if layout.compile or not recomputed:
+        in_flight = reduce * head
+        transient = 3 * width * _ffn_width(model) * tokens if layout.compile else 0
+    else:
+        # Without the compiler the head's gradients outlive the start of the recomputation.
+        in_flight, transient = (8 + 2 * width) * head, 0
+    buffers = own * width * model.block_params + in_flight
+    kept = tokens * _kept_bytes(model, layout)
+    return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
+
+
+def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
+    """Parameters that stay whole from forward to backward."""
+    if layout.keeps_gathered:
+        return model.total_params * DTYPE_BYTES[layout.param_dtype]
+    if layout.float8 and layout.checkpoint_activations == "none":
+        return model.num_layers * model.block_params  # cast weights are kept, one byte each
+    return 0
+
+
+def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
+    """Bytes for a token that all blocks keep for backward."""
+    whole, mode = _block_bytes(model, layout), layout.checkpoint_activations
     if mode == "none":
-        return tokens * model.num_layers * block
+        return model.num_layers * whole
     if mode == "selective":
-        return tokens * (model.num_layers * kept + block - kept)
-    share = 1.0 if mode == "full" else float(mode)
-    recomputed = round(share * model.num_layers)
-    return tokens * ((model.num_layers - recomputed) * block + recomputed * entry + block)
+        return model.num_layers * _selective_bytes(model, layout)
+    entry = DTYPE_BYTES[layout.param_dtype] * model.hidden_size
+    recomputed = _num_recomputed(model, layout)
+    return (model.num_layers - recomputed) * whole + recomputed * entry
 
 
-def _block_activation_bytes(model: ModelSpec, compiled: bool, width: int) -> int:
-    """Bytes per token that one block keeps for backward without checkpointing."""
-    ffn_copies, hidden_copies = (3, 4) if compiled else (4, 10)
-    linear = hidden_copies * model.hidden_size + 2 * _qkv_width(model)
-    return width * (linear + ffn_copies * _ffn_width(model)) + 4 * model.num_heads
+def _recomputed_bytes(model: ModelSpec, layout: Layout) -> float:
+    """Bytes for a token that one block's recomputation brings back."""
+    if layout.checkpoint_activations == "selective":
+        return _block_bytes(model, layout) - _selective_bytes(model, layout)
+    return _block_bytes(model, layout) if _num_recomputed(model, layout) else 0
+
+
+def _num_recomputed(model: ModelSpec, layout: Layout) -> int:
+    mode = layout.checkpoint_activations
+    if isinstance(mode, str):
+        return model.num_layers if mode == "full" else 0
+    return round(mode * model.num_layers)
+
+
+def _block_bytes(model: ModelSpec, layout: Layout) -> float:
+    """Bytes for a token that one block keeps without checkpointing."""
+    width, statistics = DTYPE_BYTES[layout.param_dtype], 4 * model.num_heads + 8
+    if layout.float8:
+        # Inputs of the linear layers are kept in one byte each.
+        return _selective_bytes(model, layout)
+    hidden, ffn = (4, 3) if layout.compile else (9, 4)
+    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
+    norms = 0.0 if layout.compile or not model.head_norms else 4.5 * _qkv_width(model)
+    return width * channels + norms * width / 2 + statistics
+
+
+def _selective_bytes(model: ModelSpec, layout: Layout) -> float:
+    """The same where only matmul results and attention are kept."""
+    width = DTYPE_BYTES[layout.param_dtype]
+    hidden = 2 if layout.compile else 4
+    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + 2 * _ffn_width(model)
+    return width * channels + 4 * model.num_heads
+
+
+def _head_params(model: ModelSpec) -> int:
+    return model.vocab_size * model.hidden_size
 
 
 def _qkv_width(model: ModelSpec) -> int:
@@ -101,11 +187,11 @@ def _ffn_width(model: ModelSpec) -> int:
     return model.ffn_size * max(1, model.experts_per_token)
 
 
-def _loss_bytes(model: ModelSpec, layout: Layout, tokens: int, width: int) -> int:
-    if layout.loss_chunk_tokens is None:
-        return tokens * model.vocab_size * (width + 16)
-    chunk = min(tokens, layout.loss_chunk_tokens)
-    head_gradient = 4 * model.vocab_size * model.hidden_size
-    return (
-        chunk * model.vocab_size * (width + 8) + head_gradient + tokens * model.hidden_size * width
-    )
+def _pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
+    if cluster.device == "cpu":
+        return 0
+    return POOL_BYTES + int(POOL_BYTES_PER_BLOCK_PARAM * model.block_params)
+
+
+def _nccl_bytes(cluster: ClusterSpec) -> int:
+    return NCCL_BYTES if cluster.device == "cuda" and cluster.world_size > 1 else 0

@@ -30,24 +30,90 @@ class Choice(Generic[T]):
 class MemoryEstimate:
     """Expected bytes on one rank at the peak of a step, by what they hold."""
 
+    peak: str
+    """The moment that binds: `loss` or `backward`."""
+
     params: int
     grads: int
+    """Gradients that exist at the peak: those of earlier passes."""
+
     optimizer: int
     gathered: int
+    """Parameters that stay gathered from forward to backward."""
+
     buffers: int
+    """Units being gathered and gradients being reduced."""
+
     activations: int
+    recompute: int
     loss: int
-    overhead: int
+    allocator: int
+    """What the allocator holds besides: other streams' pools, gradient shards among them."""
+
+    context: int
+    """CUDA's context and NCCL's buffers."""
 
     @property
     def states(self) -> int:
-        """What the sharded model itself takes; exact, whatever the batch."""
-        return self.params + self.grads + self.optimizer
+        """Parameters, gradients and Adam, sharded; exact, whatever the batch."""
+        return 2 * self.params + self.optimizer
+
+    @property
+    def allocated(self) -> int:
+        """What `torch.cuda.max_memory_allocated` will show."""
+        return self.reserved - self.allocator
+
+    @property
+    def reserved(self) -> int:
+        """What `torch.cuda.max_memory_reserved` will show."""
+        return self.total - self.context
 
     @property
     def total(self) -> int:
-        """The whole peak."""
-        return sum(getattr(self, item.name) for item in fields(self))
+        """What the device must have."""
+        return sum(getattr(self, item.name) for item in fields(self) if item.name != "peak")
+
+    @property
+    def low(self) -> int:
+        """The least that is likely: what moves was measured to within a few percent."""
+        return round(self.total - 0.03 * (self.total - self.states))
+
+    @property
+    def high(self) -> int:
+        """The most that is likely."""
+        return round(self.total + 0.05 * (self.total - self.states))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """How fast the run is expected to be, and what that costs."""
+
+    step_s: float
+    terms: dict[str, float]
+    """Seconds of a step by what they are spent on."""
+
+    tokens_per_s: float
+    """Of one device."""
+
+    mfu: float | None
+    hfu: float | None
+    tokens_to_hide: int
+    """Tokens of a micro-batch from which on compute hides the unit collectives."""
+
+    usd_per_billion_tokens: float | None
+    hours_per_billion_tokens: float
+    source: Literal["catalogue", "measured"]
+    """Where the device's rates are from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A plan that was not chosen, and why."""
+
+    label: str
+    tokens_per_s: float | None
+    memory_bytes: int
+    why_not: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +127,10 @@ class Plan:
     weights_dir: str | None
     cluster: ClusterSpec
     memory: MemoryEstimate
+    forecast: Forecast | None
+    """None where the device's rates are not known: `shardwise plan --calibrate` measures them."""
+
+    alternatives: list[Alternative]
     warnings: list[str]
 
     strategy: Choice[str]
@@ -114,6 +184,8 @@ class Plan:
             "weights_dir": self.weights_dir,
             "cluster": self.cluster.to_dict(),
             "memory": asdict(self.memory),
+            "forecast": None if self.forecast is None else asdict(self.forecast),
+            "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "warnings": self.warnings,
             "choices": {name: asdict(choice) for name, choice in self.choices().items()},
         }
@@ -129,6 +201,8 @@ class Plan:
             weights_dir=data["weights_dir"],
             cluster=ClusterSpec.from_dict(data["cluster"]),
             memory=MemoryEstimate(**data["memory"]),
+            forecast=None if data["forecast"] is None else Forecast(**data["forecast"]),
+            alternatives=[Alternative(**each) for each in data["alternatives"]],
             warnings=list(data["warnings"]),
             **{name: Choice(**choice) for name, choice in data["choices"].items()},
         )

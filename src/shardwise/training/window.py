@@ -46,10 +46,12 @@ class Window:
             step_s=step_s,
             tokens=tokens,
             tokens_per_s=tokens_per_s,
+            tokens_per_s_planned=plan.forecast.tokens_per_s if plan.forecast else None,
             efficiency=efficiency(plan, tokens_per_s),
+            mfu_planned=plan.forecast.mfu if plan.forecast else None,
             memory=peak_memory(self.device),
             memory_capacity=plan.cluster.memory_bytes,
-            memory_planned=plan.memory.total,
+            memory_planned=plan.memory.reserved,
             data_share=(data_wait_s - self.data_wait_s) / elapsed,
             eta_s=(train.steps - step) * step_s,
         )

@@ -28,7 +28,9 @@ REPORT: dict[str, Any] = {
     "step_s": 3.43,
     "tokens": 40 * 2**21,
     "tokens_per_s": 41200.0,
+    "tokens_per_s_planned": 42900.0,
     "efficiency": Efficiency(0.461, 0.461),
+    "mfu_planned": 0.48,
     "memory": PeakMemory(int(58.0 * GIB), int(61.3 * GIB)),
     "memory_capacity": 80 * GIB,
     "memory_planned": int(60.1 * GIB),
@@ -43,17 +45,22 @@ def line(**changes: Any) -> str:
 
 def test_the_line() -> None:
     assert line() == (
-        "step   40/2000  2.0%  loss 2.4310  gnorm 0.83  lr 2.0e-05  41.2k tok/s/gpu  mfu 46.1%  "
-        "mem 61.3/80 GiB (plan 60.1)  data 1%  eta 1h52m"
+        "step   40/2000  2.0%  loss 2.4310  gnorm 0.83  lr 2.0e-05  41.2k tok/s/gpu  "
+        "mfu 46.1% (plan 48.0)  mem 61.3/80 GiB (plan 60.1)  data 1%  eta 1h52m"
     )
 
 
 def test_recompute_shows_hfu_beside_mfu() -> None:
-    assert "mfu 40.0% hfu 52.5%" in line(efficiency=Efficiency(0.4, 0.525))
+    assert "mfu 40.0% (plan 48.0) hfu 52.5%" in line(efficiency=Efficiency(0.4, 0.525))
 
 
 def test_an_unknown_peak_has_no_mfu() -> None:
-    assert "  mfu -  " in line(efficiency=None)
+    assert "  41.2k tok/s/gpu (plan 42.9k)  mfu -  " in line(efficiency=None)
+
+
+def test_a_run_without_a_forecast_has_no_planned_speed() -> None:
+    text = line(efficiency=None, mfu_planned=None, tokens_per_s_planned=None)
+    assert "  41.2k tok/s/gpu  mfu -  " in text
 
 
 def test_the_last_line_keeps_its_form() -> None:

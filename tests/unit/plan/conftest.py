@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardwise.config.load import load_config
+from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.models import read_model_config, spec_from_config
 from shardwise.launch.prepare import choose_plan
+from shardwise.plan import choose
 from shardwise.plan.plan import Plan
 
 
@@ -18,5 +21,20 @@ def plan_of(tmp_path: Path) -> Callable[..., Plan]:
         file = tmp_path / "run.yaml"
         file.write_text("")
         return choose_plan(load_config(file, overrides), environ or {})
+
+    return plan
+
+
+@pytest.fixture
+def tree_plan_of(tmp_path: Path) -> Callable[..., Plan]:
+    """The same where nothing is known of speed: the decision tree alone decides."""
+
+    def plan(*overrides: str) -> Plan:
+        file = tmp_path / "run.yaml"
+        file.write_text("")
+        config = load_config(file, overrides)
+        source = read_model_config(config.model)
+        model = spec_from_config(config.model.name, source.hf_config)
+        return choose.choose_plan(config, model, resolve_cluster(config.cluster, {}), source)
 
     return plan

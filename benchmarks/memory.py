@@ -1,0 +1,120 @@
+"""Predicted against measured peak memory, on steps that were measured on one H200.
+
+    python benchmarks/memory.py [--rows FILE]
+
+Reads rows of benchmarks/results/h200_steps.json's form, predicts each with the planner's memory
+model, and prints allocated and reserved peaks beside the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from shardwise.facts.cluster import parse_cluster
+from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.presets import PRESETS
+from shardwise.plan.layout import Layout
+from shardwise.plan.memory import estimate_memory
+from shardwise.plan.plan import MemoryEstimate
+from shardwise.units import GIB
+
+ROWS = Path(__file__).parent / "results" / "h200_steps.json"
+LOSS_CHUNK_ELEMENTS = 2**28
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    data = json.loads(parser.parse_args().rows.read_text(encoding="utf-8"))
+    print(f"{data['machine']}: {data['how']}")
+    print("  alloc  predicted  error   reserved  predicted  error   peak      step")
+    errors = [_print_row(row) for row in data["rows"]]
+    _print_bars("allocated", [each[0] for each in errors])
+    _print_bars("reserved", [each[1] for each in errors if each[1] is not None])
+
+
+def spec_of(row: dict[str, Any]) -> ModelSpec:
+    """The model of a row, cut to its layers."""
+    config = dict(PRESETS[row["model"]])
+    if row["layers"]:
+        config["num_hidden_layers"] = row["layers"]
+    return spec_from_config(row["model"], config)
+
+
+def layout_of(row: dict[str, Any]) -> Layout:
+    """The layout of a row."""
+    vocab = spec_of(row).vocab_size
+    chunk = max(256, 2 ** ((LOSS_CHUNK_ELEMENTS // vocab).bit_length() - 1))
+    return Layout(
+        replicate=_replicas(row),
+        shard=row["world"] // _replicas(row),
+        keeps_gathered=row["strategy"] in ("no_shard", "shard_grad_op"),
+        param_dtype="bf16",
+        reduce_dtype="fp32",
+        checkpoint_activations=row["checkpoint_activations"],
+        compile=row["compile"],
+        offload=False,
+        micro_batch=row["micro_batch"],
+        accumulation=row["accumulation"],
+        seq_len=row["seq_len"],
+        loss_chunk_tokens=chunk if row["loss"] == "chunked" else None,
+        accumulates_unsharded=row["accumulate"] == "unsharded",
+        float8=row["float8"],
+    )
+
+
+def _replicas(row: dict[str, Any]) -> int:
+    """Copies of the model: one a rank, one a node of eight, or one."""
+    per_copy = {"no_shard": 1, "hybrid_shard": 8}.get(row["strategy"], row["world"])
+    return int(row["world"] // per_copy)
+
+
+def predict(row: dict[str, Any]) -> MemoryEstimate:
+    """The planner's estimate for a measured row."""
+    world = row["world"]
+    cluster = parse_cluster(f"{max(1, world // 8)}x{min(8, world)}xH200")
+    return estimate_memory(spec_of(row), cluster, layout_of(row))
+
+
+def describe(row: dict[str, Any]) -> str:
+    """A row in a few words."""
+    layers = f" ({row['layers']} layers)" if row["layers"] else ""
+    passes = f" x {row['accumulation']} {row['accumulate']}" if row["accumulation"] > 1 else ""
+    how = "float8" if row["float8"] else "compiled" if row["compile"] else "eager"
+    loss = "" if row["loss"] == "chunked" else ", all logits"
+    return (
+        f"{row['model']}{layers}, rank 0 of {row['world']}, {row['micro_batch']} x "
+        f"{row['seq_len']}{passes}, recompute {row['checkpoint_activations']}, {how}{loss}"
+    )
+
+
+def _print_row(row: dict[str, Any]) -> tuple[float, float | None]:
+    found = predict(row)
+    allocated, reserved = found.allocated / GIB, found.reserved / GIB
+    error = allocated / row["allocated_gib"] - 1
+    text = f"{row['allocated_gib']:7.2f}  {allocated:9.2f}  {error:+.1%}"
+    if row["reserved_gib"] is None:
+        print(f"{text}                               {found.peak:8}  {describe(row)}")
+        return error, None
+    wrong = reserved / row["reserved_gib"] - 1
+    text += f"   {row['reserved_gib']:8.2f}  {reserved:9.2f}  {wrong:+.1%}"
+    print(f"{text}   {found.peak:8}  {describe(row)}")
+    return error, wrong
+
+
+def _print_bars(name: str, errors: list[float]) -> None:
+    if not errors:
+        return
+    sizes = [abs(error) for error in errors]
+    print(
+        f"{name}: {len(errors)} rows, median {statistics.median(sizes):.1%}, largest "
+        f"{max(sizes):.1%}, largest under-prediction {max(0.0, -min(errors)):.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

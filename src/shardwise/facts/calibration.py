@@ -1,0 +1,155 @@
+"""What this machine was measured to do, kept between plans: `shardwise plan --calibrate` writes it.
+
+One file for each kind of device and layout of ranks, such as `h200-8.json` or, for two nodes that
+are played on one processor, `aarch64-cpu-2-cores-2x2.json`. A GPU does the same work at the same
+rate wherever it sits, so a plan takes the rates of any machine with such GPUs. Ranks on a processor
+share its cores and its memory: their rates hold for the same number of ranks only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.fabric import Link
+from shardwise.facts.rates import Rates, rates_of
+
+Curves = Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Measurements of one kind of device, made on all ranks of one machine at the same time."""
+
+    device: str
+    """The kind, as files are named after it."""
+
+    device_name: str
+    created: str
+    """Date and time in UTC."""
+
+    torch: str
+    """The version that it was measured with."""
+
+    ranks: int
+    domain: int
+    """Ranks that `inside` was measured between."""
+
+    rates: Rates
+    inside: Link | None
+    """None where one rank was alone."""
+
+    between: Link | None
+    """Of all ranks together, where they form several domains."""
+
+    curves: Curves = field(hash=False)
+    """Every single measurement, by what was measured."""
+
+    def path(self) -> Path:
+        """Where it is kept."""
+        return calibration_folder() / f"{self.device}-{_layout(self.ranks, self.domain)}.json"
+
+    def save(self) -> Path:
+        """Write it whole or not at all, over an earlier one; returns the path."""
+        path = self.path()
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+            aside.replace(path)
+        except OSError as error:
+            raise UserError(
+                f"cannot keep the measurements in {path}",
+                why=str(error),
+                fix="name a directory that can be written to in SHARDWISE_CACHE",
+                code=ExitCode.ENVIRONMENT,
+            ) from None
+        return path
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a saved calibration."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        links = {name: Link(**data[name]) if data[name] else None for name in ("inside", "between")}
+        found = Calibration(**{**data, "rates": Rates.from_dict(data["rates"]), **links})
+        _validate(found)
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a calibration",
+            why=f"{type(error).__name__}: {error}",
+            fix="delete it, or measure again: shardwise plan --calibrate",
+        ) from None
+
+
+def calibration_folder() -> Path:
+    """$SHARDWISE_CACHE, or `shardwise` in the user's cache directory."""
+    if own := os.environ.get("SHARDWISE_CACHE"):
+        return Path(own) / "calibration"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "shardwise" / "calibration"
+
+
+def device_key(cluster: ClusterSpec) -> str:
+    """The kind of device as file names have it. Of processors the number of cores matters too."""
+    name = cluster.gpu.name if cluster.gpu else cluster.device_name
+    words = f"{name} {os.cpu_count()} cores" if cluster.device == "cpu" else name
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
+def rates_for(cluster: ClusterSpec) -> Rates | None:
+    """Measured rates, else the catalogue's; None where nothing is known."""
+    catalogue = None if cluster.gpu is None else rates_of(cluster.gpu)
+    found = next(_calibrations(cluster), None)
+    if found is None:
+        return catalogue
+    # What was not measured, such as float8 on a torch without it, is filled in.
+    known = {} if catalogue is None else dict(catalogue.matmul_flops)
+    return replace(found.rates, matmul_flops=known | dict(found.rates.matmul_flops))
+
+
+def with_measured_links(cluster: ClusterSpec) -> ClusterSpec:
+    """The cluster with the links that were measured in domains like its own."""
+    for found in _calibrations(cluster):
+        if found.domain == cluster.nvlink_domain and found.inside is not None:
+            return replace(cluster, measured_inside=found.inside, measured_between=found.between)
+    return cluster
+
+
+def _calibrations(cluster: ClusterSpec) -> Iterator[Calibration]:
+    """Those that hold for the cluster's devices: made in its own layout first, then the newest."""
+    folder, key = calibration_folder(), device_key(cluster)
+    own = folder / f"{key}-{_layout(cluster.world_size, cluster.nvlink_domain)}.json"
+    if own.exists():
+        yield load_calibration(own)
+    if cluster.device == "cpu":
+        return
+    others = [path for path in folder.glob(f"{key}-*.json") if path != own]
+    same_kind = [found for found in map(load_calibration, others) if found.device == key]
+    yield from sorted(same_kind, key=lambda found: found.created, reverse=True)
+
+
+def _layout(ranks: int, domain: int) -> str:
+    return str(ranks) if ranks <= domain else f"{ranks // domain}x{domain}"
+
+
+def _validate(found: Calibration) -> None:
+    """A rate that is no rate would only show as a strange plan."""
+    rates, links = found.rates, (found.inside, found.between)
+    numbers = [
+        *rates.matmul_flops.values(),
+        rates.attention_forward_flops,
+        rates.attention_backward_flops,
+        rates.memory_bytes_per_s,
+        *(link.bytes_per_s for link in links if link is not None),
+    ]
+    if not rates.matmul_flops or not all(float(number) > 0 for number in numbers):
+        raise ValueError("a rate is not above 0")

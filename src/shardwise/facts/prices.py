@@ -1,0 +1,55 @@
+"""What a GPU-hour costs, from an editable YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from shardwise.config.schema import ClusterConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.gpus import find_gpu
+
+SAMPLE = Path(__file__).with_name("prices.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """USD for an hour of the whole cluster, and where the figure is from."""
+
+    usd_per_hour: float
+    source: str
+
+
+def price_of(cluster: ClusterSpec, config: ClusterConfig, *, offload: bool) -> Price | None:
+    """What the cluster costs; None where nobody has said."""
+    path = SAMPLE if config.prices is None else Path(config.prices)
+    rates, offload_node = _read(path)
+    if config.usd_per_gpu_hour != "auto":
+        rate, source = config.usd_per_gpu_hour, "cluster.usd_per_gpu_hour"
+    elif cluster.gpu is not None and cluster.gpu.name in rates:
+        rate, source = rates[cluster.gpu.name], path.name
+    else:
+        return None
+    extra = offload_node * cluster.num_nodes if offload else 0.0
+    return Price(rate * cluster.world_size + extra, source)
+
+
+def _read(path: Path) -> tuple[dict[str, float], float]:
+    """(USD of a GPU-hour by kind, USD of an offload node-hour)."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rates = {find_gpu(str(kind)).name: float(usd) for kind, usd in data["gpu_hour"].items()}
+        return rates, float(data.get("offload_node_hour", 0.0))
+    except OSError as error:
+        raise UserError(
+            f"cannot read the prices in {path}", why=str(error), fix=f"start from {SAMPLE}"
+        ) from None
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} is not a list of prices",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"it needs `gpu_hour:` with a number for each kind of GPU, as {SAMPLE} has",
+        ) from None

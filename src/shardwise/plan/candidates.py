@@ -1,0 +1,173 @@
+"""Which plans are worth comparing: the decision tree's answers in order, each with its layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.plan.batch import choose_batch, micro_batch_candidates
+from shardwise.plan.layout import Layout
+from shardwise.plan.mesh import MeshShape, complete_mesh, mesh_of_strategy, strategy_of_mesh
+from shardwise.plan.plan import Choice, Source
+
+RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A mesh, and why the decision tree names it."""
+
+    strategy: str
+    mesh: MeshShape
+    why: str
+    source: Source
+    recompute_allowed: bool = True
+    keeps_until: float = 0.03
+    """It stands, as the decision tree's earlier answer, until a later mesh is faster by this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """Decisions that depend on neither mesh nor batch."""
+
+    param_dtype: str
+    reduce_dtype: str
+    compile: bool
+    offload: bool
+    loss_chunk_tokens: int | None
+
+
+def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
+    """The seeds' decision tree, each answer followed by what to try when it does not fit."""
+    found = list(_all_meshes(config, cluster))
+    usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
+    if not usable:
+        raise reshard_error(config, cluster.world_size)
+    return usable
+
+
+def layouts(
+    config: RunConfig, cluster: ClusterSpec, common: Common, candidate: Candidate
+) -> Iterator[Layout]:
+    """Least recompute first, then the largest micro-batch."""
+    modes = RECOMPUTE_MODES
+    if config.memory.checkpoint_activations != "auto":
+        modes = (config.memory.checkpoint_activations,)
+    elif not candidate.recompute_allowed:
+        modes = ("none",)
+    micros = micro_batch_candidates(
+        config.train, cluster.world_size, config.data.seq_len, cluster.device
+    )
+    for mode, micro in product(modes, micros):
+        passes = choose_batch(config.train, cluster.world_size, Choice(micro, "", "rule"))[0].value
+        for unsharded in _ways_to_accumulate(config, passes):
+            yield Layout(
+                replicate=candidate.mesh.replicate,
+                shard=candidate.mesh.shard,
+                keeps_gathered=choose_reshard(config, candidate.mesh).value is False,
+                param_dtype=common.param_dtype,
+                reduce_dtype=common.reduce_dtype,
+                checkpoint_activations=mode,
+                compile=common.compile,
+                offload=common.offload,
+                micro_batch=micro,
+                accumulation=passes,
+                seq_len=config.data.seq_len,
+                loss_chunk_tokens=common.loss_chunk_tokens,
+                accumulates_unsharded=unsharded,
+            )
+
+
+def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
+    """What happens to gathered parameters after forward."""
+    given = config.shard.reshard_after_forward
+    if given != "auto":
+        if not reshard_divides(config, mesh):
+            raise reshard_error(config, mesh.shard)
+        return Choice(given, "given", "user")
+    why = "frees gathered parameters" if mesh.reshard_after_forward else "keeps them for backward"
+    return Choice(mesh.reshard_after_forward, f"{why}, as the strategy says", "rule")
+
+
+def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
+    """Whether a given integer splits the shard axis into equal groups."""
+    given = config.shard.reshard_after_forward
+    if given == "auto" or isinstance(given, bool):
+        return True
+    return given < mesh.shard and mesh.shard % given == 0
+
+
+def reshard_error(config: RunConfig, ranks: int) -> UserError:
+    """The error for one that does not."""
+    return UserError(
+        f"shard.reshard_after_forward={config.shard.reshard_after_forward} does not divide the "
+        f"shard axis of {ranks} ranks into smaller groups",
+        fix="use a smaller divisor of the shard axis, true or false",
+    )
+
+
+def _all_meshes(config: RunConfig, cluster: ClusterSpec) -> Iterator[Candidate]:
+    world, domain = cluster.world_size, min(cluster.nvlink_domain, cluster.world_size)
+    given = complete_mesh(config.mesh, world)
+    strategy = config.shard.strategy
+    if strategy != "auto":
+        yield _given_strategy(strategy, given, world, domain)
+        return
+    if given is not None:
+        name = strategy_of_mesh(*given)
+        reshard = mesh_of_strategy(name, world, given[1]).reshard_after_forward
+        yield Candidate(name, MeshShape(*given, reshard), "mesh given", "user")
+        return
+    alone = "a whole copy fits on one device: plain data parallelism has the least traffic"
+    yield Candidate(
+        "no_shard", mesh_of_strategy("no_shard", world, domain), alone, "rule", world == 1
+    )
+    yield from _hybrid_meshes(world, domain)
+    why = (
+        "does not fit on one device; all ranks share one fast domain"
+        if world <= domain
+        else "a copy over fewer ranks does not fit"
+    )
+    yield Candidate("full_shard", mesh_of_strategy("full_shard", world, domain), why, "rule")
+
+
+def _hybrid_meshes(world: int, domain: int) -> Iterator[Candidate]:
+    sizes = [size for size in range(domain, world, domain) if world % size == 0]
+    for smaller, size in zip([None, *sizes], sizes, strict=False):
+        if smaller is None:
+            why = (
+                f"several nodes: shard inside {size} GPUs, so that only the gradient all-reduce "
+                "crosses replicas"
+            )
+        else:
+            why = f"a copy over {smaller} GPUs does not fit; {size} do"
+        mesh = mesh_of_strategy("hybrid_shard", world, size)
+        # Traffic between nodes is the least certain part of a forecast: it must promise more.
+        yield Candidate("hybrid_shard", mesh, why, "rule", keeps_until=0.04)
+
+
+def _given_strategy(
+    strategy: str, given: tuple[int, int] | None, world: int, domain: int
+) -> Candidate:
+    mesh = mesh_of_strategy(strategy, world, domain)
+    if given is not None and strategy == "hybrid_shard":
+        mesh = MeshShape(*given, mesh.reshard_after_forward)
+    if given is not None and given != (mesh.replicate, mesh.shard):
+        raise UserError(
+            f"shard.strategy={strategy} is a mesh of replicate={mesh.replicate} x "
+            f"shard={mesh.shard}, but the mesh section says {given[0]} x {given[1]}",
+            why=f"with {world} ranks {strategy} leaves no choice of axes",
+            fix="drop the mesh section, or set shard.strategy=hybrid_shard",
+        )
+    return Candidate(strategy, mesh, "given", "user")
+
+
+def _ways_to_accumulate(config: RunConfig, passes: int) -> list[bool]:
+    """Whether whole gradients are kept over micro-batches; both where the planner may decide."""
+    if passes == 1 or config.memory.accumulate == "sharded":
+        return [False]
+    return [True] if config.memory.accumulate == "unsharded" else [True, False]

@@ -1,0 +1,35 @@
+"""The decisions that memory and time depend on, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a step is laid out over the ranks."""
+
+    replicate: int = 1
+    shard: int
+    keeps_gathered: bool
+    param_dtype: str
+    reduce_dtype: str
+    checkpoint_activations: str | float
+    compile: bool
+    offload: bool
+    micro_batch: int
+    accumulation: int = 1
+    seq_len: int
+    loss_chunk_tokens: int | None
+    accumulates_unsharded: bool
+    float8: bool = False
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    pipeline_chunks: int = 1
+    """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one rank works on in one micro-batch."""
+        return self.micro_batch * self.seq_len // self.context

@@ -1,0 +1,174 @@
+"""Compare every candidate: does it fit, how fast is it, and why did the others lose?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
+from shardwise.facts.prices import Price
+from shardwise.facts.rates import Rates
+from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
+from shardwise.plan.layout import Layout
+from shardwise.plan.memory import estimate_memory
+from shardwise.plan.plan import Alternative, Forecast, MemoryEstimate
+from shardwise.plan.software import software_of
+from shardwise.plan.time import estimate_time, speed_of
+from shardwise.units import format_bytes
+
+# The most that is likely must stay under this share of the card: above it the allocator retries.
+HEADROOM = 0.95
+# On one mesh, speeds closer than this are equal: the least recompute and memory decide.
+EQUAL = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One candidate laid out and judged."""
+
+    candidate: Candidate
+    layout: Layout
+    rank: int
+    """Place of its mesh in the decision tree."""
+
+    memory: MemoryEstimate
+    forecast: Forecast | None
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of a device; 0 where no rates are known."""
+        return self.forecast.tokens_per_s if self.forecast else 0.0
+
+    @property
+    def label(self) -> str:
+        """Its decisions in a few words."""
+        mesh, layout = self.candidate.mesh, self.layout
+        mode = layout.checkpoint_activations
+        recompute = f"recompute {mode:.0%}" if isinstance(mode, float) else f"recompute {mode}"
+        passes = f" x {layout.accumulation}" if layout.accumulation > 1 else ""
+        kept = ", whole gradients kept" if layout.accumulates_unsharded else ""
+        return (
+            f"{self.candidate.strategy} {mesh.replicate} x {mesh.shard}, {recompute}, micro-batch "
+            f"{layout.micro_batch}{passes}{kept}"
+        )
+
+
+def judge(
+    candidate: Candidate,
+    rank: int,
+    layout: Layout,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    rates: Rates | None,
+    price: Price | None,
+) -> Option:
+    """Memory and speed of one layout."""
+    memory = estimate_memory(model, cluster, layout)
+    forecast = None if rates is None else foresee(model, cluster, layout, rates, price)
+    return Option(candidate, layout, rank, memory, forecast)
+
+
+def foresee(
+    model: ModelSpec, cluster: ClusterSpec, layout: Layout, rates: Rates, price: Price | None
+) -> Forecast:
+    """The expected speed of one layout."""
+    fabric = cluster.fabric
+    software = software_of(cluster.device)
+    estimate = estimate_time(model, fabric, layout, rates, software)
+    peak = cluster.gpu.peak_flops.get(layout.param_dtype) if cluster.gpu else None
+    speed = speed_of(estimate, model, fabric, layout, rates, peak, software)
+    hours = 1e9 / (speed.tokens_per_s * cluster.world_size) / 3600
+    return Forecast(
+        step_s=speed.step_s,
+        terms=asdict(estimate),
+        tokens_per_s=speed.tokens_per_s,
+        mfu=speed.mfu,
+        hfu=speed.hfu,
+        tokens_to_hide=speed.tokens_to_hide,
+        usd_per_billion_tokens=None if price is None else price.usd_per_hour * hours,
+        hours_per_billion_tokens=hours,
+        source=rates.source,
+    )
+
+
+def fits(option: Option, cluster: ClusterSpec) -> bool:
+    """Whether it leaves the headroom that a steady run needs."""
+    return option.memory.high <= HEADROOM * cluster.memory_bytes
+
+
+def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
+    """The fastest that fits. Without rates the first that fits; without a fit the smallest."""
+    fitting = [option for option in options if fits(option, cluster)]
+    if not fitting:
+        return min(options, key=lambda option: option.memory.total)
+    fastest = max(option.speed for option in fitting)
+    if fastest == 0.0:
+        return fitting[0]
+    rank = min(
+        option.rank
+        for option in fitting
+        if option.speed * (1 + option.candidate.keeps_until) >= fastest
+    )
+    on_mesh = [option for option in fitting if option.rank == rank]
+    limit = (1 - EQUAL) * max(option.speed for option in on_mesh)
+    return min((option for option in on_mesh if option.speed >= limit), key=_preference)
+
+
+def alternatives(best: Option, options: list[Option], cluster: ClusterSpec) -> list[Alternative]:
+    """The best of every other mesh and of every other way to recompute, and why each lost."""
+    kinds: dict[tuple[int, str | float], list[Option]] = {}
+    for option in options:
+        kinds.setdefault(_kind(option), []).append(option)
+    others = [_champion(group, cluster) for kind, group in kinds.items() if kind != _kind(best)]
+    others.sort(key=lambda option: _merit(option, cluster), reverse=True)
+    return [
+        Alternative(
+            label=option.label,
+            tokens_per_s=option.speed or None,
+            memory_bytes=option.memory.total,
+            why_not=_why_not(option, best, cluster),
+        )
+        for option in others
+    ]
+
+
+def _champion(group: list[Option], cluster: ClusterSpec) -> Option:
+    return max(group, key=lambda option: _merit(option, cluster))
+
+
+def _merit(option: Option, cluster: ClusterSpec) -> tuple[bool, float, int]:
+    """Those that fit by their speed; the others by how little they miss."""
+    fitting = fits(option, cluster)
+    return fitting, option.speed if fitting else 0.0, -option.memory.total
+
+
+def _preference(option: Option) -> tuple[int, int]:
+    mode = option.layout.checkpoint_activations
+    recompute = RECOMPUTE_MODES.index(mode) if mode in RECOMPUTE_MODES else 0
+    return recompute, option.memory.total
+
+
+def _kind(option: Option) -> tuple[int, str | float]:
+    return option.rank, option.layout.checkpoint_activations
+
+
+def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
+    if not fits(option, cluster):
+        needed = format_bytes(option.memory.total)
+        return f"{needed} of {format_bytes(cluster.memory_bytes)} leaves too little room"
+    if option.forecast is None or best.forecast is None:
+        return "comes later in the decision tree"
+    loss = 1 - option.speed / best.speed
+    if loss <= 0:
+        return f"{-loss:.0%} faster: too little to leave the decision tree's answer"
+    if loss < EQUAL:
+        return "as fast, within 1%"
+    return f"{loss:.0%} slower: {_cause(option.forecast, best.forecast)}"
+
+
+def _cause(slower: Forecast, faster: Forecast) -> str:
+    """The term that it spends most more on, for the same number of tokens."""
+    scale = faster.tokens_per_s * faster.step_s / (slower.tokens_per_s * slower.step_s)
+    extra = {name: s * scale - faster.terms[name] for name, s in slower.terms.items()}
+    name = max(extra, key=lambda term: extra[term])
+    return f"{name.replace('_', ' ')} +{extra[name] / faster.step_s:.0%} of the step"

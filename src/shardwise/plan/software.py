@@ -1,0 +1,120 @@
+"""What a training stack adds around the matmuls: numbers that no datasheet has.
+
+The defaults are this project's own, measured on an H200. Other stacks are other values of the same
+fields; `benchmarks/foresight.py` keeps those that published runs were fitted with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """One stack. Passes are bytes moved through memory, in 16-bit training."""
+
+    matmul_factor: float = 1.0
+    """Share of the device's matmul rate that it reaches."""
+
+    attention_factor: float = 1.0
+    hidden_passes: float = 75.0
+    """For each hidden channel of a token and block, forward and backward, compiled: norms, rope,
+    residuals, casts."""
+
+    eager_factor: float = 7.2
+    """How much more of that there is without torch.compile: norms in fp32 and rope are a kernel for
+    every operator."""
+
+    ffn_passes: float = 5.2
+    """For each channel of each of the feed-forward's vectors, compiled: activation, product and
+    their backward."""
+
+    eager_ffn_factor: float = 1.7
+    loss_passes: float = 10.0
+    """For each logit."""
+
+    copy_factor: float = 1.8
+    """How much slower than memory the copies to and from the buffers of collectives are: many
+    small pieces."""
+
+    optimizer_passes: float = 65.0
+    """For each parameter of a rank's shard: Adam, clipping, zeroing."""
+
+    block_kernels: float = 60.0
+    """Launches for a block, forward and backward, compiled; twice as many without."""
+
+    overlaps: bool = True
+    """Launches and collectives run beside compute. Not on a processor: it does all in turn, and
+    FSDP2 waits for each of gloo's collectives."""
+
+    contention: float = 0.04
+    """Share by which collectives slow the compute they overlap."""
+
+    link_factor: float = 1.0
+    """How much longer than their bytes the collectives of units take."""
+
+    replica_pieces: float = 1.0
+    """All-reduces over replicas in a step: so many, and at least one a unit."""
+
+    wait_share: float = 0.005
+    """What ranks wait for the slowest, as a share of the step for each doubling of the nodes."""
+
+    step_s: float = 0.010
+    """What every optimizer step costs besides: the host reads the norm and the loss."""
+
+    pass_s: float = 0.0
+    """What every micro-batch costs besides."""
+
+    selective_recompute: float = 0.0
+    """Share of a block's matmuls that `selective` checkpointing runs again."""
+
+    stops_early: float = 1.0
+    """1 where recomputation ends with the last tensor that backward needs, which leaves out the
+    block's last matmul; 0 where it runs the whole block again."""
+
+    float8_factor: float = 1.0
+    """Share of the device's float8 rate that the scaling recipe leaves."""
+
+    narrow_factor: float = 1.0
+    """How much more than usual its matmuls lose to narrow shapes."""
+
+    float8_passes: float = 11.0
+    """Casts, for each input channel of a float8 matmul, forward and backward."""
+
+    float8_gathers: bool = True
+    """Float8 runs also gather weights and activations in eight bits."""
+
+    tensor_factor: float = 1.0
+    """How much longer than their bytes tensor-parallel collectives take."""
+
+    tensor_overlap: float = 0.0
+    """Share of them that hides behind matmuls."""
+
+    frozen: bool = False
+    """The base model is not trained (LoRA): no gradients of its weights, nothing to reduce."""
+
+    unpack_passes: float = 0.0
+    """For each weight that is stored in four bits, before each use; 0: weights are stored as they
+    are computed with."""
+
+
+OURS = Software()
+# On processors, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for
+# what the interpreter, autograd and FSDP2's hooks cost for a block.
+ON_CPU = Software(
+    overlaps=False,
+    hidden_passes=300.0,
+    eager_factor=1.0,
+    ffn_passes=36.0,
+    eager_ffn_factor=1.0,
+    loss_passes=160.0,
+    copy_factor=0.5,
+    optimizer_passes=85.0,
+    block_kernels=560.0,
+    step_s=0.009,
+)
+
+
+def software_of(device: str) -> Software:
+    """What surrounds the matmuls on such devices."""
+    return OURS if device == "cuda" else ON_CPU

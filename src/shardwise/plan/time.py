@@ -1,0 +1,319 @@
+"""How long a step takes: what each kernel and each collective costs, and what hides behind what.
+
+Matmuls and attention run at the device's rates, element-wise work at its memory's. Collectives hide
+behind compute as far as `plan.traffic` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import ceil, log2
+
+from shardwise.facts.fabric import Fabric
+from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
+from shardwise.facts.models import ModelSpec
+from shardwise.facts.rates import Rates
+from shardwise.plan.layout import Layout
+from shardwise.plan.software import OURS, Software
+from shardwise.plan.traffic import (
+    WIDTH,
+    copied_bytes,
+    exposed_seconds,
+    tensor_seconds,
+    unit_traffic,
+)
+
+__all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
+
+_PCIE_BYTES_PER_S = 25e9
+_HOST_ADAM_BYTES_PER_S = 60e9
+# Attention over keys that arrive in parts: more edges of triangles, and partial results to merge.
+_RING_FACTOR = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEstimate:
+    """Seconds of one optimizer step by what they are spent on; `exposed` is communication that
+    nothing hides, `waiting` what ranks wait for the slowest."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    loss: float
+    recompute: float
+    copies: float
+    launch: float
+    tensor_parallel: float
+    exposed: float
+    waiting: float
+    bubble: float
+    optimizer: float
+    offload: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return sum(getattr(self, item.name) for item in fields(self))
+
+    @property
+    def largest(self) -> str:
+        """What most of the step goes to, besides matmuls."""
+        names = [item.name for item in fields(self) if item.name != "matmul"]
+        return max(names, key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What a step time comes to."""
+
+    step_s: float
+    tokens_per_s: float
+    """Of one device."""
+
+    mfu: float | None
+    hfu: float | None
+    tokens_to_hide: int
+    """Tokens of a micro-batch from which on the unit collectives hide behind compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Seconds of one block's micro-batch on one device."""
+
+    matmul_forward: float
+    matmul_backward: float
+    attention_forward: float
+    attention_backward: float
+    elementwise: float
+    launch: float
+    last_matmul: float
+    """Those of the forward matmuls whose result nothing in the block's backward needs."""
+
+    @property
+    def matmul(self) -> float:
+        return self.matmul_forward + self.matmul_backward
+
+    @property
+    def attention(self) -> float:
+        return self.attention_forward + self.attention_backward
+
+    @property
+    def forward(self) -> float:
+        return self.matmul_forward + self.attention_forward + self.elementwise / 3
+
+    @property
+    def backward(self) -> float:
+        return self.matmul_backward + self.attention_backward + self.elementwise * 2 / 3
+
+
+def estimate_time(
+    model: ModelSpec,
+    fabric: Fabric,
+    layout: Layout,
+    rates: Rates,
+    software: Software = OURS,
+) -> TimeEstimate:
+    """Expected seconds of one optimizer step, by term."""
+    passes = layout.accumulation
+    layers = model.num_layers / layout.pipeline
+    block = _block_seconds(model, layout, rates, software)
+    loss, head_matmul = _loss_seconds(model, layout, rates, software)
+    again = _recompute_seconds(layout, block, software)
+    tensor = layers * tensor_seconds(model, fabric, layout, software)
+    forward, backward = block.forward, block.backward + again
+    # Launches run ahead of the device; they cost only where a block's kernels are shorter.
+    short = max(0.0, block.launch - (forward + backward) * software.overlaps)
+    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor)
+    copied = software.copy_factor * copied_bytes(model, layout, software)
+    shard_params = model.total_params / (layout.shard * layout.tensor * layout.pipeline)
+    return TimeEstimate(
+        matmul=passes * (layers * block.matmul + head_matmul),
+        attention=passes * layers * block.attention,
+        elementwise=passes * layers * block.elementwise,
+        loss=passes * loss,
+        recompute=passes * layers * again,
+        copies=copied / rates.memory_bytes_per_s,
+        launch=passes * layers * short,
+        tensor_parallel=passes * tensor,
+        exposed=exposed_seconds(model, fabric, layout, forward, backward, software),
+        waiting=software.wait_share * _doublings(fabric, layout) * busy,
+        bubble=_idle_share(model, layout) * busy,
+        optimizer=_optimizer_seconds(shard_params, layout, rates, software),
+        offload=_offload_seconds(shard_params, layout, software),
+        other=software.step_s + passes * software.pass_s,
+    )
+
+
+def speed_of(
+    estimate: TimeEstimate,
+    model: ModelSpec,
+    fabric: Fabric,
+    layout: Layout,
+    rates: Rates,
+    peak_flops: float | None,
+    software: Software = OURS,
+) -> Speed:
+    """Tokens per second and the shares of the peak that they are."""
+    split = layout.tensor * layout.pipeline
+    tokens = layout.tokens * layout.accumulation / split
+    per_s = tokens / estimate.total
+    useful = flops_per_token(model, layout.seq_len)
+    share = _recomputed_share(layout.checkpoint_activations)
+    again = recompute_flops_per_token(model, layout.seq_len, share)
+    return Speed(
+        step_s=estimate.total,
+        tokens_per_s=per_s,
+        mfu=None if peak_flops is None else useful * per_s / peak_flops,
+        hfu=None if peak_flops is None else (useful + again) * per_s / peak_flops,
+        tokens_to_hide=_tokens_to_hide(model, fabric, layout, rates, software),
+    )
+
+
+def _recomputed_share(mode: str | float) -> float:
+    """Share of the blocks whose matmuls run again in backward."""
+    if isinstance(mode, str):
+        return 1.0 if mode == "full" else 0.0
+    return mode
+
+
+def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Software) -> _Block:
+    tokens, tensor = layout.tokens, layout.tensor
+    weights = model.block_matmul_params_per_token / model.num_layers
+    ffn = model.ffn_size * max(1, model.experts_per_token)
+    narrow = min(model.hidden_size, max(1.0, weights / model.hidden_size / 4)) / tensor
+    # What a narrow shape loses is tiles and waves: seconds that a faster format does not shorten.
+    lost = software.narrow_factor * rates.half_width / narrow
+    lost /= rates.matmul_flops[layout.param_dtype]
+    flops = 2.0 * tokens * weights / tensor / software.matmul_factor
+    matmul = flops * (1 / _matmul_rate(layout, rates, software) + lost)
+    scores = _attention_flops(model, layout) / tensor / software.attention_factor
+    scores *= 1 + rates.half_context / layout.seq_len
+    if layout.context > 1:
+        scores *= _RING_FACTOR
+    moved = tokens * _elementwise_bytes(model, layout, software)
+    unpacked = 2 * software.unpack_passes * weights
+    return _Block(
+        matmul_forward=matmul,
+        matmul_backward=matmul if software.frozen else 2 * matmul,
+        attention_forward=scores / rates.attention_forward_flops,
+        attention_backward=2.5 * scores / rates.attention_backward_flops,
+        elementwise=(moved + unpacked) / tensor / rates.memory_bytes_per_s,
+        launch=software.block_kernels * (1 if layout.compile else 2) * rates.launch_s,
+        last_matmul=matmul * min(1.0, ffn * model.hidden_size / weights),
+    )
+
+
+def _matmul_rate(layout: Layout, rates: Rates, software: Software) -> float:
+    if layout.float8:
+        return rates.matmul_flops["fp8"] * software.float8_factor
+    return rates.matmul_flops[layout.param_dtype]
+
+
+def _attention_flops(model: ModelSpec, layout: Layout) -> float:
+    """Forward, one block, causal: half of the square."""
+    window = model.attention_window
+    context = layout.seq_len / 2
+    if window is not None and window < layout.seq_len:
+        context = window - window**2 / (2 * layout.seq_len)
+    return 4.0 * layout.tokens * model.num_heads * model.head_dim * context
+
+
+def _elementwise_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
+    """What one block moves for one token outside of matmuls and attention.
+
+    A tensor group splits all of it: the feed-forward by channels, norms and residuals by tokens.
+    """
+    weights = model.block_matmul_params_per_token / model.num_layers
+    attention = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads)
+    ffn = model.ffn_size * max(1, model.experts_per_token)
+    vectors = max(2.0, (weights - attention) / (ffn * model.hidden_size))  # gated ones have three
+    hidden_passes, ffn_passes = software.hidden_passes, software.ffn_passes
+    if not layout.compile:
+        hidden_passes *= software.eager_factor
+        ffn_passes *= software.eager_ffn_factor
+    moved = hidden_passes * model.hidden_size + ffn_passes * vectors * ffn
+    moved *= WIDTH[layout.param_dtype] / 2
+    if layout.float8:
+        moved += software.float8_passes * (3 * model.hidden_size + 2 * ffn)
+    return moved
+
+
+def _loss_seconds(
+    model: ModelSpec, layout: Layout, rates: Rates, software: Software
+) -> tuple[float, float]:
+    """(element-wise, matmul) seconds of the head and the cross-entropy."""
+    vocab = model.vocab_size / layout.tensor
+    last_stage = 1.0 / layout.pipeline  # one stage of several has it
+    tokens = layout.tokens * last_stage
+    flops = rates.matmul_flops[layout.param_dtype] * software.matmul_factor
+    passes = 2 if software.frozen else 3
+    matmul = passes * 2.0 * tokens * vocab * model.hidden_size / flops
+    gradient = 0.0
+    if layout.loss_chunk_tokens is not None and not software.frozen:
+        # The head's gradient is added up in fp32 once a slice: read, read, write.
+        slices = -(-layout.tokens // layout.loss_chunk_tokens)
+        gradient = slices * 10.0 * vocab * model.hidden_size * last_stage
+    moved = tokens * vocab * software.loss_passes + gradient
+    return moved / rates.memory_bytes_per_s, matmul
+
+
+def _recompute_seconds(layout: Layout, block: _Block, software: Software) -> float:
+    """What one block runs again in backward."""
+    if layout.checkpoint_activations == "none":
+        return 0.0
+    if layout.checkpoint_activations == "selective":
+        return block.elementwise / 3 + software.selective_recompute * block.matmul_forward
+    again = block.forward - software.stops_early * block.last_matmul
+    return _recomputed_share(layout.checkpoint_activations) * again
+
+
+def _doublings(fabric: Fabric, layout: Layout) -> float:
+    """How often the nodes double from one."""
+    ranks = layout.replicate * layout.shard * layout.context * layout.tensor * layout.pipeline
+    return log2(max(1.0, ranks / fabric.domain))
+
+
+def _idle_share(model: ModelSpec, layout: Layout) -> float:
+    """What a pipeline's stages wait, over what they work: to fill, to drain, and for the stage that
+    has most, since blocks are not divisible and the head is about as large as a few."""
+    if layout.pipeline == 1:
+        return 0.0
+    head = model.vocab_size * model.hidden_size
+    in_blocks = model.matmul_params_per_token / (model.matmul_params_per_token - head)
+    mean = in_blocks * model.num_layers / (layout.pipeline * layout.pipeline_chunks)
+    uneven = ceil(mean - 0.01) / mean
+    waiting = (layout.pipeline - 1) / layout.pipeline_chunks
+    return uneven * (1 + waiting / layout.accumulation) - 1
+
+
+def _optimizer_seconds(
+    shard_params: float, layout: Layout, rates: Rates, software: Software
+) -> float:
+    if software.frozen or layout.offload:
+        return 0.0
+    return software.optimizer_passes * shard_params / rates.memory_bytes_per_s
+
+
+def _offload_seconds(shard_params: float, layout: Layout, software: Software) -> float:
+    """Parameters from the host, gradients to it, and Adam on the host's memory."""
+    if not layout.offload:
+        return 0.0
+    width = 0.5 if software.unpack_passes else WIDTH[layout.param_dtype]
+    seconds = 2 * width * layout.accumulation * shard_params / _PCIE_BYTES_PER_S
+    if software.frozen:
+        return seconds
+    adam = 32 * shard_params / _HOST_ADAM_BYTES_PER_S
+    return seconds + 4 * shard_params / _PCIE_BYTES_PER_S + adam
+
+
+def _tokens_to_hide(
+    model: ModelSpec, fabric: Fabric, layout: Layout, rates: Rates, software: Software
+) -> int:
+    """Tokens at which a block's backward lasts as long as its gather and its reduce-scatter."""
+    traffic = unit_traffic(model.block_params, fabric, layout, software)
+    block = _block_seconds(model, layout, rates, software)
+    backward = block.backward + _recompute_seconds(layout, block, software)
+    in_backward = traffic.gather * (not layout.keeps_gathered) + traffic.reduce
+    needed = max(in_backward / backward, traffic.gather / block.forward)
+    return round(layout.tokens * needed)

@@ -1,0 +1,140 @@
+"""`benchmarks/foresight.py` through the command line, on files that are partly nonsense."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+FORESIGHT = Path(__file__).parents[3] / "benchmarks" / "foresight.py"
+LLAMA_8B = {
+    "source": "somebody's blog",
+    "source_date": "2025-01",
+    "model_family": "llama3",
+    "model_size_label": "8b",
+    "n_params": "8030261248",
+    "n_layers": "32",
+    "d_model": "4096",
+    "n_heads": "32",
+    "n_kv_heads": "8",
+    "d_ff": "14336",
+    "vocab": "128256",
+    "seq_len": "8192",
+    "gpu": "H100",
+    "gpu_mem_gb": "80",
+    "n_gpus": "8",
+    "gpus_per_node": "8",
+    "strategy": "FULL_SHARD",
+    "dp_shard": "8",
+    "micro_batch": "2",
+    "precision": "bf16",
+    "activation_ckpt": "none",
+    "compile": "yes",
+    "attention_impl": "flash_attention_3",
+    "tokens_per_s_per_gpu": "9000",
+    "method": "pretrain",
+}
+COLUMNS = [*LLAMA_8B, "tp", "pp", "mfu_pct", "notes", "interconnect"]
+
+
+def run(folder: Path, rows: list[dict[str, str]], *options: str) -> str:
+    path = folder / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return foresee("--rows", str(path), *options)
+
+
+def foresee(*options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(FORESIGHT), *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_says_what_it_skips_and_goes_on(tmp_path: Path) -> None:
+    rows = [
+        LLAMA_8B,
+        {**LLAMA_8B, "gpu": "TPUv5"},
+        {**LLAMA_8B, "seq_len": "long"},
+        {**LLAMA_8B, "tokens_per_s_per_gpu": ""},
+        {**LLAMA_8B, "precision": "fp8", "gpu": "A100"},
+        {**LLAMA_8B, "n_params": "100e9"},
+        {**LLAMA_8B, "method": "dpo"},
+        {"source": "torn"},
+    ]
+    text = run(tmp_path, rows)
+    assert "1 rows used, 7 skipped" in text
+    for reason in (
+        "GPU 'TPUv5' is not in the catalogue (line 3;",
+        "seq_len is 'long' (line 4;",
+        "neither tokens per second nor a share of the peak is stated (line 5;",
+        "A100-80GB has no fp8 (line 6;",
+        "its sizes explain 8% of its parameters",
+        "dpo is not plain training (line 8;",
+        "gpu is not stated (line 9; torn)",
+    ):
+        assert reason in text
+    assert "calibrated stacks: no rows" in text
+    assert "somebody's" in text
+
+
+def test_lines_with_too_many_or_too_few_fields_are_rows_too(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    values = list(LLAMA_8B.values())
+    lines = [list(LLAMA_8B), [*values, "more", "and more"], values[:5], values]
+    path.write_text("\n".join(",".join(line) for line in lines) + "\n")
+    assert "2 rows used, 1 skipped" in foresee("--rows", str(path))
+
+
+def test_a_calibrated_stack_is_held_to_its_own_bar(tmp_path: Path) -> None:
+    torchtitan = {**LLAMA_8B, "source": "torchtitan somewhere", "gpu_mem_gb": "96"}
+    rows = [
+        {**torchtitan, "activation_ckpt": "selective", "tokens_per_s_per_gpu": "6667"},
+        {**torchtitan, "tokens_per_s_per_gpu": "70", "notes": "wrong by a hundred"},
+    ]
+    text = run(tmp_path, rows, "--worst", "1")
+    assert "FAIL  calibrated stacks: 2 rows" in text
+    assert "FAIL  stacks never seen: 2 rows" in text
+    worst = text.split("worst rows")[1]
+    assert "70 published" in worst
+    assert "6,667 published" not in worst
+
+
+def test_a_share_of_the_peak_stands_for_tokens(tmp_path: Path) -> None:
+    # 6 x 8.03e9 + 12 x 32 x 4096 x 8192 FLOPs a token, of 989.4e12.
+    flops = 6 * 8_030_261_248 + 12 * 32 * 4096 * 8192
+    share = {**LLAMA_8B, "tokens_per_s_per_gpu": "", "mfu_pct": f"{9000 * flops / 989.4e10:.6f}"}
+    text = run(tmp_path, [share])
+    assert " foreseen, 9,000 published" in text
+
+
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, str(FORESIGHT), "--rows", str(tmp_path / "none.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot read" in done.stderr
+
+
+def test_the_shipped_profiles_foresee_a_published_run(tmp_path: Path) -> None:
+    # MosaicML's 7B on eight A100s; the notes select nothing.
+    row = {
+        **LLAMA_8B,
+        "source": "llm-foundry scripts/train/benchmarking/README.md",
+        "source_date": "2023-05..2024-01",
+        "n_params": "6667247616",
+        "n_kv_heads": "32",
+        "d_ff": "16384",
+        "vocab": "50368",
+        "seq_len": "4096",
+        "gpu": "A100",
+        "micro_batch": "16",
+        "activation_ckpt": "full",
+        "compile": "no",
+        "attention_impl": "flash",
+        "tokens_per_s_per_gpu": "3684",
+    }
+    assert "PASS  calibrated stacks: 1 rows" in run(tmp_path, [row])

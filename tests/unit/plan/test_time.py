@@ -1,0 +1,358 @@
+"""The time model: by hand where a hand can, against what was measured where it was, and the
+directions that every change has to go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from shardwise.facts.fabric import Fabric, Link, fabric_of
+from shardwise.facts.flops import flops_per_token
+from shardwise.facts.gpus import find_gpu
+from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.presets import PRESETS
+from shardwise.facts.rates import Rates, rates_of
+from shardwise.plan.layout import Layout
+from shardwise.plan.time import OURS, Software, estimate_time, speed_of
+
+NO_LINK = Link(name="at once", bytes_per_s=inf, hop_s=0.0)
+AT_ONCE = Fabric(inside=NO_LINK, between=NO_LINK, domain=8)
+H100, H200 = find_gpu("H100"), find_gpu("H200")
+
+
+def llama(**changes: Any) -> ModelSpec:
+    return spec_from_config("llama-3.1-8b", {**PRESETS["llama-3.1-8b"], **changes})
+
+
+LLAMA = llama()
+EIGHT = Layout(
+    shard=8,
+    keeps_gathered=False,
+    param_dtype="bf16",
+    reduce_dtype="fp32",
+    checkpoint_activations="none",
+    compile=True,
+    offload=False,
+    micro_batch=4,
+    seq_len=4096,
+    loss_chunk_tokens=1024,
+    accumulates_unsharded=False,
+)
+
+
+def seconds(layout: Layout = EIGHT, **options: Any) -> float:
+    """Of a token on one device."""
+    model, fabric = options.get("model", LLAMA), options.get("fabric", fabric_of(H100, 8))
+    rates = options.get("rates", rates_of(H100))
+    estimate = estimate_time(model, fabric, layout, rates, options.get("software", OURS))
+    tokens = layout.tokens * layout.accumulation / (layout.tensor * layout.pipeline)
+    return estimate.total / tokens
+
+
+# Measured on one H200 that stands for rank 0 of eight: tokens per second by what differs from
+# Llama 3.1 8B, no recompute, 4 x 4096 tokens, compiled. Collectives moved memory but no link.
+MEASURED: list[tuple[dict[str, Any], float]] = [
+    ({}, 11_558),
+    ({"checkpoint_activations": "selective"}, 11_511),
+    ({"checkpoint_activations": "full"}, 9_601),
+    ({"micro_batch": 6}, 11_851),
+    ({"micro_batch": 2}, 10_913),
+    ({"micro_batch": 2, "compile": False}, 9_373),
+    ({"micro_batch": 1}, 9_738),
+    ({"micro_batch": 1, "compile": False}, 8_423),
+    ({"micro_batch": 2, "seq_len": 8192}, 10_766),
+]
+
+
+@pytest.mark.parametrize(("changes", "measured"), MEASURED, ids=lambda value: str(value))
+def test_agrees_with_what_was_measured_on_an_h200(changes: dict[str, Any], measured: float) -> None:
+    foreseen = 1 / seconds(replace(EIGHT, **changes), fabric=AT_ONCE, rates=rates_of(H200))
+    assert foreseen == pytest.approx(measured, rel=0.03)
+
+
+def test_agrees_with_half_the_model_on_one_h200() -> None:
+    layout = replace(EIGHT, shard=1, micro_batch=2)
+    half = llama(num_hidden_layers=16)
+    foreseen = 1 / seconds(layout, model=half, fabric=AT_ONCE, rates=rates_of(H200))
+    assert foreseen == pytest.approx(19_174, rel=0.03)
+
+
+def test_the_parts_agree_with_what_was_measured_on_an_h200() -> None:
+    step = estimate_time(LLAMA, AT_ONCE, EIGHT, rates_of(H200))
+    assert step.matmul == pytest.approx(1.048, rel=0.03)
+    assert step.attention == pytest.approx(0.138, rel=0.05)
+    # SwiGLU 28 ms, and norms, rope, residuals and cross-entropy 40, head gradients 17.
+    assert step.elementwise + step.loss == pytest.approx(0.085, rel=0.15)
+    # FSDP2's copies 41 ms, and the gathers that ran beside 40.
+    assert step.copies == pytest.approx(0.081, rel=0.15)
+
+
+# Nothing but matmuls and attention, at round rates.
+BARE_RATES = Rates(
+    matmul_flops={"bf16": 100e12, "fp8": 200e12},
+    half_width=0.0,
+    attention_forward_flops=50e12,
+    attention_backward_flops=25e12,
+    half_context=0.0,
+    memory_bytes_per_s=inf,
+    launch_s=0.0,
+)
+BARE = Software(step_s=0.0)
+
+
+def test_matmuls_and_attention_by_hand() -> None:
+    step = estimate_time(LLAMA, AT_ONCE, EIGHT, BARE_RATES, BARE)
+    tokens = 4 * 4096
+    assert step.matmul == pytest.approx(6 * LLAMA.matmul_params_per_token * tokens / 100e12)
+    scores = 4 * tokens * 2048 * 4096 * 32  # 2048 tokens seen on average, 32 blocks
+    assert step.attention == pytest.approx(scores / 50e12 + 2.5 * scores / 25e12)
+    assert step.total == pytest.approx(step.matmul + step.attention)
+
+
+def test_full_recompute_leaves_the_last_matmul_of_a_block_out_by_hand() -> None:
+    layout = replace(EIGHT, checkpoint_activations="full")
+    step = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, BARE)
+    again = LLAMA.block_matmul_params_per_token - 32 * 4096 * 14336
+    attention = 4 * 2048 * 4096 * 32 / 50e12
+    assert step.recompute == pytest.approx(4 * 4096 * (2 * again / 100e12 + attention))
+    whole = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, replace(BARE, stops_early=0.0))
+    assert whole.recompute > step.recompute
+
+
+def test_half_of_the_blocks_recompute_half_as_much() -> None:
+    full = estimate_time(LLAMA, AT_ONCE, replace(EIGHT, checkpoint_activations="full"), BARE_RATES)
+    half = estimate_time(LLAMA, AT_ONCE, replace(EIGHT, checkpoint_activations=0.5), BARE_RATES)
+    assert half.recompute == pytest.approx(full.recompute / 2)
+
+
+def test_a_window_shortens_attention() -> None:
+    seen = replace(LLAMA, attention_window=1024)
+    windowed = estimate_time(seen, AT_ONCE, EIGHT, BARE_RATES, BARE)
+    whole = estimate_time(LLAMA, AT_ONCE, EIGHT, BARE_RATES, BARE)
+    mean = 1024 - 1024**2 / (2 * 4096)
+    assert windowed.attention == pytest.approx(whole.attention * mean / 2048)
+
+
+@pytest.mark.parametrize("shard", [8, 64])
+def test_nothing_is_exposed_where_links_take_no_time(shard: int) -> None:
+    step = estimate_time(LLAMA, AT_ONCE, replace(EIGHT, shard=shard), rates_of(H100))
+    assert step.exposed == 0.0
+    assert step.copies > 0.0
+
+
+def test_exposed_traffic_by_hand() -> None:
+    """Links so slow that compute hides nothing worth mention: all gathers and reductions, of which
+    the blocks' run beside compute."""
+    link = Link(name="slow", bytes_per_s=1e9, hop_s=0.0)
+    slow = Fabric(inside=link, between=link, domain=8)
+    software = replace(OURS, contention=0.0)
+    step = estimate_time(LLAMA, slow, EIGHT, rates_of(H100), software)
+    moved = 7 / 8 / 1e9
+    head = 128256 * 4096
+    block = LLAMA.block_params
+    blocks = 32 * block * (2 + 2 + 4) * moved
+    beside = step.matmul + step.attention + step.elementwise - _head_matmul()
+    alone = (2 * (head + block) + 4 * head) * moved
+    assert step.exposed == pytest.approx(blocks - beside + alone, rel=0.01)
+
+
+def _head_matmul() -> float:
+    return 6 * 4 * 4096 * 128256 * 4096 / rates_of(H100).matmul_flops["bf16"]
+
+
+def test_slower_links_are_never_faster() -> None:
+    layout = replace(EIGHT, shard=32, micro_batch=1)
+    networks = ("infiniband-ndr", "infiniband-hdr", "ethernet-400", "ethernet-100", "ethernet-10")
+    times = [seconds(layout, fabric=fabric_of(H100, 8, name)) for name in networks]
+    assert times == sorted(times)
+    assert times[-1] > 3 * times[0]
+
+
+def test_hybrid_shard_is_for_slow_networks() -> None:
+    slow = fabric_of(H100, 8, "ethernet-100")
+    full, hybrid = replace(EIGHT, shard=32), replace(EIGHT, replicate=4)
+    assert seconds(hybrid, fabric=slow) < 0.95 * seconds(full, fabric=slow)
+    # Replicas meet once a step, shards in every micro-batch.
+    full, hybrid = replace(full, accumulation=4), replace(hybrid, accumulation=4)
+    assert seconds(hybrid, fabric=slow) < 0.5 * seconds(full, fabric=slow)
+
+
+def test_hybrid_shard_gains_nothing_on_one_node() -> None:
+    hybrid = replace(EIGHT, replicate=2, shard=4)
+    assert seconds(hybrid) >= seconds(EIGHT)
+
+
+def test_gathered_parameters_that_stay_save_a_gather() -> None:
+    slow = fabric_of(H100, 8, "ethernet-100")
+    layout = replace(EIGHT, shard=32, micro_batch=1)
+    assert seconds(replace(layout, keeps_gathered=True), fabric=slow) < seconds(layout, fabric=slow)
+
+
+def test_whole_gradients_save_the_reductions_of_all_but_one_micro_batch() -> None:
+    slow = fabric_of(H100, 8, "ethernet-100")
+    layout = replace(EIGHT, shard=32, micro_batch=1, accumulation=8)
+    kept = replace(layout, accumulates_unsharded=True)
+    assert seconds(kept, fabric=slow) < 0.8 * seconds(layout, fabric=slow)
+
+
+def test_accumulation_pays_for_the_optimizer_once() -> None:
+    one = estimate_time(LLAMA, AT_ONCE, EIGHT, rates_of(H100))
+    four = estimate_time(LLAMA, AT_ONCE, replace(EIGHT, accumulation=4), rates_of(H100))
+    assert four.matmul == pytest.approx(4 * one.matmul)
+    assert four.copies == pytest.approx(4 * one.copies)
+    assert four.optimizer == one.optimizer
+
+
+def test_larger_micro_batches_are_faster_up_to_a_point() -> None:
+    times = [seconds(replace(EIGHT, micro_batch=size)) for size in (1, 2, 4, 8, 16)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] / times[1] > 1.05
+    assert times[3] / times[4] < 1.03
+
+
+def test_recompute_costs_in_order() -> None:
+    modes = ("none", "selective", 0.25, 0.5, "full")
+    times = [seconds(replace(EIGHT, checkpoint_activations=mode)) for mode in modes]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_float8_is_faster_but_not_twice(micro_batch: int) -> None:
+    layout = replace(EIGHT, micro_batch=micro_batch)
+    gain = seconds(layout) / seconds(replace(layout, float8=True))
+    assert 1.1 < gain < 1.7
+
+
+def test_launches_cost_only_where_kernels_are_short() -> None:
+    tiny = llama(hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4)
+    layout = replace(EIGHT, micro_batch=1, seq_len=256)
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    compiled = estimate_time(tiny, fabric, layout, rates)
+    eager = estimate_time(tiny, fabric, replace(layout, compile=False), rates)
+    assert 0 < compiled.launch < eager.launch
+    assert estimate_time(LLAMA, fabric, EIGHT, rates).launch == 0.0
+
+
+def test_a_tensor_group_splits_the_work_and_pays_for_traffic() -> None:
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    alone = estimate_time(LLAMA, fabric, replace(EIGHT, shard=1), rates)
+    split = estimate_time(LLAMA, fabric, replace(EIGHT, shard=1, tensor=8), rates)
+    assert alone.tensor_parallel == 0.0
+    assert split.tensor_parallel > 0.0
+    # Narrower matmuls: more than an eighth of the time.
+    assert alone.matmul / 8 < split.matmul < alone.matmul / 4
+    assert split.attention == pytest.approx(alone.attention / 8)
+
+
+def test_a_tensor_group_over_two_nodes_is_slower() -> None:
+    rates, slow = rates_of(H100), fabric_of(H100, 8, "ethernet-400")
+    inside = estimate_time(LLAMA, slow, replace(EIGHT, shard=2, tensor=8), rates)
+    across = estimate_time(LLAMA, slow, replace(EIGHT, shard=1, tensor=16), rates)
+    assert across.tensor_parallel > 3 * inside.tensor_parallel
+
+
+def test_overlapped_tensor_traffic_is_cheaper() -> None:
+    layout, fabric = replace(EIGHT, shard=1, tensor=8), fabric_of(H100, 8)
+    half = replace(OURS, tensor_overlap=0.5)
+    plain = estimate_time(LLAMA, fabric, layout, rates_of(H100))
+    hidden = estimate_time(LLAMA, fabric, layout, rates_of(H100), half)
+    assert hidden.tensor_parallel == pytest.approx(plain.tensor_parallel / 2)
+
+
+def test_a_pipelines_bubble_by_hand() -> None:
+    # 32 blocks and a head of 2.4 on four stages: the fullest has 9 where the mean is 8.6. Three of
+    # eight micro-batches' time is waiting.
+    layout = replace(EIGHT, pipeline=4, accumulation=8, keeps_gathered=True)
+    step = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, BARE)
+    head = 128256 * 4096 / (LLAMA.block_matmul_params_per_token / 32)
+    mean = (32 + head) / 4
+    busy = step.matmul + step.attention
+    assert step.bubble / busy == pytest.approx(9 / mean * (1 + 3 / 8) - 1)
+
+
+def test_more_micro_batches_and_chunks_shrink_the_bubble() -> None:
+    layout = replace(EIGHT, pipeline=4, accumulation=8, keeps_gathered=True)
+
+    def bubble(**changes: Any) -> float:
+        step = estimate_time(LLAMA, AT_ONCE, replace(layout, **changes), BARE_RATES, BARE)
+        return step.bubble / step.total
+
+    assert bubble(accumulation=32) < bubble()
+    assert bubble(pipeline_chunks=2) < bubble()
+
+
+def test_stages_gather_and_reduce_once_a_step() -> None:
+    layout = replace(EIGHT, pipeline=4, keeps_gathered=True, accumulates_unsharded=True)
+    few = estimate_time(LLAMA, fabric_of(H100, 8), layout, rates_of(H100))
+    many = estimate_time(
+        LLAMA, fabric_of(H100, 8), replace(layout, accumulation=16), rates_of(H100)
+    )
+    assert many.copies == few.copies
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    frozen = replace(OURS, frozen=True)
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    trained = estimate_time(LLAMA, fabric, EIGHT, rates)
+    lora = estimate_time(LLAMA, fabric, EIGHT, rates, frozen)
+    assert lora.matmul == pytest.approx(trained.matmul * 2 / 3)
+    assert lora.optimizer == 0.0
+    assert lora.copies < trained.copies
+    assert lora.exposed < trained.exposed
+
+
+def test_offload_moves_the_optimizer_to_the_host() -> None:
+    step = estimate_time(LLAMA, fabric_of(H100, 8), replace(EIGHT, offload=True), rates_of(H100))
+    assert step.optimizer == 0.0
+    assert step.offload > 0.3
+
+
+def test_more_nodes_wait_more() -> None:
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    waits = [
+        estimate_time(LLAMA, fabric, replace(EIGHT, shard=shard), rates).waiting
+        for shard in (8, 16, 64)
+    ]
+    assert waits[0] == 0.0
+    assert waits[2] == pytest.approx(3 * waits[1])
+
+
+def test_speed_is_the_steps_tokens_and_flops() -> None:
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    layout = replace(EIGHT, tensor=2, accumulation=3, checkpoint_activations="full")
+    step = estimate_time(LLAMA, fabric, layout, rates)
+    speed = speed_of(step, LLAMA, fabric, layout, rates, H100.peak_flops["bf16"])
+    assert speed.step_s == step.total
+    assert speed.tokens_per_s == pytest.approx(4 * 4096 * 3 / 2 / step.total)
+    useful = flops_per_token(LLAMA, 4096) * speed.tokens_per_s
+    assert speed.mfu == pytest.approx(useful / H100.peak_flops["bf16"])
+    assert speed.mfu is not None and speed.hfu is not None
+    assert speed.mfu < speed.hfu < 4 / 3 * speed.mfu
+    assert speed_of(step, LLAMA, fabric, layout, rates, None).mfu is None
+
+
+def test_tokens_to_hide_hide_the_traffic() -> None:
+    slow, rates = fabric_of(H100, 8, "ethernet-400"), rates_of(H100)
+    layout = replace(EIGHT, shard=32, micro_batch=1)
+    step = estimate_time(LLAMA, slow, layout, rates)
+    needed = speed_of(step, LLAMA, slow, layout, rates, None).tokens_to_hide
+    assert layout.tokens < needed
+    software = replace(OURS, contention=0.0)
+
+    def exposed(tokens: float) -> float:
+        micro = replace(layout, micro_batch=round(tokens / 4096))
+        return estimate_time(LLAMA, slow, micro, rates, software).exposed
+
+    # Above that number only what nothing runs beside is left.
+    edges = exposed(1000 * needed)
+    assert exposed(0.6 * needed) > 2 * edges
+    assert exposed(1.4 * needed) == pytest.approx(edges)
+
+
+def test_the_largest_term_besides_matmuls_is_named() -> None:
+    slow = fabric_of(H100, 8, "ethernet-10")
+    step = estimate_time(LLAMA, slow, replace(EIGHT, shard=32), rates_of(H100))
+    assert step.largest == "exposed"
