@@ -12,7 +12,7 @@ import torch.distributed as dist
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
 from shardwise.checkpoint.store import Checkpoint, list_checkpoints
-from shardwise.data.loader import BatchLoader, eval_batches
+from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import EventLog
@@ -20,7 +20,13 @@ from shardwise.metrics.line import StepReport, format_line
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.optim import learning_rate
-from shardwise.training.session import Say, Session, attach_training_loss, build_session
+from shardwise.training.session import (
+    Say,
+    Session,
+    attach_training_loss,
+    build_loader,
+    build_session,
+)
 from shardwise.training.signals import StopRequest, stop_requests
 from shardwise.training.step import Stepper, evaluate
 from shardwise.training.surroundings import fast_attention, seed_step, steady_collector
@@ -116,8 +122,9 @@ class Loop:
         """Steps until `end`, or until the run has gone back to a checkpoint and reads anew."""
         first = self.place.position
         pin = self.session.device.type == "cuda"
+        loader = build_loader(self.session)
         # Skipped batches are read beyond the steps that are left, so the range is open.
-        with prefetching(self._loader(), first, first + 2**40, pin_memory=pin) as batches:
+        with prefetching(loader, first, first + 2**40, pin_memory=pin) as batches:
             window = self._window(batches)
             just_started = True
             while self.place.step < end:
@@ -227,19 +234,6 @@ class Loop:
             f"stopped by {reason}; step {self.place.step} is saved",
             fix="the same command goes on from there",
             code=ExitCode.PREEMPTED,
-        )
-
-    def _loader(self) -> BatchLoader:
-        plan = self.plan
-        return BatchLoader(
-            self.session.data.train,
-            seed=plan.config.train.seed,
-            shuffle=plan.config.data.shuffle,
-            global_batch=plan.global_batch.value,
-            micro_batch=plan.micro_batch.value,
-            accumulation=plan.accumulation.value,
-            rank=dist.get_rank(),
-            num_ranks=dist.get_world_size(),
         )
 
     def _window(self, batches: Prefetcher) -> Window:

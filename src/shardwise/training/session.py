@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
+from transformers import PreTrainedModel
 
+from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
-from shardwise.model.build import build_on_meta
+from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.weights import allocate_shards, initialise_buffers, initialise_weights
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.mesh import build_mesh
@@ -53,26 +55,55 @@ def build_model(
     plan: Plan, mesh: DeviceMesh, say: Say, *, with_weights: bool = True
 ) -> tuple[Any, UnitMap]:
     """The sharded model with its first weights; no rank ever holds the whole of it."""
-    device = torch.device(plan.cluster.device)
-    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
-    attention = plan.attention.value
-    model = build_on_meta(plan.hf_config, attention=attention, code_dir=code_dir)
+    model, units = shard_model(plan, mesh)
+    fill_model(model, units, plan, say, with_weights=with_weights)
+    return model, units
+
+
+def shard_model(plan: Plan, mesh: DeviceMesh) -> tuple[Any, UnitMap]:
+    """The model as the plan changes it, still on meta."""
+    model = _build_on_meta(plan)
     prepare_head(model, plan.loss_chunk_tokens.value, compiled=plan.compile.value)
-    units = parallelize(model, plan, mesh)
+    return model, parallelize(model, plan, mesh)
+
+
+def fill_model(
+    model: Any, units: UnitMap, plan: Plan, say: Say, *, with_weights: bool = True
+) -> None:
+    """Storage for this rank's shards, and what they hold at first."""
+    device = torch.device(plan.cluster.device)
     home = torch.device("cpu") if plan.offload.value else device
     allocate_shards(model, home, buffers_on=device)
-    twin = build_on_meta(plan.hf_config, attention=attention, code_dir=code_dir)
+    twin = _build_on_meta(plan)
     if with_weights and plan.weights_dir is None:
         initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
-        return model, units
+        return
     initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
         # Loaded on need: it leans on parts of transformers that change between releases.
         from shardwise.model.pretrained import load_pretrained
+        from shardwise.model.stored import find_weights, unread_state
 
-        num_bytes = load_pretrained(model, Path(plan.weights_dir))
-        say(f"rank 0 read {format_bytes(num_bytes)} of weights from {plan.weights_dir}")
-    return model, units
+        place = Path(plan.weights_dir)
+        num_bytes = load_pretrained(model, place)
+        say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}")
+        if unread := unread_state(place):
+            say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")
+
+
+def build_loader(session: Session) -> BatchLoader:
+    """This rank's part of every global batch."""
+    plan = session.plan
+    return BatchLoader(
+        session.data.train,
+        seed=plan.config.train.seed,
+        shuffle=plan.config.data.shuffle,
+        global_batch=plan.global_batch.value,
+        micro_batch=plan.micro_batch.value,
+        accumulation=plan.accumulation.value,
+        rank=dist.get_rank(),
+        num_ranks=dist.get_world_size(),
+    )
 
 
 def attach_training_loss(session: Session, say: Say) -> None:
@@ -88,6 +119,12 @@ def attach_training_loss(session: Session, say: Say) -> None:
             chunked = False
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
+
+
+def _build_on_meta(plan: Plan) -> PreTrainedModel:
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    config = drop_idle_window(plan.hf_config, plan.config.data.seq_len)
+    return build_on_meta(config, attention=plan.attention.value, code_dir=code_dir)
 
 
 def _build_data(plan: Plan) -> DataSplits:

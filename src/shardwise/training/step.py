@@ -59,9 +59,24 @@ class Stepper:
             loss = self.model.sum_loss(*_on(self.device, batch))
             loss_sum += loss.detach()
             self.scaler.scale(loss / num_tokens).backward()
-        grad_norm, applied = self._update(rate)
+        grad_norm, applied = self.update(rate)
         dist.all_reduce(loss_sum)
         return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.item()))
+
+    def update(self, rate: float) -> tuple[float, bool]:
+        """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
+        set_learning_rate(self.optimizer, rate)
+        self.scaler.unscale_(self.optimizer)
+        limit = float("inf") if self.clip_norm is None else self.clip_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        # An fp16 overflow is ordinary: the scaler skips the update and lowers its scale.
+        applied = self.scaler.is_enabled() or math.isfinite(value)
+        if applied:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return value, applied
 
     def scale_state(self) -> dict[str, float] | None:
         """fp16's loss scale and how long it has held; None for other formats."""
@@ -86,21 +101,6 @@ class Stepper:
         """Gradients are reduced on the last pass; replicas never exchange them before it."""
         self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
         self.model.set_requires_all_reduce(last)
-
-    def _update(self, rate: float) -> tuple[float, bool]:
-        """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
-        set_learning_rate(self.optimizer, rate)
-        self.scaler.unscale_(self.optimizer)
-        limit = float("inf") if self.clip_norm is None else self.clip_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        # An fp16 overflow is ordinary: the scaler skips the update and lowers its scale.
-        applied = self.scaler.is_enabled() or math.isfinite(value)
-        if applied:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return value, applied
 
 
 @torch.no_grad()

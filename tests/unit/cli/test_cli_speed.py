@@ -40,6 +40,7 @@ def test_planning_a_preset_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]
         ((), "shardwise config cp demo run.yaml"),
         (("train",), "shardwise train run.yaml train.steps=2000"),
         (("plan",), "shardwise plan run.yaml --cluster 4x8xH100"),
+        (("tunnel",), "shardwise tunnel run.yaml --cluster 4x8xH100 --link-speed 0.5"),
         (("config",), "examples"),
         (("config", "cp"), "shardwise config cp NAME run.yaml"),
         (("config", "schema"), "shardwise config schema optim.lr"),

@@ -1,0 +1,82 @@
+"""`shardwise tunnel`: rank 0 of a run on this machine, before anything is rented."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwise.config.load import load_config
+
+if TYPE_CHECKING:
+    from shardwise.tunnel.result import TunnelResult
+
+
+def tunnel(
+    config: Annotated[str, typer.Argument(help="YAML, TOML or JSON file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The cluster to be rank 0 of, such as 4x8xH100.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to measure in each pass.")] = 8,
+    link_speed: Annotated[
+        float, typer.Option(help="What if all links had this factor of their speed.")
+    ] = 1.0,
+    device: Annotated[
+        str,
+        typer.Option(help="auto (a GPU, else fake tensors), cuda, cpu (tiny models) or fake."),
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Run the real training code as rank 0 of a cluster that is not there.
+
+    On a GPU the collectives become local copies plus the modelled time of the cluster's links, on
+    the streams that FSDP2 uses: step time, memory and exposed communication are measured. Without
+    a GPU one step runs on fake tensors: exact tensor bytes and every collective, in seconds.
+
+    \b
+    Examples:
+      shardwise tunnel run.yaml --cluster 4x8xH100
+      shardwise tunnel run.yaml --cluster 4x8xH100 --link-speed 0.5
+      shardwise tunnel run.yaml --device fake train.micro_batch=4 --json
+    Next: shardwise plan run.yaml, or shardwise train run.yaml
+    """
+    from shardwise.launch.prepare import choose_plan
+
+    given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
+    plan = choose_plan(load_config(config, given))
+    # As the launcher gives it to ranks, so that reserved memory is what a rank reserves.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # torch takes seconds to import: what is wrong with the file has been said by now.
+    from shardwise.tunnel.run import run_tunnel
+
+    result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), indent=2))
+    else:
+        show_result(result, config)
+
+
+def show_result(result: TunnelResult, config: str) -> None:
+    """Memory beside the plan's, collectives, times, and what to try next."""
+    from shardwise.cli.show import show_table
+    from shardwise.plan.explain import headline
+    from shardwise.tunnel import explain
+
+    typer.echo(headline(result.plan))
+    typer.echo(explain.headline(result))
+    typer.echo("memory of rank 0")
+    show_table(explain.memory_rows(result))
+    typer.echo(explain.traffic_title(result))
+    show_table(explain.traffic_rows(result))
+    if result.timing is not None:
+        typer.echo(f"time of a step, median of {result.timing.num_steps}")
+        show_table(explain.timing_rows(result))
+    for note in result.notes:
+        typer.echo(f"note: {note}")
+    for line in explain.next_lines(result, config):
+        typer.echo(line)

@@ -1,0 +1,1 @@
+"""Rank 0 of N on one device or on none: the real training code, emulated collectives."""

@@ -1,0 +1,122 @@
+"""Rank 0 without a device: one step on fake tensors gives exact bytes and every collective."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from shardwise.data.loader import MicroBatch
+from shardwise.plan.plan import Plan
+from shardwise.training.surroundings import steady_collector
+from shardwise.tunnel.clock import StoppedClock
+from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.fakes import Observer, fake_tensors
+from shardwise.tunnel.ledger import Class, Ledger, Peak, resizes_seen
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
+from shardwise.tunnel.result import Memory, TunnelResult
+from shardwise.tunnel.traffic import Traffic
+from shardwise.tunnel.world import groups_of, rank_zero_of
+
+# What CPU offload keeps in host memory.
+_OFFLOADED: tuple[Class, ...] = ("params", "grads", "optimizer")
+
+
+def run_fake(plan: Plan, links: Links) -> TunnelResult:
+    """One optimizer step of the real code, after Adam has its state."""
+    here = plan_on(plan, "cpu", compiled=False)
+    ledger = Ledger()
+    emulator = Emulator(
+        links, StoppedClock(), on_buffer=lambda buffer: ledger.classify([buffer], "gathered")
+    )
+    with rank_zero_of(plan.world_size), steady_collector():
+        shell = shard_rank(here, emulator)
+        groups = groups_of(shell.mesh)
+        with fake_tensors():
+            rank = fill_rank(shell, lambda text: None, has_values=False)
+            batches = [_without_values(batch) for batch in rank.loader.step_batches(0)]
+            with Observer(Ledger(), Traffic(), links, groups):
+                _make_first_update(rank)
+            _open_ledger(ledger, rank, batches)
+            with resizes_seen(ledger), Observer(ledger, emulator.traffic, links, groups):
+                rank.stepper.run(batches, here.config.optim.lr)
+    return TunnelResult(
+        plan=plan,
+        mode="fake",
+        device_name="fake tensors",
+        links=links,
+        memory=_memory(ledger.peak(_OFFLOADED if here.offload.value else ())),
+        timing=None,
+        collectives=emulator.traffic.items,
+        notes=_notes(plan),
+    )
+
+
+def _without_values(batch: MicroBatch) -> MicroBatch:
+    inputs, labels = torch.empty_like(batch.inputs), torch.empty_like(batch.labels)
+    return MicroBatch(inputs, labels, batch.num_valid_tokens)
+
+
+def _make_first_update(rank: Rank) -> None:
+    """Every step but the first finds Adam's moments there, and the shapes of sharded tensors known:
+    DTensor infers each once, on fake tensors of its own that would be taken for the step's."""
+    for param in rank.params:
+        param.grad = torch.zeros_like(param)
+    # fp16's loss scale is made when it is first used.
+    rank.stepper.scaler.scale(torch.zeros((), device=rank.session.device))
+    rank.stepper.update(rank.session.plan.config.optim.lr)
+
+
+def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
+    """Enter what is held before the step, and follow the step from moment to moment."""
+    model, optimizer = rank.session.model, rank.session.optimizer
+    ledger.classify(model.buffers(), "other")
+    ledger.classify([tensor for b in batches for tensor in (b.inputs, b.labels)], "other")
+    ledger.classify(rank.params, "params")
+    ledger.classify(rank.optimizer_state, "optimizer")
+    sum_loss = model.sum_loss
+
+    def enter_head(*_: Any) -> None:
+        ledger.moment = "loss"
+
+    def enter_backward(grad: Tensor) -> None:
+        ledger.moment = "backward"
+
+    def enter_update(*_: Any) -> None:
+        ledger.moment = "update"
+        ledger.classify(rank.grads, "grads")
+
+    def followed_loss(*batch: Tensor) -> Tensor:
+        ledger.moment = "forward"
+        loss: Tensor = sum_loss(*batch)
+        loss.register_hook(enter_backward)
+        return loss
+
+    model.sum_loss = followed_loss
+    optimizer.register_step_pre_hook(enter_update)
+    head = model.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(enter_head)
+
+
+def _memory(peak: Peak) -> Memory:
+    return Memory(
+        allocated_bytes=peak.total,
+        reserved_bytes=None,
+        classes={name: peak.classes.get(name, 0) for name in get_args(Class)},
+        largest={name: peak.largest.get(name, 0) for name in get_args(Class)},
+        moment=peak.moment,
+    )
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = ["nothing was computed, so there is no time to measure; bytes are those of tensors"]
+    if plan.compile.value:
+        notes.append("torch.compile is off on fake tensors; compiled blocks keep fewer activations")
+    if plan.loss.value == "chunked" and plan.loss.source != "user":
+        notes.append("the loss is taken to be chunked; a run first tries that on its weights")
+    if plan.offload.value:
+        notes.append("parameters, gradients and Adam are on the host, and not part of these bytes")
+    return notes

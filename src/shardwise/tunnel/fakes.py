@@ -1,0 +1,167 @@
+"""Tensors without data: shapes, formats and lifetimes are real, and nothing is computed.
+
+The private modules of torch that this needs are imported here and in `memo`, nowhere else; the
+tests of the tunnel run through them, so they would notice if one went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from transformers import masking_utils
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.fabric import Collective as Kind
+from shardwise.tunnel.ledger import Ledger, local
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.memo import Memo
+from shardwise.tunnel.traffic import Collective, Traffic
+from shardwise.tunnel.world import place_of
+
+_DEVICE = torch.ops.prim.device.default
+_READ = torch.ops.aten._local_scalar_dense.default
+# What clipping and Adam do to all parameters at once, each rank to its own shards.
+_UPDATES = frozenset({torch.ops.aten._foreach_mul_.Tensor, torch.ops.aten._fused_adamw_.default})
+_COLLECTIVES: dict[str, Kind] = {
+    "c10d::allreduce_": "all_reduce",
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_reduce_": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+}
+_MOVES_NOTHING = frozenset(
+    {
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::_wrap_tensor_autograd",
+        "c10d::barrier",
+    }
+)
+# FSDP2's own operators, whose inputs are shards to be gathered and whole gradients to be reduced.
+_FSDP_COPIES = frozenset({"fsdp::all_gather_copy_in", "fsdp::chunk_cat"})
+
+
+class Observer(TorchDispatchMode):
+    """Sees every operator: new storages, and the collectives that FSDP2 has no hook for."""
+
+    def __init__(
+        self, ledger: Ledger, traffic: Traffic, links: Links, groups: Iterable[dist.ProcessGroup]
+    ) -> None:
+        super().__init__()
+        self._ledger = ledger
+        self._traffic = traffic
+        self._links = links
+        self._memo = Memo()
+        self._groups = {str(group.group_name): group for group in groups}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run one operator, and write down what it leaves."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            # Asked tens of thousands of times a step, and answered here at a tenth of the cost.
+            return args[0].fake_device
+        if DTensor in types:
+            # It turns into operators on this rank's shard, and those come here again.
+            return _shard_by_shard(func, args, kwargs) if func in _UPDATES else NotImplemented
+        if func is _READ and self._ledger.moment not in ("forward", "loss"):
+            # A gradient norm, a request to stop: what the step reads from the device is 0. What
+            # a model would decide by the values is not guessed.
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        name = _name_of(func)
+        if name in _FSDP_COPIES:
+            # Where no cast is needed, the inputs of an all-gather are the parameters themselves.
+            inputs = (tensor for tensor in args[0] if self._ledger.class_of(tensor) != "params")
+            self._ledger.classify(inputs, "gathered")
+        if name.startswith("aten::"):
+            result = self._memo.run(func, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
+        if "c10d" in name and name not in _MOVES_NOTHING:
+            self._note_collective(name, args)
+        for tensor in _tensors_in(result):
+            self._ledger.note(tensor)
+        return result
+
+    def _note_collective(self, name: str, args: Sequence[Any]) -> None:
+        if name not in _COLLECTIVES:
+            raise NotImplementedError(f"the tunnel does not know what {name} moves")
+        (tensor, *_) = _tensors_in(args[0])
+        if self._ledger.class_of(tensor) == "gathered":
+            # One of FSDP2's buffers: the emulator writes its collective down, with its unit.
+            return
+        kind, place = _COLLECTIVES[name], place_of(self._group_in(args))
+        num_bytes = tensor.nbytes * (place.ranks if kind == "all_gather" else 1)
+        if place.ranks > 1:
+            seconds = self._links.seconds(kind, num_bytes, place)
+            self._traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, ""))
+
+    def _group_in(self, args: Sequence[Any]) -> dist.ProcessGroup:
+        """Functional collectives take a group's name, last; the others a boxed group, second."""
+        if isinstance(args[-1], str):
+            return self._groups[args[-1]]
+        group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[1])
+        return group
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """Inside, new tensors have no data."""
+    find_packed = masking_utils.find_packed_sequence_indices
+    # Looking for sequences that were packed into one, transformers reads position ids. Ours only
+    # count up, so on real data it finds none and leaves the mask to the attention kernel; of ids
+    # that it cannot read it would assume the worst, and build the mask.
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UserError(
+            "this model cannot run on fake tensors",
+            why=f"what it does next depends on values that are not there: {error}",
+            fix="run the tunnel on a machine with a GPU",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    finally:
+        masking_utils.find_packed_sequence_indices = find_packed
+
+
+def _shard_by_shard(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """An in-place update of whole lists, on the shards themselves.
+
+    DTensor comes to the same, after inferring shapes for a time that grows with the square of the
+    number of parameters: for Llama 3.1 405B longer than its forward takes here.
+    """
+    sharded = [tensor for tensor in _tensors_in(args) if isinstance(tensor, DTensor)]
+    if any(placement.is_partial() for tensor in sharded for placement in tensor.placements):
+        return NotImplemented
+    func(*(tree_map_only(Tensor, local, arg) for arg in args), **(kwargs or {}))
+    return None
+
+
+@cache
+def _name_of(func: Any) -> str:
+    name: str = func.name()
+    return name.split(".")[0]
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)

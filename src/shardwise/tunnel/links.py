@@ -1,0 +1,32 @@
+"""The links of the cluster that is not there: how long each collective would hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shardwise.facts.fabric import Collective as Kind
+from shardwise.facts.fabric import Fabric
+from shardwise.tunnel.world import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A cluster's fabric, made faster or slower by a factor."""
+
+    fabric: Fabric
+    """At that speed."""
+
+    speed: float
+
+    @classmethod
+    def of(cls, fabric: Fabric, speed: float = 1.0) -> Links:
+        """Rates change with the speed, the latency of a hop does not."""
+        inside, between = (
+            replace(link, bytes_per_s=speed * link.bytes_per_s)
+            for link in (fabric.inside, fabric.between)
+        )
+        return cls(replace(fabric, inside=inside, between=between), speed)
+
+    def seconds(self, kind: Kind, num_bytes: int, place: Place) -> float:
+        """The modelled time of one collective; `num_bytes` is the whole tensor's."""
+        return self.fabric.seconds(kind, num_bytes, place.ranks, place.stride)

@@ -1,0 +1,113 @@
+"""Rank 0 as the real code builds it, with emulated collectives and synthetic data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import register_fsdp_forward_method
+
+from shardwise.data.loader import BatchLoader
+from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.model.blocks import UnitMap
+from shardwise.parallel.mesh import build_mesh
+from shardwise.plan.plan import Choice, Plan
+from shardwise.training.loss import attach_loss
+from shardwise.training.optim import build_optimizer
+from shardwise.training.session import (
+    Say,
+    Session,
+    attach_training_loss,
+    build_loader,
+    fill_model,
+    shard_model,
+)
+from shardwise.training.step import Stepper
+from shardwise.tunnel.emulate import Emulator, apply_emulation
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A sharded model that is still on meta."""
+
+    plan: Plan
+    model: Any
+    units: UnitMap
+    mesh: DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """All that rank 0 needs to make steps."""
+
+    session: Session
+    stepper: Stepper
+    loader: BatchLoader
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The shards of the parameters."""
+        return list(self.session.model.parameters())
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """The shards of the gradients, where there are any."""
+        return [param.grad for param in self.params if param.grad is not None]
+
+    @property
+    def optimizer_state(self) -> list[Tensor]:
+        """Adam's moments and step counts."""
+        states: list[dict[str, Any]] = list(self.session.optimizer.state.values())
+        return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+
+def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Plan:
+    """The same plan on the device that is here; weights are random, as no figure asks for others.
+
+    A plan that does not compile is never made to.
+    """
+    here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
+    if plan.compile.value and not compiled:
+        return replace(here, compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
+    return here
+
+
+def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
+    """The model of the plan, its collectives replaced."""
+    mesh = build_mesh(plan)
+    model, units = shard_model(plan, mesh)
+    apply_emulation(model, units, mesh, emulator)
+    return Shell(plan, model, units, mesh)
+
+
+def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
+    """Give a shell storage, an optimizer, a loss and data.
+
+    Whether the loss may be chunked is tried out on the weights; without values the plan is trusted.
+    """
+    plan, model = shell.plan, shell.model
+    fill_model(model, shell.units, plan, say, with_weights=has_values)
+    optimizer = build_optimizer(model, plan)
+    device = torch.device(plan.cluster.device)
+    session = Session(plan, model, shell.units, optimizer, _synthetic_data(plan), device)
+    if has_values:
+        attach_training_loss(session, say)
+    else:
+        attach_loss(model, chunked=plan.loss.value == "chunked")
+        register_fsdp_forward_method(model, "sum_loss")
+    return Rank(session, Stepper(model, optimizer, plan), build_loader(session))
+
+
+def _synthetic_data(plan: Plan) -> DataSplits:
+    config = plan.config
+    return build_sequences(
+        replace(config.data, source="synthetic", eval_fraction=0.0),
+        vocab_size=plan.model.vocab_size,
+        model_name=config.model.name,
+        seed=config.train.seed,
+        cache_root=Path(config.runs_dir),
+    )

@@ -1,0 +1,83 @@
+"""One run through the tunnel: which device, and what can go wrong there."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.probe import probe_cpu
+from shardwise.plan.plan import Plan
+from shardwise.tunnel.fake import run_fake
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.result import TunnelResult
+from shardwise.tunnel.timed import run_timed
+from shardwise.units import format_bytes
+
+Where = Literal["auto", "cuda", "cpu", "fake"]
+
+
+def run_tunnel(plan: Plan, *, where: str, link_speed: float, num_steps: int) -> TunnelResult:
+    """Rank 0 of the plan's run on `where`; `auto` is a GPU if there is one, else fake tensors."""
+    _validate(where, link_speed, num_steps)
+    links = Links.of(plan.cluster.fabric, link_speed)
+    match where:
+        case "cpu":
+            _validate_memory(plan)
+            return run_timed(plan, links, "cpu", num_steps)
+        case "auto" | "cuda" if torch.cuda.is_available():
+            return _run_on_gpu(plan, links, num_steps)
+        case "cuda":
+            raise UserError(
+                "--device cuda, but torch sees no GPU here",
+                why="either there is none, or this torch was built without CUDA",
+                fix="leave --device out: then the same step runs on fake tensors",
+                code=ExitCode.ENVIRONMENT,
+            )
+    return run_fake(plan, links)
+
+
+def _run_on_gpu(plan: Plan, links: Links, num_steps: int) -> TunnelResult:
+    try:
+        return run_timed(plan, links, "cuda", num_steps)
+    except torch.cuda.OutOfMemoryError as error:
+        name = torch.cuda.get_device_name()
+        held = format_bytes(torch.cuda.max_memory_allocated())
+        raise UserError(
+            f"rank 0 of {plan.world_size} does not fit on this {name}",
+            why=f"it ran out of memory after {held}; the plan expects "
+            f"{format_bytes(plan.memory.total)}: {str(error).splitlines()[0]}",
+            fix="lower train.micro_batch, set memory.checkpoint_activations=full, or see where the "
+            "bytes are with --device fake",
+            code=ExitCode.DOES_NOT_FIT,
+        ) from error
+
+
+def _validate(where: str, link_speed: float, num_steps: int) -> None:
+    if where not in get_args(Where):
+        raise UserError(
+            f"--device {where} is no device of the tunnel",
+            fix=f"use one of {', '.join(get_args(Where))}",
+        )
+    if not 0 < link_speed < float("inf"):
+        raise UserError(
+            f"--link-speed {link_speed:g} is no speed",
+            why="it is a factor on the rates of all links: 0.5 is half as fast, 2 twice",
+            fix="use a number above 0",
+        )
+    if num_steps < 1:
+        raise UserError(f"--steps {num_steps}: nothing to measure", fix="use 1 or more")
+
+
+def _validate_memory(plan: Plan) -> None:
+    """On a processor a step of a large model would only swap."""
+    memory = probe_cpu().memory_bytes
+    if plan.memory.states > memory:
+        raise UserError(
+            f"rank 0 of {plan.world_size} does not fit into this machine's memory",
+            why=f"its shards take {format_bytes(plan.memory.states)}, the machine has "
+            f"{format_bytes(memory)}",
+            fix="use --device fake, which holds no data",
+            code=ExitCode.DOES_NOT_FIT,
+        )

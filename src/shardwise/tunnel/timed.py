@@ -1,0 +1,168 @@
+"""Rank 0 on a real device: steps over modelled links, and the same steps over free ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.gpus import match_gpu
+from shardwise.metrics.meters import efficiency, peak_memory
+from shardwise.plan.plan import Plan
+from shardwise.training.surroundings import fast_attention, steady_collector
+from shardwise.tunnel.clock import Clock, CudaClock, HostClock
+from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.ledger import held_bytes
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
+from shardwise.tunnel.result import Memory, Timing, TunnelResult
+from shardwise.tunnel.world import rank_zero_of
+
+Device = Literal["cuda", "cpu"]
+
+# Before the first pass: compilation, the allocator's first blocks, Adam's state.
+WARM_UP_STEPS = 3
+# Before the pass over modelled links: the clock learns what its waits really take.
+SETTLING_STEPS = 2
+
+
+def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> TunnelResult:
+    """Measure `num_steps` steps twice in this process: over free links, then over modelled ones."""
+    here = plan_on(plan, device, compiled=device == "cuda")
+    clock: Clock = CudaClock() if device == "cuda" else HostClock()
+    emulator = Emulator(links, clock, free=True)
+    notes: list[str] = []
+    with rank_zero_of(plan.world_size):
+        rank = fill_rank(shard_rank(here, emulator), notes.append, has_values=True)
+        stand = _Stand(rank, emulator)
+        with steady_collector(), fast_attention(rank.session.device):
+            stand.run(WARM_UP_STEPS)
+            free = stand.run(num_steps)
+            emulator.free = False
+            stand.run(SETTLING_STEPS)
+            linked = stand.run(num_steps)
+        memory = stand.memory()
+    return TunnelResult(
+        plan=plan,
+        mode="gpu" if device == "cuda" else "cpu",
+        device_name=_device_name(device),
+        links=links,
+        memory=memory,
+        timing=_timing(here, free, linked, num_steps),
+        collectives=emulator.traffic.items,
+        notes=[*notes, *_notes(plan, device)],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Medians over some steps."""
+
+    step_s: float
+    emulated_s: float
+
+
+class _Stand:
+    """Holds rank 0 while it makes its steps."""
+
+    def __init__(self, rank: Rank, emulator: Emulator) -> None:
+        self.rank = rank
+        self.emulator = emulator
+        self.device = rank.session.device
+        self.position = 0
+        self.grad_bytes = 0
+        self._weighing = rank.session.optimizer.register_step_pre_hook(self._weigh_grads)
+
+    def run(self, num_steps: int) -> _Pass:
+        """So many steps; the peak of memory is theirs."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        steps = [self._step() for _ in range(num_steps)]
+        return _Pass(
+            statistics.median(step.step_s for step in steps),
+            statistics.median(step.emulated_s for step in steps),
+        )
+
+    def memory(self) -> Memory:
+        """The peak of the last pass, and the classes that can be told apart in it."""
+        peak, kind = peak_memory(self.device), self.device.type
+        always = {
+            "params": held_bytes(self.rank.params, kind),
+            "optimizer": held_bytes(self.rank.optimizer_state, kind),
+        }
+        return Memory(
+            allocated_bytes=peak.allocated,
+            reserved_bytes=peak.reserved,
+            classes={**always, "all else": max(0, peak.allocated - sum(always.values()))},
+            largest={**always, "grads": self.grad_bytes},
+        )
+
+    def _step(self) -> _Pass:
+        """One step between two points at which the device has nothing left to do."""
+        clock = self.emulator.clock
+        batches = self.rank.loader.step_batches(self.position)
+        if self.device.type == "cuda":
+            batches = [batch.pinned() for batch in batches]
+        self.position += 1
+        self.emulator.traffic.forget()
+        clock.finish()
+        started = time.perf_counter()
+        # At a rate of 0 Adam does the same work, and the weights stay as they are.
+        result = self.rank.stepper.run(batches, 0.0)
+        clock.finish()
+        elapsed = time.perf_counter() - started
+        if not result.applied:
+            raise _not_finite(self.position, result.grad_norm)
+        return _Pass(elapsed, clock.settle().took_s)
+
+    def _weigh_grads(self, *_: Any) -> None:
+        """Once, in the first step: later ones are timed."""
+        self.grad_bytes = held_bytes(self.rank.grads, self.device.type)
+        self._weighing.remove()
+
+
+def _not_finite(step: int, grad_norm: float) -> UserError:
+    return UserError(
+        f"step {step} gave a gradient norm of {grad_norm}, so no update was made",
+        why="every other rank's shard is a copy of this one's, which this model does not bear",
+        fix="run the tunnel with --device fake",
+        code=ExitCode.DIVERGED,
+    )
+
+
+def _timing(here: Plan, free: _Pass, linked: _Pass, num_steps: int) -> Timing:
+    tokens_per_s = here.tokens_per_step / here.world_size / linked.step_s
+    # Shares of what this device can do, whichever one the plan is for.
+    gpu = match_gpu(_device_name("cuda")) if here.cluster.device == "cuda" else None
+    measured = efficiency(replace(here, cluster=replace(here.cluster, gpu=gpu)), tokens_per_s)
+    return Timing(
+        num_steps=num_steps,
+        step_s=linked.step_s,
+        free_step_s=free.step_s,
+        emulated_s=linked.emulated_s,
+        tokens_per_s_per_gpu=tokens_per_s,
+        mfu=measured.mfu if measured else None,
+        hfu=measured.hfu if measured else None,
+    )
+
+
+def _device_name(device: Device) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "this machine's processor"
+
+
+def _notes(plan: Plan, device: Device) -> list[str]:
+    if device == "cpu":
+        notes = ["on a processor nothing overlaps: all communication is exposed"]
+        if plan.compile.value:
+            notes.append("torch.compile is off on a processor")
+        return notes
+    name = _device_name("cuda")
+    notes = ["the few numbers that ranks agree on in a step (tokens, norm, loss) take no time here"]
+    if match_gpu(name) != plan.cluster.gpu:
+        planned = plan.cluster.device_name
+        notes.append(f"compute and memory are those of {name}, links those of {planned}")
+    return notes

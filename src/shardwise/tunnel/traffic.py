@@ -1,0 +1,70 @@
+"""What a step moves between ranks: every collective in order, and their sums."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shardwise.facts.fabric import Collective as Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of one step."""
+
+    kind: Kind
+    num_bytes: int
+    """Of the whole tensor: an all-gather's output, a reduce-scatter's or all-reduce's input."""
+
+    ranks: int
+    stride: int
+    seconds: float
+    """On the modelled links."""
+
+    unit: str
+    """Whose parameters or gradients; empty for the few numbers that ranks agree on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRow:
+    """All collectives of one kind in groups of one shape."""
+
+    kind: Kind
+    ranks: int
+    stride: int
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The collectives of one step in the order in which they were issued."""
+
+    items: list[Collective] = field(default_factory=list)
+
+    def add(self, collective: Collective) -> None:
+        """One more."""
+        self.items.append(collective)
+
+    def forget(self) -> None:
+        """Start a new step."""
+        self.items = []
+
+
+def sum_traffic(items: Iterable[Collective]) -> list[TrafficRow]:
+    """One row for each kind and shape of group, the heaviest first."""
+    groups: dict[tuple[Kind, int, int], list[Collective]] = defaultdict(list)
+    for item in items:
+        groups[item.kind, item.ranks, item.stride].append(item)
+    rows = [
+        TrafficRow(
+            *key,
+            count=len(members),
+            num_bytes=sum(member.num_bytes for member in members),
+            seconds=sum(member.seconds for member in members),
+        )
+        for key, members in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.num_bytes)

@@ -1,0 +1,47 @@
+"""A world of one: this process is rank 0 of any number of ranks, and the others are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+# torch has no public process group without peers. Importing this registers its `fake` backend,
+# whose collectives return at once and leave their tensors as they were.
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of a group sit in the cluster: how many, and every how-many-th."""
+
+    ranks: int
+    stride: int
+
+
+@contextmanager
+def rank_zero_of(world_size: int) -> Iterator[None]:
+    """Be rank 0 of so many ranks until the block ends."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        place_of.cache_clear()
+
+
+def groups_of(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
+    """The world's group and those of every axis of `mesh`."""
+    groups = (dist.group.WORLD, *mesh.get_all_groups())
+    return [group for group in groups if group is not None]
+
+
+@cache
+def place_of(group: dist.ProcessGroup) -> Place:
+    """The ranks of `group`; groups of a mesh are evenly spaced."""
+    ranks = dist.get_process_group_ranks(group)
+    return Place(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)

@@ -1,0 +1,179 @@
+"""Rank 0 on fake tensors, through the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig
+from transformers.masking_utils import create_causal_mask
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.plan.plan import Plan
+from shardwise.tunnel.clock import StoppedClock
+from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.fake import _make_first_update, _open_ledger, run_fake
+from shardwise.tunnel.fakes import Observer, fake_tensors
+from shardwise.tunnel.ledger import Ledger, resizes_seen
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+from shardwise.tunnel.traffic import Traffic
+from shardwise.tunnel.world import groups_of, rank_zero_of
+
+Tunnel = Callable[..., dict[str, Any]]
+KEYS = {
+    "model", "cluster", "world_size", "strategy", "replicate", "shard", "mode", "device",
+    "link_speed", "links", "steps", "step_s", "free_step_s", "exposed_s", "communication_s",
+    "emulated_s", "tokens_per_s_per_gpu", "mfu", "hfu", "peak_allocated_bytes",
+    "peak_reserved_bytes", "peak_moment", "memory", "largest_memory", "planned_memory",
+    "collectives", "sequence", "notes",
+}  # fmt: skip
+
+
+def shard_numel(ranks: int) -> tuple[int, int]:
+    """Elements of rank 0's shards by hand, and the number of parameters."""
+    rows = [(301, 32)] * 2 + [(32, 1)]
+    block = [(32, 32), (16, 32), (16, 32), (32, 32), (66, 32), (66, 32), (32, 66)]
+    rows += 2 * (block + [(32, 1)] * 2)
+    return sum(-(-first // ranks) * rest for first, rest in rows), len(rows)
+
+
+def nonzero(sizes: Mapping[Any, int]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size}
+
+
+@pytest.fixture(scope="module")
+def four(tunnel: Tunnel) -> dict[str, Any]:
+    return tunnel("--cluster", "4xH100", "--device", "fake")
+
+
+def test_states_are_exact(four: dict[str, Any]) -> None:
+    numel, num_params = shard_numel(4)
+    largest = four["largest_memory"]
+    assert largest["params"] == 4 * numel
+    assert largest["grads"] == 4 * numel
+    # Two moments, and a step count for each parameter.
+    assert largest["optimizer"] == 8 * numel + 4 * num_params
+
+
+def test_the_result_is_whole(four: dict[str, Any]) -> None:
+    assert four.keys() == KEYS
+    assert (four["mode"], four["world_size"], four["cluster"]) == ("fake", 4, "4xH100")
+    assert four["step_s"] is four["exposed_s"] is four["mfu"] is None
+    assert sum(four["memory"].values()) == four["peak_allocated_bytes"]
+    assert four["peak_moment"] in ("loss", "backward")
+    assert any("torch.compile is off" in note for note in four["notes"])
+
+
+def test_collectives_in_order(four: dict[str, Any]) -> None:
+    units = ["model.embed_tokens", "model.layers.0", "model.layers.1", "[norm, lm_head]"]
+    named = [(item["kind"], item["unit"]) for item in four["sequence"] if item["unit"]]
+    gathered = [unit for kind, unit in named if kind == "all_gather"]
+    # The last unit of forward stays; the others are gathered again, the other way round.
+    assert gathered == [*units, *units[-2::-1]]
+    assert [unit for kind, unit in named if kind == "reduce_scatter"] == units[::-1]
+    totals = {row["kind"]: row for row in four["collectives"]}
+    assert totals["all_gather"]["count"] == 7
+    assert totals["all_gather"]["ranks"] == 4
+    # bf16 is gathered, fp32 reduced; rows are padded to a multiple of the ranks.
+    block = next(item for item in four["sequence"] if item["unit"] == "model.layers.0")
+    assert block["num_bytes"] == 2 * 4 * (8 * 32 + 4 * 32 * 2 + 8 * 32 + 17 * 32 * 2 + 8 * 66 + 16)
+    assert totals["reduce_scatter"]["num_bytes"] == 4 * 4 * shard_numel(4)[0]
+    assert four["communication_s"] == sum(item["seconds"] for item in four["sequence"])
+
+
+def test_replicas_reduce_shards_across_nodes(tunnel: Tunnel) -> None:
+    found = tunnel("--cluster", "2x4xH100", "shard.strategy=hybrid_shard", "--device", "fake")
+    across = [item for item in found["sequence"] if item["stride"] == 4]
+    assert [item["unit"] for item in across] == [
+        "[norm, lm_head]", "model.layers.1", "model.layers.0", "model.embed_tokens",
+    ]  # fmt: skip
+    assert {(item["kind"], item["ranks"]) for item in across} == {("all_reduce", 2)}
+    assert sum(item["num_bytes"] for item in across) == found["largest_memory"]["grads"]
+
+
+@pytest.mark.parametrize(("how", "reductions"), [("unsharded", 4), ("sharded", 12)])
+def test_accumulation(tunnel: Tunnel, how: str, reductions: int) -> None:
+    settings = (f"memory.accumulate={how}", "train.accumulation=3")
+    found = tunnel("--cluster", "4xH100", "--device", "fake", *settings)
+    counts = {row["kind"]: row["count"] for row in found["collectives"]}
+    assert counts["reduce_scatter"] == reductions
+    assert counts["all_gather"] == 3 * 7
+
+
+def test_slower_links_take_longer(tunnel: Tunnel, four: dict[str, Any]) -> None:
+    halved = tunnel("--cluster", "4xH100", "--device", "fake", "--link-speed", "0.5")
+    rate = halved["links"]["inside"]["bytes_per_s"]
+    assert rate == four["links"]["inside"]["bytes_per_s"] / 2
+    moved = sum(item["num_bytes"] * 3 / 4 for item in four["sequence"] if item["unit"])
+    longer = halved["communication_s"] - four["communication_s"]
+    assert longer == pytest.approx(moved / rate / 2, rel=0.01)
+
+
+def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, Any]) -> None:
+    found = tunnel("--cluster", "4xH100", "--device", "fake", "memory.offload=cpu")
+    assert not any(found["memory"][states] for states in ("params", "grads", "optimizer"))
+    assert found["peak_allocated_bytes"] < four["peak_allocated_bytes"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("memory.checkpoint_activations=none",),
+        ("memory.checkpoint_activations=full",),
+        ("memory.checkpoint_activations=selective",),
+        ("memory.loss=full", "train.accumulation=2", "memory.accumulate=unsharded"),
+        ("precision.param=fp16",),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_real_tensors_hold_the_same_bytes(
+    plan_of: Callable[..., Plan], settings: tuple[str, ...]
+) -> None:
+    plan = plan_of("cluster.name=4xH100", *settings)
+    links = Links.of(plan.cluster.fabric)
+    ledger = Ledger()
+    emulator = Emulator(
+        links, StoppedClock(), on_buffer=lambda buffer: ledger.classify([buffer], "gathered")
+    )
+    with rank_zero_of(4):
+        shell = shard_rank(plan_on(plan, "cpu", compiled=False), emulator)
+        rank = fill_rank(shell, lambda text: None, has_values=False)
+        groups = groups_of(shell.mesh)
+        batches = rank.loader.step_batches(0)
+        with Observer(Ledger(), Traffic(), links, groups):
+            _make_first_update(rank)
+        _open_ledger(ledger, rank, batches)
+        with resizes_seen(ledger), Observer(ledger, Traffic(), links, groups):
+            rank.stepper.run(batches, 1e-3)
+    real, fake = ledger.peak(), run_fake(plan, links).memory
+    assert fake.allocated_bytes == real.total
+    assert nonzero(fake.classes) == nonzero(real.classes)
+    assert nonzero(fake.largest) == nonzero(real.largest)
+
+
+def test_no_mask_is_built_where_real_ids_need_none() -> None:
+    config = AutoConfig.for_model("llama", attn_implementation="sdpa")
+    inputs = {"config": config, "attention_mask": None, "past_key_values": None}
+
+    def build() -> Any:
+        ids = torch.arange(8)[None]
+        return create_causal_mask(inputs_embeds=torch.empty(1, 8, 4), position_ids=ids, **inputs)
+
+    assert build() is None
+    with FakeTensorMode():
+        assert build() is not None, "transformers looks no more: the tunnel may stop hiding"
+    with fake_tensors():
+        assert build() is None
+    assert build() is None
+
+
+def test_a_model_that_decides_by_values_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot run on fake tensors") as caught, fake_tensors():
+        torch.ones(3).nonzero()
+    assert caught.value.code == ExitCode.ENVIRONMENT
+    assert "nonzero" in caught.value.why
+    assert "GPU" in caught.value.fix

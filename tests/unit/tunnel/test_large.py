@@ -1,0 +1,49 @@
+"""A large world costs no time and no memory: 512 ranks, blocks of 3.2B parameters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import resource, sys
+from shardwise.cli.main import app
+app(sys.argv[1:], standalone_mode=False)
+used = resource.getrusage(resource.RUSAGE_SELF)
+sys.stderr.write(f"used {used.ru_utime} {used.ru_maxrss}")
+"""
+NUM_LAYERS = 8
+# The whole model has 126 blocks and must stay below 60 s and 4 GiB; it takes 32 s and 0.43 GiB.
+MAX_CPU_S, MAX_BYTES = 25.0, 2**30
+
+
+@pytest.mark.slow
+def test_512_ranks_in_seconds(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: llama-3.1-405b\ndata: synthetic\ncluster: 64x8xH100\n")
+    settings = (f"model.overrides.num_hidden_layers={NUM_LAYERS}", "shard.strategy=full_shard")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "tunnel", str(file), *settings, "--device", "fake", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads(done.stdout)
+    params = 2 * 128256 * 16384 + 16384 + NUM_LAYERS * 3_187_703_808
+    assert found["world_size"] == 512
+    # 128256 rows do not divide by 512, so rank 0 holds half a row more of both ends.
+    assert found["largest_memory"]["params"] == pytest.approx(4 * params / 512, rel=1e-3)
+    assert {row["kind"]: row["count"] for row in found["collectives"]} == {
+        "all_gather": 2 * (NUM_LAYERS + 2) - 1,
+        "reduce_scatter": NUM_LAYERS + 2,
+        "all_reduce": 3,
+    }
+    cpu_s, max_rss = done.stderr.split("used ")[-1].split()
+    assert float(cpu_s) < MAX_CPU_S
+    assert int(max_rss) * 1024 < MAX_BYTES

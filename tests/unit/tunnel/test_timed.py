@@ -1,0 +1,113 @@
+"""Rank 0 with real tensors on the host: the path that a GPU takes, with a clock that sleeps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.probe import probe_cpu
+
+Tunnel = Callable[..., dict[str, Any]]
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+ON_CPU = ("--device", "cpu", "--cluster", "2xCPU", "--steps", "2", "precision.param=fp32")
+
+
+@pytest.fixture(scope="module")
+def slow(tunnel: Tunnel) -> dict[str, Any]:
+    return tunnel(*ON_CPU, "--link-speed", "0.0005")
+
+
+def test_slow_links_are_felt(slow: dict[str, Any]) -> None:
+    assert slow["mode"] == "cpu"
+    assert slow["communication_s"] > 0.2
+    assert slow["emulated_s"] >= slow["communication_s"]
+    # Nothing overlaps on a host, so a step is longer by all of it.
+    assert slow["exposed_s"] == pytest.approx(slow["communication_s"], rel=0.5)
+    assert slow["step_s"] == pytest.approx(slow["free_step_s"] + slow["exposed_s"])
+    assert slow["tokens_per_s_per_gpu"] == pytest.approx(2 * 16 / slow["step_s"])
+    assert slow["mfu"] is None
+    assert any("nothing overlaps" in note for note in slow["notes"])
+
+
+def test_real_steps_make_the_collectives_of_fake_ones(tunnel: Tunnel, slow: dict[str, Any]) -> None:
+    fake = tunnel("--device", "fake", "--cluster", "2xCPU", "precision.param=fp32")
+    named = [item for item in fake["sequence"] if item["unit"]]
+    assert [{**item, "seconds": 0} for item in slow["sequence"]] == [
+        {**item, "seconds": 0} for item in named
+    ]
+    for states in ("params", "grads", "optimizer"):
+        assert slow["largest_memory"][states] == fake["largest_memory"][states]
+
+
+def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
+    settings = ("shard.strategy=hybrid_shard", "memory.checkpoint_activations=full")
+    found = tunnel(*ON_CPU, "--cluster", "2x2xCPU", "train.accumulation=2", *settings)
+    kinds = {(row["kind"], row["ranks"], row["stride"]): row for row in found["collectives"]}
+    assert kinds["all_reduce", 2, 2]["count"] == 4
+    assert kinds["reduce_scatter", 2, 1]["count"] == 4
+    assert kinds["all_gather", 2, 1]["count"] == 14
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--device", "tpu"), ExitCode.CONFIG, ["--device tpu", "auto, cuda, cpu, fake"]),
+        (("--link-speed", "0"), ExitCode.CONFIG, ["--link-speed 0 is no speed", "above 0"]),
+        (("--link-speed", "inf"), ExitCode.CONFIG, ["--link-speed inf"]),
+        (("--steps", "0"), ExitCode.CONFIG, ["--steps 0"]),
+        (
+            ("--device", "cpu", "--cluster", "64x8xH100", "model.name=llama-3.1-405b",
+             "model.overrides={}", "data.seq_len=2048", "train.micro_batch=1"),
+            ExitCode.DOES_NOT_FIT,
+            ["rank 0 of 512 does not fit into this machine's memory", "--device fake"],
+        ),
+    ],
+)  # fmt: skip
+def test_refusals(
+    tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: ExitCode,
+    says: list[str],
+) -> None:  # fmt: skip
+    small = replace(probe_cpu(), memory_bytes=2**30)
+    monkeypatch.setattr("shardwise.tunnel.run.probe_cpu", lambda: small)
+    with pytest.raises(UserError) as caught:
+        tunnel(*words)
+    assert caught.value.code == code
+    for text in says:
+        assert text in str(caught.value)
+
+
+def test_without_a_gpu_cuda_is_refused(tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="torch sees no GPU") as caught:
+        tunnel("--device", "cuda")
+    assert caught.value.code == ExitCode.ENVIRONMENT
+    assert "fake tensors" in caught.value.fix
+
+
+def test_what_is_printed(config: Path) -> None:
+    words = ("tunnel", str(config), "--cluster", "4xH100", "--device", "fake", "--link-speed", "2")
+    done = subprocess.run(
+        [SHARDWISE, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    for text in (
+        "wind tunnel: rank 0 of 4 on fake tensors",
+        "memory of rank 0",
+        "collectives of one step; links at 2 x their speed: NVLink of H100 738 GB/s",
+        "reduce_scatter  4      4",
+        "note: torch.compile is off",
+        f"next: shardwise tunnel {config} --cluster 4xH100 --link-speed 1",
+    ):
+        assert text in done.stdout
+    assert "Traceback" not in done.stderr
