@@ -21,6 +21,7 @@ JOB_TIMEOUT_S = 180.0
 PRELOAD = [
     "shardwise.launch.worker",
     "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
     "transformers.models.qwen2.modeling_qwen2",
 ]
 

@@ -88,6 +88,7 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
         ("gpt2", 2, 2, 4, HSDP),
         ("mixtral", 2, 4, 2, {}),
         ("mixtral", 1, 2, 4, {}),
+        ("mixtral", 2, 4, 4, {}),
     ],
 )
 def test_what_fsdp_saved_is_read_bit_by_bit(
@@ -106,9 +107,12 @@ def test_what_fsdp_saved_is_read_bit_by_bit(
         assert_same(loaded, expected)
 
 
-def test_config_and_shards_in_one_directory_need_no_setting(ranks: Pool, tmp_path: Path) -> None:
-    expected = ranks(2).run(save_sharded, "llama", 2, tmp_path)[0]
-    results = ranks(2).run(load, 2, save_config("llama", tmp_path), {})
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_config_and_shards_in_one_directory_need_no_setting(
+    family: str, ranks: Pool, tmp_path: Path
+) -> None:
+    expected = ranks(2).run(save_sharded, family, 2, tmp_path)[0]
+    results = ranks(2).run(load, 2, save_config(family, tmp_path), {})
     assert_same(results[0][0], expected)
     # Together the ranks read every weight once.
     assert sum(num_bytes for _, num_bytes in results) == sum(v.nbytes for v in expected.values())

@@ -137,6 +137,30 @@ def test_an_option_changes_no_number(
     assert_close(spread(ranks, world, settings), plain(model, 3), tally)
 
 
+# Fewer experts than ranks that shard them, or one more: their first dim is not the one that is cut,
+# except where gathered parameters are resharded to a smaller group.
+EXPERTS: list[tuple[int, int, Settings]] = [
+    (4, 2, FULL),
+    (4, 2, {**FULL, "memory.offload": "cpu", "train.accumulation": 2}),
+    (4, 2, {**FULL, "shard.reshard_after_forward": 2}),
+    (4, 3, {**HYBRID, "memory.checkpoint_activations": "full"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("world", "experts", "option"),
+    [pytest.param(w, e, s, id=f"{w}-{e}-{label(s)}") for w, e, s in EXPERTS],
+)
+def test_stacked_experts_equal_one_process(
+    ranks: Pools, tally: Tally, world: int, experts: int, option: Settings
+) -> None:
+    # Grouped matmuls want rows of whole 16 bytes.
+    overrides = {**SHAPE, "intermediate_size": 68, "num_local_experts": experts}
+    settings = {"model.name": "tiny-mixtral", "model.overrides": overrides, "train.steps": 3}
+    reference = ranks(1).run(train_plainly, settings)[0]
+    assert_close(spread(ranks, world, {**settings, **option}), reference, tally)
+
+
 UNITS: list[tuple[str, Settings]] = [
     ("tiny-llama", {"shard.unit_min_params": 2000}),
     ("tiny-llama", {"shard.unit_classes": ["LlamaDecoderLayer"]}),

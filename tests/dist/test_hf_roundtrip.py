@@ -7,18 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rank_pool import Ranks
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_runs import tiny_plan
+from tiny_runs import Arrays, tiny_plan, whole_params
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.checkpoint.export import Exporter, export_checkpoint
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
+from shardwise.model.pretrained import load_pretrained
+from shardwise.model.weights import local_part
 from shardwise.parallel.mesh import build_mesh
 from shardwise.training.optim import build_optimizer
 from shardwise.training.session import build_model
@@ -46,6 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 8, **COMMON},
     "mistral": {"model_type": "mistral", **COMMON},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 3, **COMMON},
+    "few-experts": {"model_type": "mixtral", "num_local_experts": 2, **COMMON},
     "gemma": {"model_type": "gemma", "head_dim": 8, **COMMON},
     "gpt2": {"model_type": "gpt2", "bos_token_id": 1, "eos_token_id": 2, **GPT2},
 }
@@ -121,7 +125,8 @@ def test_a_family_comes_back_bit_by_bit(family: str, ranks: Pool, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama-tied", HSDP), ("mixtral", HSDP), ("mixtral", {})],  # 3 experts: one rank has none
+    # Neither 2 nor 4 ranks can share 3 experts out: each has a part of all.
+    [("llama-tied", HSDP), ("mixtral", HSDP), ("mixtral", {})],
     ids=["tied-hybrid", "experts-hybrid", "experts-full"],
 )
 def test_four_ranks_give_it_back(
@@ -170,12 +175,35 @@ def test_a_torch_file_is_read(family: str, ranks: Pool, tmp_path: Path) -> None:
     assert torch.equal(logits(out), expected)
 
 
-def test_fused_experts_are_read(ranks: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [2, 4])
+def test_fused_experts_are_read(world: int, ranks: Pool, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     save_model("mixtral", source, save_original_format=False)
     assert "model.layers.0.mlp.experts.gate_up_proj" in stored(source)
-    round_trip(ranks, source, out)
+    round_trip(ranks, source, out, world)
     assert torch.equal(logits(out), logits(source))
+
+
+def read_shards(world: int, model_dir: Path) -> tuple[Arrays, int, int]:
+    """On every rank: the weights, whole; bytes that it reads, and those that it keeps."""
+    common = {"model.name": str(model_dir), "model.overrides": {}, "shard.strategy": "full_shard"}
+    plan = tiny_plan(world, {**common, "train.global_batch": 12})
+    model, _ = build_model(plan, build_mesh(plan), lambda text: None)
+    kept = sum(local_part(param).nbytes for param in model.parameters())
+    return whole_params(model), load_pretrained(model, model_dir), kept
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("world", [3, 4])  # of 3 ranks one has rows of both gate and up
+def test_a_rank_reads_its_part_of_the_experts_alone(
+    world: int, fused: bool, ranks: Pool, tmp_path: Path
+) -> None:
+    save_model("few-experts", tmp_path, save_original_format=not fused)
+    expected = whole_params(AutoModelForCausalLM.from_pretrained(tmp_path))
+    for found, read, kept in ranks(world).run(read_shards, world, tmp_path):
+        assert read == kept
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
 def test_weights_without_the_models_prefix_are_read(ranks: Pool, tmp_path: Path) -> None:

@@ -43,8 +43,14 @@ LAYOUTS: list[Layout] = [
     for world in (1, 2, 3, 4)
     if name != "hybrid" or world in (2, 4)
 ]
-# Keys and values have two rows: of four ranks two hold no part of them.
+# Keys and values have two rows: of three ranks one holds no part of them, and four hold columns.
 TINY = {**SHAPE, "num_key_value_heads": 1, "head_dim": 2}
+# Two stacked experts: rows on one and two ranks, columns on four.
+EXPERTS: Settings = {
+    "model.name": "tiny-mixtral",
+    "model.overrides": {**SHAPE, "intermediate_size": 68, "num_local_experts": 2},
+    "shard.strategy": "full_shard",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ def targets_of(source: Layout) -> list[Layout]:
 
 
 def settings_of(layout: Layout) -> Settings:
-    return {"model.overrides": TINY, "train.global_batch": 12, **STRATEGIES[layout[0]]}
+    strategy = EXPERTS if layout[0] == "experts" else STRATEGIES[layout[0]]
+    return {"model.overrides": TINY, "train.global_batch": 12, **strategy}
 
 
 def train_and_save(layout: Layout, root: Path) -> Held:
@@ -168,6 +175,17 @@ def test_every_layout_writes_whole_checkpoints(
         assert held.position == STEPS
     batches = {tuple(held.batch) for _, held in written.values()}
     assert len(batches) == 1, "the next global batch is the same on every mesh"
+
+
+def test_experts_cut_in_another_dim_are_read_anywhere(ranks: Pools, tmp_path: Path) -> None:
+    held: dict[int, Held] = {}
+    for world in (1, 4):
+        root = tmp_path / str(world)
+        held[world] = ranks(world).run(train_and_save, ("experts", world), root)[0]
+        assert [str(damage) for damage in check_checkpoint(final_path(root, STEPS))] == []
+    for source, target in [(4, 2), (4, 1), (1, 4)]:
+        results = ranks(target).run(restore_all, ("experts", target), [tmp_path / str(source)])
+        assert results == [[held[source]]] * target
 
 
 def damage_and_find(root: Path) -> tuple[int | None, list[str]]:

@@ -19,6 +19,12 @@ SETTINGS: Settings = {
     "model.overrides": {**SHAPE, "intermediate_size": 64, "vocab_size": 320},
     "shard.strategy": "full_shard",
 }
+# Fewer experts than ranks: these are cut in another dim.
+EXPERTS: Settings = {
+    "model.name": "tiny-mixtral",
+    "model.overrides": {**SETTINGS["model.overrides"], "num_local_experts": 2},
+    "shard.strategy": "full_shard",
+}
 
 
 def state_bytes(world: int, settings: Settings) -> int:
@@ -35,11 +41,23 @@ def held_bytes(tensor: Tensor) -> int:
     return local.untyped_storage().nbytes() if isinstance(local, torch.Tensor) else 0
 
 
-def test_state_falls_as_one_over_n(ranks: Callable[[int], Ranks]) -> None:
-    (whole,) = ranks(1).run(state_bytes, 1, SETTINGS)
+@pytest.mark.parametrize("settings", [SETTINGS, EXPERTS], ids=["dense", "experts"])
+def test_state_falls_as_one_over_n(ranks: Callable[[int], Ranks], settings: Settings) -> None:
+    (whole,) = ranks(1).run(state_bytes, 1, settings)
     for world in (2, 4):
-        for size in ranks(world).run(state_bytes, world, SETTINGS):
+        for size in ranks(world).run(state_bytes, world, settings):
             assert size == pytest.approx(whole / world, rel=0.02)
+
+
+def expert_shares(world: int) -> list[float]:
+    """What part of each stacked tensor of experts this rank holds."""
+    params = start(world, EXPERTS).model.named_parameters()
+    return [held_bytes(p) / (4 * p.numel()) for name, p in params if ".experts." in name]
+
+
+def test_every_rank_holds_its_part_of_few_experts(ranks: Callable[[int], Ranks]) -> None:
+    for shares in ranks(4).run(expert_shares, 4):
+        assert shares == [0.25] * 4  # two tensors in each of two layers
 
 
 def test_replicas_hold_whole_copies(ranks: Callable[[int], Ranks]) -> None:

@@ -1,10 +1,11 @@
-"""Boxes of a tensor, as offsets and sizes: do they lie inside it, and are they the whole of it?"""
+"""Boxes of a tensor, as offsets and sizes: how they lie in it, in each other and in its bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 Sizes = tuple[int, ...]
@@ -22,6 +23,11 @@ class Box:
         """Of this part."""
         return math.prod(self.sizes)
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What a tensor is indexed with to get this part."""
+        return tuple(slice(a, a + size) for a, size in zip(self.offsets, self.sizes, strict=True))
+
     def lies_in(self, shape: Sizes) -> bool:
         """Whether a tensor of `shape` has all of it."""
         return len(self.offsets) == len(self.sizes) == len(shape) and all(
@@ -38,6 +44,40 @@ class Box:
             )
         )
 
+    def overlap(self, other: Box) -> Box:
+        """The part that both have; where they do not meet, it has no elements."""
+        pairs = list(zip(self._bounds, other._bounds, strict=True))
+        offsets = tuple(max(a, b) for (a, _), (b, _) in pairs)
+        ends = (min(a, b) for (_, a), (_, b) in pairs)
+        return Box(offsets, tuple(max(e - o, 0) for o, e in zip(offsets, ends, strict=True)))
+
+    def seen_from(self, outer: Box) -> Box:
+        """The same part, with offsets that count from where `outer` starts."""
+        offsets = (a - b for a, b in zip(self.offsets, outer.offsets, strict=True))
+        return Box(tuple(offsets), self.sizes)
+
+    def runs_in(self, shape: Sizes) -> Iterator[range]:
+        """Where it lies in a contiguous tensor of `shape`: stretches of elements, in order."""
+        # Whole dims at the end lie together with the last dim that is cut.
+        cut = max((dim for dim, size in enumerate(self.sizes) if size != shape[dim]), default=0)
+        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        starts = product(*(range(a, b) for a, b in self._bounds[:cut]))
+        first = self.offsets[cut] * strides[cut] if shape else 0
+        length = math.prod(self.sizes[cut:])
+        for outer in starts:
+            start = first + sum(a * s for a, s in zip(outer, strides, strict=False))
+            yield range(start, start + length)
+
+    @property
+    def _bounds(self) -> list[tuple[int, int]]:
+        return [(a, a + size) for a, size in zip(self.offsets, self.sizes, strict=True)]
+
+
+def whole_box(shape: Iterable[int]) -> Box:
+    """All of a tensor."""
+    sizes = tuple(shape)
+    return Box((0,) * len(sizes), sizes)
+
 
 def validate_sizes(values: Any) -> Sizes:
     """Whole numbers that a tensor could have as sizes, offsets or places in a file."""
@@ -52,17 +92,25 @@ def cover_once(shape: Sizes, boxes: Iterable[Box]) -> bool:
 
     Disjoint and as many elements as the tensor: together that is covering it exactly.
     """
-    filled = sorted((box for box in boxes if box.num_elements), key=lambda box: box.offsets)
+    filled = [box for box in boxes if box.num_elements]
     covered = sum(box.num_elements for box in filled)
     return covered == math.prod(shape) and not _any_overlap(filled)
 
 
 def _any_overlap(boxes: Sequence[Box]) -> bool:
-    """Sorted by their first offset, each box can meet only those that start before it ends."""
-    for number, box in enumerate(boxes):
-        for later in range(number + 1, len(boxes)):
-            other = boxes[later]
-            if box.offsets and other.offsets[0] >= box.offsets[0] + box.sizes[0]:
+    """Sorted by their start in one dim, each box can meet only those that start before it ends.
+
+    The dim that has the most starts: boxes of a tensor that is cut in another all start alike.
+    """
+    num_dims = len(boxes[0].sizes) if boxes else 0
+    dim = max(range(num_dims), key=lambda d: len({box.offsets[d] for box in boxes}), default=None)
+    if dim is None:
+        return len(boxes) > 1
+    ordered = sorted(boxes, key=lambda box: box.offsets[dim])
+    for number, box in enumerate(ordered):
+        for later in range(number + 1, len(ordered)):
+            other = ordered[later]
+            if other.offsets[dim] >= box.offsets[dim] + box.sizes[dim]:
                 break
             if box.meets(other):
                 return True

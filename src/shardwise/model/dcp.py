@@ -1,9 +1,8 @@
-"""Directories of PyTorch's DCP, as Accelerate and FSDP leave them: rows, piece by piece."""
+"""Directories of PyTorch's DCP, as Accelerate and FSDP leave them: read piece by piece."""
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 import struct
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import UserError
+from shardwise.model.boxes import Box
 from shardwise.model.dcp_index import DcpPiece, read_dcp_index
 from shardwise.model.torch_file import load_torch
 
@@ -27,7 +27,7 @@ _MEMBER_HEADER = struct.Struct("<26xHH")
 
 
 class DcpWeights:
-    """The model of a DCP directory; of each piece only the rows that are asked for are read."""
+    """The model of a DCP directory; of each piece only what is asked for is read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,22 +41,15 @@ class DcpWeights:
         """Of the whole tensor."""
         return list(self._tensors[key].shape)
 
-    def read(self, key: str, rows: slice) -> Tensor:
-        """These rows of a tensor; of a scalar, all of it."""
+    def read(self, key: str, box: Box) -> Tensor:
+        """This part of a tensor."""
         stored = self._tensors[key]
-        if not stored.shape:
-            (piece,) = stored.pieces
-            return self._item(piece, stored.dtype).read_whole()
-        first, last, _ = rows.indices(stored.shape[0])
-        found = torch.empty(max(last - first, 0), *stored.shape[1:], dtype=stored.dtype)
+        found = torch.empty(box.sizes, dtype=stored.dtype)
         for piece in stored.pieces:
-            start = piece.offsets[0]
-            begin, end = max(first, start), min(last, start + piece.sizes[0])
-            if begin < end and piece.num_elements:
-                target = found[begin - first : end - first]
-                for dim in range(1, len(stored.shape)):
-                    target = target.narrow(dim, piece.offsets[dim], piece.sizes[dim])
-                self._item(piece, stored.dtype).copy_rows(begin - start, end - start, target)
+            part = box.overlap(piece)
+            if part.num_elements:
+                target = found[part.seen_from(box).slices]
+                self._item(piece, stored.dtype).copy_box(part.seen_from(piece), target)
         return found
 
     def _item(self, piece: DcpPiece, dtype: torch.dtype) -> _Item:
@@ -71,31 +64,27 @@ class _Item:
         self.piece = piece
         self.dtype = dtype
 
-    def read_whole(self) -> Tensor:
-        """All of it, by torch alone."""
-        with self.path.open("rb") as file:
-            view = _Window(file, self.piece.start, self.piece.length)
-            self._find_data(view)
-            return self._load(view, "cpu")
-
-    def copy_rows(self, begin: int, end: int, target: Tensor) -> None:
-        """Copy rows of the piece to `target`, from the place in the file where they lie."""
+    def copy_box(self, box: Box, target: Tensor) -> None:
+        """Copy a box of the piece to `target`, from the places in the file where it lies."""
         with self.path.open("rb") as file:
             view = _Window(file, self.piece.start, self.piece.length)
             data = self._find_data(view)
             # On meta: torch reads the tensor's description, and not one of its bytes.
             described = self._load(view, "meta")
             if not described.is_contiguous():
-                target.copy_(self._load(view, "cpu")[begin:end])
+                target.copy_(self._load(view, "cpu")[box.slices])
                 return
-            row_bytes = math.prod(self.piece.sizes[1:]) * self.dtype.itemsize
-            start = data.start + int(described.storage_offset()) * self.dtype.itemsize
-            rows = target if target.is_contiguous() else torch.empty(target.shape, dtype=self.dtype)
-            view.seek(start + begin * row_bytes)
-            if start + end * row_bytes > data.stop or not view.fill(rows):
-                raise self._broken("it ends within the tensor's bytes")
-            if rows is not target:
-                target.copy_(rows)
+            width = self.dtype.itemsize
+            start = data.start + int(described.storage_offset()) * width
+            part = target if target.is_contiguous() else torch.empty(target.shape, dtype=self.dtype)
+            filled = part.view(-1)
+            for run in box.runs_in(self.piece.sizes):
+                run_part, filled = filled[: len(run)], filled[len(run) :]
+                view.seek(start + run.start * width)
+                if start + run.stop * width > data.stop or not view.fill(run_part):
+                    raise self._broken("it ends within the tensor's bytes")
+            if part is not target:
+                target.copy_(part)
 
     def _load(self, view: _Window, device: str) -> Tensor:
         view.seek(0)

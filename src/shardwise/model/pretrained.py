@@ -1,9 +1,9 @@
-"""Pretrained weights into shards: each rank reads the rows that it keeps."""
+"""Pretrained weights into shards: each rank reads the part that it keeps."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 # Not promised by transformers, but the only place that knows which families store tensors under
@@ -26,9 +25,11 @@ from transformers.core_model_loading import (
 )
 
 from shardwise.errors import UserError
+from shardwise.model.boxes import Box, cover_once, whole_box
 from shardwise.model.stored import StoredWeights, open_weights
-from shardwise.model.weights import copy_rows, local_rows
+from shardwise.model.weights import copy_shard, local_box, local_part
 
+_FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
 
@@ -50,7 +51,7 @@ def load_pretrained(model: nn.Module, place: Path) -> int:
         raise _not_there(missing, place, files)
     # A fusion may fill several parameters, so the loop is over fusions.
     return sum(
-        _read_rows(files, plain[source], param)
+        _read_plain(files, plain[source], param)
         for source, param in wanted.items()
         if source in plain
     ) + sum(_read_fused(files, fusion, wanted) for fusion in fusions)
@@ -72,21 +73,37 @@ class _Fusion:
         return [self.target.replace(first, pattern) for pattern in patterns]
 
     @property
-    def is_rowwise(self) -> bool:
-        """Whether row i is made of the i-th tensor of each list, so that a rank may read its own
-        rows alone."""
+    def is_stack(self) -> bool:
+        """Whether it only lays tensors side by side, so that a rank may read parts of them."""
         first, *rest = self.converter.operations
         return (
             isinstance(first, MergeModulelist)
             and first.dim == 0
+            and len(rest) == (len(self.converter.source_patterns) > 1)
             and all(isinstance(step, Concatenate) and step.dim > 0 for step in rest)
         )
 
-    def convert(self, read: Callable[[str], Tensor], which: slice) -> dict[str, Tensor]:
-        """The parameters by name, made of `which` tensors of each list."""
+    def stack(self, files: StoredWeights) -> dict[str, Box]:
+        """Of a stack: each stored tensor, and the box of the parameter that it fills.
+
+        Row i has the i-th tensor of every list, one behind the other in the dim of Concatenate.
+        """
+        dim = next((op.dim for op in self.converter.operations if isinstance(op, Concatenate)), 1)
+        boxes: dict[str, Box] = {}
+        behind = 0
+        for pattern in self.converter.source_patterns:
+            keys = self.keys[pattern]
+            shape = files.shape(keys[0])
+            columns = [behind if column == dim else 0 for column in range(1, len(shape) + 1)]
+            boxes |= {key: Box((row, *columns), (1, *shape)) for row, key in enumerate(keys)}
+            behind += shape[dim - 1] if dim <= len(shape) else 0
+        return boxes
+
+    def convert(self, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """The parameters by name, made of all tensors."""
         converter: Any = copy.deepcopy(self.converter)
         for pattern, keys in self.keys.items():
-            for key in keys[which]:
+            for key in keys:
                 # Held by the converter alone, which lets go of each part as it merges them.
                 converter.add_tensor(self.target, key, pattern, read(key))
         return dict(converter.convert(self.target))
@@ -155,12 +172,12 @@ def _aliases(model: nn.Module) -> dict[str, list[str]]:
     return {group[0]: group[1:] for group in names.values()}
 
 
-def _read_rows(files: StoredWeights, key: str, param: Tensor) -> int:
+def _read_plain(files: StoredWeights, key: str, param: Tensor) -> int:
     """Fill `param` from one stored tensor; returns the bytes read."""
-    _validate_shape(key, files.shape(key), param)
-    rows = files.read(key, _rows_of(param))
-    _local(param).copy_(rows)
-    return rows.nbytes
+    _validate_shape(key, files.shape(key), param.shape)
+    part = files.read(key, local_box(param))
+    local_part(param).copy_(part)
+    return part.nbytes
 
 
 def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tensor]) -> int:
@@ -173,44 +190,53 @@ def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tens
         raise UserError(
             f"{fusion.target} cannot be made: the files have no tensor like {', '.join(absent)}",
             why=f"they have {', '.join(fusion.keys)}, which is a part of it",
-            fix="fetch or save the weights anew; some of their files may be missing",
+            fix=_FETCH_ANEW,
         )
-    if fusion.is_rowwise:
-        return _read_fused_rows(files, fusion, params[fusion.target])
-    made = fusion.convert(lambda key: files.read(key, slice(None)), slice(None))
+    if fusion.is_stack:
+        return _read_stack(files, fusion, params[fusion.target])
+    made = fusion.convert(lambda key: files.read(key, whole_box(files.shape(key))))
     for name, param in params.items():
-        _validate_shape(name, list(made[name].shape), param)
-        copy_rows(param, made[name])
+        _validate_shape(name, made[name].shape, param.shape)
+        copy_shard(param, made[name])
     return sum(value.nbytes for value in made.values())
 
 
-def _read_fused_rows(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
-    for keys in fusion.keys.values():
-        _validate_shape(fusion.target, [len(keys), *param.shape[1:]], param)
-    local = _local(param)
-    if not local.numel():
-        return 0
-    made = fusion.convert(lambda key: files.read(key, slice(None)), _rows_of(param))
-    rows = made[fusion.target]
-    _validate_shape(fusion.target, [param.shape[0], *rows.shape[1:]], param)
-    local.copy_(rows)
-    return rows.nbytes
+def _read_stack(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
+    """Fill `param` from the parts of stored tensors that this rank keeps."""
+    boxes = fusion.stack(files)
+    _validate_stack(fusion.target, boxes.values(), param.shape)
+    mine, local = local_box(param), local_part(param)
+    num_bytes = 0
+    for key, box in boxes.items():
+        common = mine.overlap(box)
+        if common.num_elements:
+            _validate_shape(key, files.shape(key), box.sizes[1:])
+            inside = common.seen_from(box)
+            # Stored tensors have no dim for the row.
+            part = files.read(key, Box(inside.offsets[1:], inside.sizes[1:]))
+            local[common.seen_from(mine).slices][0].copy_(part)
+            num_bytes += part.nbytes
+    return num_bytes
 
 
-def _rows_of(param: Tensor) -> slice:
-    return slice(*local_rows(param)) if isinstance(param, DTensor) else slice(None)
-
-
-def _local(param: Tensor) -> Tensor:
-    param = param.detach()
-    return param.to_local() if isinstance(param, DTensor) else param
-
-
-def _validate_shape(key: str, stored: list[int], param: Tensor) -> None:
-    if stored != list(param.shape):
+def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> None:
+    if list(stored) != list(wanted):
         raise UserError(
-            f"{key} has shape {stored} in the files, the model needs {list(param.shape)}",
+            f"{key} has shape {list(stored)} in the files, the model needs {list(wanted)}",
             fix="check model.overrides against the checkpoint's config.json",
+        )
+
+
+def _validate_stack(name: str, boxes: Collection[Box], shape: Sequence[int]) -> None:
+    """All of a parameter comes from the files, and nothing twice."""
+    ends = zip(*([part.stop for part in box.slices] for box in boxes), strict=False)
+    _validate_shape(name, [max(stops) for stops in ends], shape)
+    whole = tuple(shape)
+    if not all(box.lies_in(whole) for box in boxes) or not cover_once(whole, boxes):
+        raise UserError(
+            f"{name} cannot be made: the files have only a part of it",
+            why=f"they have {len(boxes)} tensors for it, which leave gaps",
+            fix=_FETCH_ANEW,
         )
 
 

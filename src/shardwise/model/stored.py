@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shardwise.errors import UserError
+from shardwise.model.boxes import Box
 from shardwise.model.dcp import DcpWeights
 from shardwise.model.dcp_index import METADATA_NAME
 from shardwise.model.torch_file import load_torch
@@ -32,7 +33,7 @@ _OTHER_STATE = ("optimizer*", "scheduler*", "scaler*")
 
 
 class StoredWeights(Protocol):
-    """Tensors on disk by name; only the rows that are asked for are read."""
+    """Tensors on disk by name; only the part that is asked for is read."""
 
     def keys(self) -> Iterable[str]:
         """All names."""
@@ -40,13 +41,13 @@ class StoredWeights(Protocol):
     def shape(self, key: str) -> list[int]:
         """Of the whole tensor."""
 
-    def read(self, key: str, rows: slice) -> Tensor:
-        """These rows of a tensor; of a scalar, all of it."""
+    def read(self, key: str, box: Box) -> Tensor:
+        """This part of a tensor."""
 
 
 class _Safetensors:
     """Each read opens the file anew: a closed mapping gives its pages back, and peak memory
-    stays at the shards plus one tensor's rows."""
+    stays at the shards plus one tensor's part."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files
@@ -58,15 +59,15 @@ class _Safetensors:
         with safe_open(self._files[key], framework="pt") as file:
             return list(file.get_slice(key).get_shape())
 
-    def read(self, key: str, rows: slice) -> Tensor:
+    def read(self, key: str, box: Box) -> Tensor:
         with safe_open(self._files[key], framework="pt") as file:
-            stored = file.get_slice(key)
-            found: Tensor = stored[rows] if stored.get_shape() else file.get_tensor(key)
+            # A scalar cannot be sliced.
+            found: Tensor = file.get_slice(key)[box.slices] if box.sizes else file.get_tensor(key)
             return found
 
 
 class _TorchFiles:
-    """Files of `torch.save`, mapped: the system reads the rows that are copied, no others."""
+    """Files of `torch.save`, mapped: the system reads the pages that are copied, no others."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._tensors = {key: value for path in paths for key, value in _map_torch(path).items()}
@@ -77,9 +78,8 @@ class _TorchFiles:
     def shape(self, key: str) -> list[int]:
         return list(self._tensors[key].shape)
 
-    def read(self, key: str, rows: slice) -> Tensor:
-        tensor = self._tensors[key]
-        return tensor[rows] if tensor.dim() else tensor
+    def read(self, key: str, box: Box) -> Tensor:
+        return self._tensors[key][box.slices]
 
 
 def find_weights(place: Path) -> Path:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from shardwise.model.blocks import UnitMap
+from shardwise.model.boxes import Box, whole_box
 
 
 def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch.device) -> None:
@@ -58,31 +59,38 @@ def _fill_unit(
         _run_initialisers(twin, members, seed)
     for key, value in full.items():
         if key in targets:
-            copy_rows(targets[key], value.detach())
+            copy_shard(targets[key], value.detach())
     for _, module in members:
         module.to("meta")
 
 
-def copy_rows(target: Tensor, full: Tensor) -> None:
-    """Copy this rank's rows of `full` into `target`, which may be sharded on dim 0."""
-    with torch.no_grad():
-        if isinstance(target, DTensor):
-            target.to_local().copy_(full[slice(*local_rows(target))])
-        else:
-            target.copy_(full)
+def copy_shard(target: Tensor, full: Tensor) -> None:
+    """Copy this rank's part of `full` into `target`, which may be sharded."""
+    local_part(target).copy_(full[local_box(target).slices])
 
 
-def local_rows(param: DTensor) -> tuple[int, int]:
-    """First and last-plus-one row of `param` that this rank keeps."""
-    start, size = 0, param.shape[0] if param.dim() else 1
+def local_part(param: Tensor) -> Tensor:
+    """What this rank keeps of `param`, to be written to."""
+    param = param.detach()
+    return param.to_local() if isinstance(param, DTensor) else param
+
+
+def local_box(param: Tensor) -> Box:
+    """Which part of `param` this rank keeps."""
+    return shard_box(param) if isinstance(param, DTensor) else whole_box(param.shape)
+
+
+def shard_box(param: DTensor) -> Box:
+    """The same of a sharded one: torch.chunk's, for each axis that shards, one inside the other."""
+    offsets, sizes = [0] * param.dim(), list(param.shape)
     for axis, placement in enumerate(param.placements):
         if isinstance(placement, Shard):
-            if placement.dim != 0:
-                raise NotImplementedError(f"sharded on dim {placement.dim}; only dim 0 is read")
-            rows = -(-size // param.device_mesh.size(axis))
-            offset = min(rows * param.device_mesh.get_local_rank(axis), size)
-            start, size = start + offset, min(rows, size - offset)
-    return start, start + size
+            dim, mesh = placement.dim, param.device_mesh
+            length = -(-sizes[dim] // mesh.size(axis))
+            start = min(length * mesh.get_local_rank(axis), sizes[dim])
+            offsets[dim] += start
+            sizes[dim] = min(length, sizes[dim] - start)
+    return Box(tuple(offsets), tuple(sizes))
 
 
 def _unit_members(twin: PreTrainedModel, units: UnitMap) -> Iterator[list[tuple[str, nn.Module]]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
+from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
 
@@ -18,14 +21,21 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
     for unit in units.units:
         modules = list(iter_modules(model, unit))
+        reshard = _reshard(unit, units, plan)
         fully_shard(
             modules[0] if len(modules) == 1 else modules,
-            reshard_after_forward=_reshard(unit, units, plan),
+            reshard_after_forward=reshard,
+            shard_placement_fn=_placement(reshard, plan),
             mp_policy=unit_policy(plan),
             **common,
         )
     # Left to itself FSDP2 keeps the root gathered after forward: its backward comes first.
-    fully_shard(model, mp_policy=root_policy(plan), **common)
+    fully_shard(
+        model,
+        shard_placement_fn=placement_over(plan.shard.value),
+        mp_policy=root_policy(plan),
+        **common,
+    )
     for module in sharded_modules(model):
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
@@ -62,6 +72,11 @@ def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
     """The unit that forward uses last is the one backward needs first: freeing it is waste."""
     ends_forward = not unit.is_block and (unit is units.units[-1] or len(unit.modules) > 1)
     return False if ends_forward else plan.reshard_after_forward.value
+
+
+def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:
+    """To a smaller group FSDP2 can reshard rows alone: there dim 0 is cut, whatever its padding."""
+    return placement_over(plan.shard.value) if isinstance(reshard, bool) else None
 
 
 def _offload_policy(plan: Plan) -> OffloadPolicy:

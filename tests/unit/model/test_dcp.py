@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Iterator
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,29 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from shardwise.model import dcp
+from shardwise.model.boxes import Box, whole_box
 from shardwise.model.stored import StoredWeights, open_weights
 
-ROWS = (slice(None), slice(0, 1), slice(1, 3), slice(2, 2), slice(60, 99))
+
+def boxes_of(shape: Iterable[int]) -> Iterator[Box]:
+    """The whole, and in each dim parts of it: the first, some, none, the last."""
+    whole = whole_box(shape)
+    yield whole
+    for dim, size in enumerate(whole.sizes):
+        for start, stop in ((0, 1), (1, 3), (2, 2), (size // 2, size)):
+            cut = list(zip(whole.offsets, whole.sizes, strict=True))
+            cut[dim] = (min(start, size), max(min(stop, size) - start, 0))
+            yield Box(tuple(a for a, _ in cut), tuple(length for _, length in cut))
 
 
 def assert_holds(weights: StoredWeights, state: dict[str, Tensor]) -> None:
     assert set(weights.keys()) == set(state)
     for name, tensor in state.items():
         assert weights.shape(name) == list(tensor.shape)
-        for rows in ROWS:
-            found = weights.read(name, rows)
+        for box in boxes_of(tensor.shape):
+            found = weights.read(name, box)
             assert found.dtype == tensor.dtype
-            assert torch.equal(found, tensor[rows] if tensor.dim() else tensor), (name, rows)
+            assert torch.equal(found, tensor[box.slices]), (name, box)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +102,10 @@ def test_pieces_are_put_together(tmp_path: Path) -> None:
 
     change_metadata(tmp_path, merge)
     weights = open_weights(tmp_path)
-    for first in range(8):
-        for last in range(first, 8):
-            assert torch.equal(weights.read("whole", slice(first, last)), whole[first:last])
+    for first, last in combinations_with_replacement(range(8), 2):
+        for left, right in combinations_with_replacement(range(6), 2):
+            box = Box((first, left), (last - first, right - left))
+            assert torch.equal(weights.read("whole", box), whole[first:last, left:right])
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
@@ -112,8 +125,13 @@ def test_metadata_of_older_releases_is_read(protocol: int, tmp_path: Path) -> No
     assert_holds(open_weights(tmp_path), STATE)
 
 
-def test_only_the_rows_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {"weight": torch.randn(4096, 256)}
+@pytest.mark.parametrize("dim", [0, 1])
+def test_only_what_is_asked_for_is_read(
+    dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = [4, 4, 256]
+    shape[dim] = 4096 // 4
+    state = {"weight": torch.randn(shape)}
     weights = open_weights(save_dcp(tmp_path, state))
     counted = []
     read = dcp._Window.readinto
@@ -123,5 +141,7 @@ def test_only_the_rows_asked_for_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         return counted[-1]
 
     monkeypatch.setattr(dcp._Window, "readinto", count)
-    assert torch.equal(weights.read("weight", slice(1000, 1010)), state["weight"][1000:1010])
-    assert 10 * 1024 <= sum(counted) < 32 * 1024  # of 4 MiB
+    part = state["weight"].narrow(dim, 100, 10)
+    offsets = tuple(100 if d == dim else 0 for d in range(3))
+    assert torch.equal(weights.read("weight", Box(offsets, tuple(part.shape))), part)
+    assert part.nbytes <= sum(counted) < part.nbytes + 22 * 1024  # of 4 MiB

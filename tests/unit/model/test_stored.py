@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.errors import UserError
+from shardwise.model.boxes import Box
 from shardwise.model.pretrained import load_pretrained
 from shardwise.model.stored import find_weights, open_weights, unread_state
 
@@ -83,13 +84,17 @@ def test_the_safest_format_comes_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["final.safetensors", "final.bin", "consolidated.pt"])
 def test_one_file_of_any_name_is_read(name: str, tmp_path: Path) -> None:
-    state = {"weight": torch.arange(6.0).view(3, 2)}
+    state = {"weight": torch.arange(6.0).view(3, 2), "scale": torch.tensor(2.0)}
     path = tmp_path / name
     if path.suffix == ".safetensors":
         save_file(state, path)
     else:
         torch.save(state, path)
-    assert torch.equal(open_weights(path).read("weight", slice(1, 3)), state["weight"][1:3])
+    weights = open_weights(path)
+    assert torch.equal(weights.read("weight", Box((1, 0), (2, 2))), state["weight"][1:3])
+    assert torch.equal(weights.read("weight", Box((0, 1), (3, 1))), state["weight"][:, 1:])
+    assert weights.read("weight", Box((3, 0), (0, 2))).shape == (0, 2)
+    assert torch.equal(weights.read("scale", Box((), ())), state["scale"])
 
 
 def test_other_state_is_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,13 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from shardwise.errors import UserError
 from shardwise.facts.presets import PRESETS
 from shardwise.model.blocks import find_units
+from shardwise.model.boxes import Box
 from shardwise.model.build import build_on_meta
 from shardwise.model.pretrained import load_pretrained
 from shardwise.model.weights import (
     allocate_shards,
-    copy_rows,
+    copy_shard,
     initialise_weights,
-    local_rows,
+    local_box,
+    shard_box,
 )
 
 CPU = torch.device("cpu")
@@ -163,7 +166,7 @@ class FakeMesh:
 
 @dataclass
 class FakeShard:
-    """What `local_rows` asks of a DTensor."""
+    """What `shard_box` asks of a DTensor."""
 
     shape: tuple[int, ...]
     placements: tuple[Any, ...]
@@ -173,41 +176,46 @@ class FakeShard:
         return len(self.shape)
 
 
-def rows_of(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: FakeMesh) -> tuple[int, int]:
-    return local_rows(cast(DTensor, FakeShard(shape, placements, mesh)))
+def box_of(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: FakeMesh) -> Box:
+    return shard_box(cast(DTensor, FakeShard(shape, placements, mesh)))
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 7, 8, 13, 320])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 2, 5, 7, 8, 13, 320])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_local_rows_are_torchs_chunks(num_rows: int, ranks: int) -> None:
-    chunks = list(torch.arange(num_rows).chunk(ranks))
+def test_boxes_are_torchs_chunks(length: int, ranks: int, dim: int) -> None:
+    shape = [3, 4, 5]
+    shape[dim] = length
+    whole = torch.arange(math.prod(shape)).view(shape)
+    chunks = whole.chunk(ranks, dim)
     for rank in range(ranks):
-        begin, end = rows_of((num_rows, 4), (Shard(0),), FakeMesh((ranks,), (rank,)))
-        expected = chunks[rank].tolist() if rank < len(chunks) else []
-        assert list(range(begin, end)) == expected
+        box = box_of(tuple(shape), (Shard(dim),), FakeMesh((ranks,), (rank,)))
+        expected = chunks[rank] if rank < len(chunks) else whole.narrow(dim, 0, 0)
+        assert torch.equal(whole[box.slices], expected)
 
 
-def test_local_rows_of_replicas_are_the_shards() -> None:
+def test_replicas_keep_the_same_box() -> None:
     for replica in range(2):
         mesh = FakeMesh((2, 4), (replica, 3))
-        assert rows_of((10, 2), (Replicate(), Shard(0)), mesh) == (9, 10)
+        assert box_of((10, 2), (Replicate(), Shard(0)), mesh) == Box((9, 0), (1, 2))
+        assert box_of((2, 8), (Replicate(), Shard(1)), mesh) == Box((0, 6), (2, 2))
 
 
-def test_local_rows_of_two_sharded_axes_are_nested() -> None:
+def test_boxes_of_two_sharded_axes_are_nested() -> None:
     found = [
-        rows_of((8,), (Shard(0), Shard(0)), FakeMesh((2, 2), (outer, inner)))
+        box_of((8,), (Shard(0), Shard(0)), FakeMesh((2, 2), (outer, inner)))
         for outer in range(2)
         for inner in range(2)
     ]
-    assert found == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert found == [Box((start,), (2,)) for start in (0, 2, 4, 6)]
 
 
-def test_local_rows_of_another_dim_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="dim 1"):
-        rows_of((4, 4), (Shard(1),), FakeMesh((2,), (0,)))
+def test_the_box_of_a_plain_tensor_is_all_of_it() -> None:
+    assert local_box(torch.zeros(3, 2)) == Box((0, 0), (3, 2))
+    assert local_box(torch.zeros(())) == Box((), ())
 
 
-def test_copy_rows_fills_a_plain_tensor() -> None:
+def test_copy_shard_fills_a_plain_tensor() -> None:
     target = torch.nn.Parameter(torch.zeros(3, 2))
-    copy_rows(target, torch.arange(6.0).reshape(3, 2))
+    copy_shard(target, torch.arange(6.0).reshape(3, 2))
     assert target.detach().flatten().tolist() == [0, 1, 2, 3, 4, 5]
