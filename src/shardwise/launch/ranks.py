@@ -19,6 +19,7 @@ from shardwise.errors import ExitCode
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
+TRAINING = "shardwise.launch.worker"
 # torch's `record` writes the error of a rank to the file that this variable names.
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _POLL_S = 0.05
@@ -37,14 +38,19 @@ class RankFailure:
 
 
 class Ranks:
-    """Starts the ranks on entry; none is left when the block ends, however it ends."""
+    """Starts the ranks on entry; none is left when the block ends, however it ends.
 
-    def __init__(self, count: int, arguments: list[str], scratch: Path) -> None:
+    Each rank runs `python -m module`, with the same arguments.
+    """
+
+    def __init__(
+        self, count: int, arguments: list[str], scratch: Path, *, module: str = TRAINING
+    ) -> None:
         self.count = count
         self.heartbeats = scratch / "heartbeats"
         self.heartbeats.mkdir()
         self._scratch = scratch
-        self._command = [sys.executable, "-u", "-m", "shardwise.launch.worker", *arguments]
+        self._command = [sys.executable, "-u", "-m", module, *arguments]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failures: dict[int, RankFailure] = {}
 

@@ -48,7 +48,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
     rows = [
         ("speed", f"{format_count(forecast.tokens_per_s)} tok/s/gpu, {source[forecast.source]}"),
-        ("step", f"{format_duration(forecast.step_s)}: {_terms(forecast)}"),
+        ("step", f"{_step_time(forecast.step_s)}: {_terms(forecast)}"),
         ("mfu", _shares(forecast)),
     ]
     if plan.cluster.device == "cuda":  # a processor computes or exchanges, one after the other
@@ -88,6 +88,10 @@ def _figures(plan: Plan) -> list[tuple[str, str]]:
     usd = None if forecast is None else forecast.usd_per_billion_tokens
     cost = "-" if usd is None else f"USD {usd:,.0f} for 1B tokens"
     return [*choices, *memory_rows(plan), ("speed", speed), ("cost", cost)]
+
+
+def _step_time(seconds: float) -> str:
+    return f"{seconds:.2f}s" if seconds < 10 else format_duration(seconds)
 
 
 def _terms(forecast: Forecast) -> str:

@@ -108,8 +108,8 @@ ON_CPU = Software(
     ffn_passes=36.0,
     eager_ffn_factor=1.0,
     loss_passes=160.0,
-    copy_factor=0.5,
-    optimizer_passes=85.0,
+    copy_factor=1.5,
+    optimizer_passes=35.0,
     block_kernels=560.0,
     step_s=0.009,
 )

@@ -1,0 +1,1 @@
+"""Measure what this machine's devices and links do, for plans to use instead of the catalogue."""

@@ -1,0 +1,59 @@
+"""FLOP/s of causal attention, forward and backward, through the kernel that training takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from shardwise.calibrate.clock import Clock
+from shardwise.calibrate.fit import fit_saturation
+from shardwise.training.surroundings import fast_attention
+
+# Heads and their width; lengths of sequences, of which as many as make up the tokens.
+_HEADS = {"cuda": (32, 128), "cpu": (4, 64)}
+_TOKENS = {"cuda": 16384, "cpu": 512}
+_LENGTHS = {"cuda": (1024, 2048, 4096, 8192, 16384), "cpu": (64, 128, 256, 512)}
+
+
+def measure_attention(clock: Clock, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """A point for each length; masked scores are not counted."""
+    kind = clock.device.type
+    (heads, width), tokens = _HEADS[kind], _TOKENS[kind]
+    for length in _LENGTHS[kind]:
+        shape = (tokens // length, heads, length, width)
+        sides = [torch.randn(shape, device=clock.device).to(dtype) for _ in range(3)]
+        for side in sides:
+            side.requires_grad_()
+        forward_s, backward_s = _times(clock, sides)
+        flops = 4.0 * tokens * heads * width * length / 2
+        yield {"length": length, "forward": flops / forward_s, "backward": 2.5 * flops / backward_s}
+
+
+def fit_attention(points: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+    """(forward FLOP/s, backward FLOP/s, half context) of long sequences."""
+    halves = {
+        name: fit_saturation([(point["length"], point[name]) for point in points])[1]
+        for name in ("forward", "backward")
+    }
+    # Backward takes about 5 parts of 7; one length says for both what short sequences lose.
+    half = (2 * halves["forward"] + 5 * halves["backward"]) / 7
+    longest = points[-1]
+    scale = 1 + half / longest["length"]
+    return scale * longest["forward"], scale * longest["backward"], half
+
+
+def _times(clock: Clock, sides: list[torch.Tensor]) -> tuple[float, float]:
+    query, key, value = sides
+    with fast_attention(clock.device):
+        output = scaled_dot_product_attention(query, key, value, is_causal=True)
+        gradient = torch.randn_like(output)
+        forward = clock.seconds(
+            lambda: scaled_dot_product_attention(query, key, value, is_causal=True)
+        )
+        backward = clock.seconds(
+            lambda: torch.autograd.grad(output, sides, gradient, retain_graph=True)
+        )
+    return forward, backward

@@ -1,0 +1,76 @@
+"""Time one piece of work while every rank does it: devices of one machine share power and cores."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long each measurement loads the device, in how many rounds."""
+
+    load_s: float
+    rounds: int
+
+
+# A GPU slows down to its power limit within tenths of a second of full load.
+THOROUGH = {"cuda": Patience(1.2, 3), "cpu": Patience(0.6, 5)}
+QUICK = {"cuda": Patience(0.1, 1), "cpu": Patience(0.05, 1)}
+
+
+class Clock:
+    """Measures on this rank's device, in step with the other ranks."""
+
+    def __init__(self, device: torch.device, patience: Patience) -> None:
+        self.device = device
+        self.patience = patience
+        self._wall_s = 0.0
+        self._processor_s = 0.0
+
+    def seconds(self, work: Work) -> float:
+        """Of one call on the slowest rank, which all the others wait for in training."""
+        count = self._calls_of_a_round(work)
+        return statistics.median(self._round(work, count) for _ in range(self.patience.rounds))
+
+    def processor_share(self) -> float:
+        """Share of the processor that the ranks got so far, of what they could have had together.
+
+        Collectives wait, so it says something before them only.
+        """
+        used = torch.tensor([self._processor_s], dtype=torch.float64)
+        dist.all_reduce(used)
+        threads = dist.get_world_size() * torch.get_num_threads()
+        return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
+
+    def _calls_of_a_round(self, work: Work) -> int:
+        """The same on all ranks, so that all of them are loaded to the end."""
+        self._round(work, 1)
+        once = self._round(work, 2)
+        return max(1, math.ceil(self.patience.load_s / self.patience.rounds / once))
+
+    def _round(self, work: Work, count: int) -> float:
+        self._wait()
+        dist.barrier()
+        started, processor = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            work()
+        self._wait()
+        elapsed = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        self._processor_s += time.process_time() - processor
+        self._wall_s += float(elapsed)
+        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
+        return float(elapsed) / count
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,107 @@
+"""FLOP/s of matmuls as training has them: a layer's forward and the two of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from shardwise.calibrate.clock import Clock, Work
+from shardwise.calibrate.fit import fit_saturation
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Tokens, and the widths of layers that are four times as wide as they are high.
+_TOKENS = {"cuda": 8192, "cpu": 512}
+_WIDTHS = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
+# Tokens and width at which the other formats are compared, and those that are only emulated: a
+# processor without bf16 takes a thousand times as long for it.
+_COMMON = {"cuda": (8192, 4096), "cpu": (512, 256)}
+_EMULATED = (32, 64)
+_FLOAT8_CAPABILITY = (8, 9)
+
+
+def measure_matmul(clock: Clock, base: str, computes: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Points of the base format over all widths, then of the others at one."""
+    device = clock.device
+    for width in _WIDTHS[device.type]:
+        tokens = _TOKENS[device.type]
+        work = _linear_work(device, DTYPES[base], tokens, width)
+        yield _point(clock, base, tokens, width, work)
+    common = _COMMON[device.type]
+    for name, dtype in DTYPES.items():
+        tokens, width = common if name in computes else _EMULATED
+        if name != base:
+            yield _point(clock, name, tokens, width, _linear_work(device, dtype, tokens, width))
+    if why_no_float8(device) is None:
+        yield _point(clock, "fp8", *common, _float8_work(device, *common))
+
+
+def fit_matmul(points: Sequence[dict[str, Any]], base: str) -> tuple[dict[str, float], float]:
+    """(FLOP/s of large matmuls by format, half width)."""
+    curve = [(point["width"], point["flops"]) for point in points if point["format"] == base]
+    limit, half = fit_saturation(curve)
+    found = {base: limit}
+    for point in points:
+        if point["format"] != base:
+            found[point["format"]] = point["flops"] * (1 + half / point["width"])
+    return found, half
+
+
+def why_no_float8(device: torch.device) -> str | None:
+    """None where the device computes float8."""
+    if device.type != "cuda":
+        return "a processor has none"
+    if torch.version.hip is not None:
+        return "AMD's formats are others"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < _FLOAT8_CAPABILITY:
+        return f"compute capability {major}.{minor} is below 8.9"
+    return None
+
+
+def _point(clock: Clock, name: str, tokens: int, width: int, work: Work) -> dict[str, Any]:
+    flops = 3 * 2.0 * tokens * width * 4 * width / clock.seconds(work)
+    return {"format": name, "tokens": tokens, "width": width, "flops": flops}
+
+
+def _linear_work(device: torch.device, dtype: torch.dtype, tokens: int, width: int) -> Work:
+    inputs = torch.randn(tokens, width, device=device).to(dtype)
+    weight = torch.randn(4 * width, width, device=device).to(dtype)
+    outputs = inputs @ weight.T
+
+    def work() -> None:
+        torch.mm(inputs, weight.T)
+        torch.mm(outputs, weight)
+        torch.mm(outputs.T, inputs)
+
+    return work
+
+
+def _float8_work(device: torch.device, tokens: int, width: int) -> Work:
+    """torch has no public float8 matmul in all the versions we support; torchao uses this one."""
+    scale = torch.ones((), device=device)
+
+    def operands(rows: int, inner: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        left = torch.randn(rows, inner, device=device).to(torch.float8_e4m3fn)
+        right = torch.randn(columns, inner, device=device).to(torch.float8_e4m3fn)
+        return left, right.T
+
+    pairs = [
+        operands(tokens, width, 4 * width),
+        operands(tokens, 4 * width, width),
+        operands(4 * width, tokens, width),
+    ]
+
+    def work() -> None:
+        for left, right in pairs:
+            torch._scaled_mm(
+                left,
+                right,
+                scale_a=scale,
+                scale_b=scale,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
+
+    return work
