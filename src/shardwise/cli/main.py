@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shardwise.cli import checkpoint, config, export, plan, train, tunnel
+from shardwise.cli import checkpoint, config, export, plan, train, tunnel, verify
 from shardwise.errors import UserError
 from shardwise.version import __version__
 
@@ -25,6 +25,7 @@ _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
+app.command("verify")(verify.verify)
 app.command("export")(export.export)
 app.add_typer(config.app)
 app.add_typer(checkpoint.app)

@@ -307,11 +307,31 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatesConfig:
+    """What a run must meet, as `shardwise verify` judges it."""
+
+    min_mfu: float = 0.40
+    """The least MFU, on devices whose peak is known."""
+
+    max_memory: float = 0.95
+    """The most of a device's memory that may be reserved."""
+
+    step_spread: float = 0.05
+    """How far step times may be from their median, either way."""
+
+    grad_spike: float = 10.0
+    """How many times its median the gradient norm may reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     """What is printed and recorded."""
 
     log_every: int = 10
     """Steps between lines on the console and step events in events.jsonl."""
+
+    collectives: bool = True
+    """Take the time of every collective and name the rank that the others wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,4 +354,5 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -15,6 +15,7 @@ from shardwise.checkpoint.store import Checkpoint, list_checkpoints
 from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
+from shardwise.metrics.collectives import CollectiveTimer, time_collectives
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.plan.plan import Plan
@@ -91,7 +92,8 @@ class Loop:
         self.say = say
         self.stop = stop
         self.heartbeat = heartbeat
-        self.stepper = Stepper(session.model, session.optimizer, session.plan)
+        self.timer = CollectiveTimer(session.device)
+        self.stepper = Stepper(session.model, session.optimizer, session.plan, self.timer.enter)
         self.saver = Saver(
             self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer
         )
@@ -111,6 +113,8 @@ class Loop:
             self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
             return
         self.events.write("start", step=start, world_size=dist.get_world_size())
+        if self.plan.config.observe.collectives:
+            time_collectives(self.session.model, self.session.units, self.session.mesh, self.timer)
         with steady_collector(), fast_attention(self.session.device):
             if start == 0:
                 self._evaluate()
@@ -272,6 +276,20 @@ class Loop:
         self.last_loss = report.loss
         self.say(format_line(report))
         self.events.write("step", **asdict(report))
+        if self.plan.config.observe.collectives:
+            self._log_collectives(step, len(window.results), report.step_s)
+
+    def _log_collectives(self, step: int, steps: int, step_s: float) -> None:
+        found = self.timer.report(steps, step_s)
+        if found is None:
+            return
+        self.events.write("collectives", step=step, **found)
+        late = found["straggler"]
+        if late is not None:
+            self.say(
+                f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms a step for rank "
+                f"{late['rank']}"
+            )
 
     def _evaluate(self) -> None:
         data = self.session.data.eval

@@ -38,6 +38,7 @@ class Session:
     optimizer: torch.optim.AdamW
     data: DataSplits
     device: torch.device
+    mesh: DeviceMesh
 
 
 def build_session(plan: Plan, say: Say, *, resuming: bool = False) -> Session:
@@ -46,9 +47,10 @@ def build_session(plan: Plan, say: Say, *, resuming: bool = False) -> Session:
     A resuming run leaves the parameters to the checkpoint.
     """
     device = torch.device(plan.cluster.device)
-    model, units = build_model(plan, build_mesh(plan), say, with_weights=not resuming)
+    mesh = build_mesh(plan)
+    model, units = build_model(plan, mesh, say, with_weights=not resuming)
     optimizer = build_optimizer(model, plan)
-    return Session(plan, model, units, optimizer, _build_data(plan), device)
+    return Session(plan, model, units, optimizer, _build_data(plan), device, mesh)
 
 
 def build_model(

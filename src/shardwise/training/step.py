@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,16 @@ class StepResult:
 class Stepper:
     """Runs optimizer steps of one sharded model."""
 
-    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        on_phase: Callable[[str], None] = lambda phase: None,
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
         self.clip_norm = plan.config.optim.clip_norm
         self.reduces_every_pass = plan.accumulate.value == "sharded"
@@ -56,8 +63,10 @@ class Stepper:
         loss_sum = torch.zeros((), device=self.device)
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
+            self.on_phase("forward")
             loss = self.model.sum_loss(*_on(self.device, batch))
             loss_sum += loss.detach()
+            self.on_phase("backward")
             self.scaler.scale(loss / num_tokens).backward()
         grad_norm, applied = self.update(rate)
         dist.all_reduce(loss_sum)

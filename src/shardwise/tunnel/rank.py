@@ -93,7 +93,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)
     device = torch.device(plan.cluster.device)
-    session = Session(plan, model, shell.units, optimizer, _synthetic_data(plan), device)
+    data = _synthetic_data(plan)
+    session = Session(plan, model, shell.units, optimizer, data, device, shell.mesh)
     if has_values:
         attach_training_loss(session, say)
     else:

@@ -1,0 +1,93 @@
+"""`shardwise verify`: did the run meet its gates? Exits 5 where it did not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardwise.cli.show import show_table
+from shardwise.errors import ExitCode, UserError
+from shardwise.metrics.events import read_events
+
+
+def verify(
+    runs: Annotated[list[Path], typer.Argument(help="A run directory; with --parity two.")],
+    parity: Annotated[
+        bool, typer.Option("--parity", help="Compare the losses of two runs instead.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="With --parity: largest relative difference; 0: the same bits.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the gates as JSON.")] = False,
+) -> None:
+    """Judge a run by its gates: figure, bound, verdict, what to do.
+
+    \b
+    Examples:
+      shardwise verify runs/demo
+      shardwise verify runs/demo --json
+      shardwise verify --parity runs/before runs/after --tolerance 1e-5
+    Next: shardwise report runs/demo
+    """
+    if parity:
+        _verify_parity(runs, tolerance)
+        return
+    if len(runs) != 1:
+        raise UserError("verify takes one run", fix="or two with --parity")
+    gates = gates_of(runs[0])
+    if as_json:
+        typer.echo(json.dumps([asdict(gate) for gate in gates], indent=2))
+    else:
+        rows = [(gate.name, gate.figure, gate.bound, gate.verdict, gate.advice) for gate in gates]
+        show_table([("gate", "figure", "bound", "verdict", ""), *rows])
+    failed = [gate.name for gate in gates if gate.verdict == "fail"]
+    if failed:
+        raise UserError(
+            f"{runs[0]} did not pass: {', '.join(failed)}",
+            fix="the table says what to do about each",
+            code=ExitCode.VERIFY_FAILED,
+        )
+
+
+def gates_of(run: Path) -> list[Any]:
+    """The gates of a run directory."""
+    from shardwise.checkpoint.store import list_entries
+    from shardwise.plan.plan import Plan
+    from shardwise.verify.gates import check_gates
+
+    entries = list_entries(run / "checkpoints") if (run / "checkpoints").is_dir() else []
+    damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
+    return check_gates(Plan.load(_file(run, "plan.json")), _events(run), damaged)
+
+
+def _verify_parity(runs: list[Path], tolerance: float) -> None:
+    from shardwise.verify.parity import compare_losses
+
+    if len(runs) != 2:
+        raise UserError("--parity compares two runs", fix="shardwise verify --parity RUN RUN")
+    found = compare_losses(_events(runs[0]), _events(runs[1]))
+    if found.steps == 0:
+        raise UserError("the two runs have logged no step in common", code=ExitCode.VERIFY_FAILED)
+    same = "the same bits" if found.first_difference is None else f"{found.largest:.1e} apart"
+    typer.echo(f"{found.steps} steps compared: {same}")
+    if found.largest > tolerance:
+        raise UserError(
+            f"losses differ from step {found.first_difference} on, by up to {found.largest:.1e}",
+            why=f"the tolerance is {tolerance:g}",
+            code=ExitCode.VERIFY_FAILED,
+        )
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    return read_events(_file(run, "events.jsonl"))
+
+
+def _file(run: Path, name: str) -> Path:
+    path = run / name
+    if not path.is_file():
+        raise UserError(f"{run} is no run directory", why=f"it has no {name}", fix="name runs/NAME")
+    return path

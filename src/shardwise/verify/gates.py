@@ -1,0 +1,142 @@
+"""Gates: figures of a run that must hold, each with its bound, its verdict and what to do."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardwise.config.schema import GatesConfig
+from shardwise.metrics.verdict import plan_misses
+from shardwise.plan.plan import Plan
+from shardwise.units import GIB, format_bytes
+
+Verdict = Literal["pass", "fail", "skip"]
+Steps = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One figure, judged."""
+
+    name: str
+    figure: str
+    bound: str
+    verdict: Verdict
+    advice: str = ""
+    """What to do where it failed, or why it was not judged."""
+
+
+def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]:
+    """All gates of a run; `damaged` names its checkpoints that are not good."""
+    gates, steps = plan.config.gates, _last_of_each_step(events)
+    if not steps:
+        return [Gate("steps", "none", "at least one", "fail", "the run has logged no step yet")]
+    late = [e["straggler"] for e in events if e["event"] == "collectives" and e["straggler"]]
+    return [
+        _mfu_gate(gates, steps),
+        _memory_gate(gates, steps[-1]),
+        _steady_gate(gates, plan, steps),
+        _loss_gate(steps),
+        _gradient_gate(gates, steps),
+        _plan_gate(plan, steps),
+        _straggler_gate(late),
+        _checkpoint_gate(damaged),
+    ]
+
+
+def _last_of_each_step(events: Steps) -> list[dict[str, Any]]:
+    """Step events in order; of a step that was done again after a restart, the last one."""
+    found = {event["step"]: event for event in events if event["event"] == "step"}
+    return [found[step] for step in sorted(found)]
+
+
+def _steady(steps: Steps) -> Steps:
+    """Without the first logged step, which holds compilation and warm-up."""
+    return steps[1:] or steps
+
+
+def _mfu_gate(gates: GatesConfig, steps: Steps) -> Gate:
+    shares = [s["efficiency"]["mfu"] for s in _steady(steps) if s["efficiency"] is not None]
+    bound = f"at least {gates.min_mfu:.0%}"
+    if not shares:
+        return Gate("mfu", "-", bound, "skip", "the device's peak is not known")
+    found = statistics.median(shares)
+    advice = "compare with `shardwise plan`, then `shardwise tunnel`: compute, links or data?"
+    return _judged("mfu", f"{found:.1%}", bound, found >= gates.min_mfu, advice)
+
+
+def _memory_gate(gates: GatesConfig, last: dict[str, Any]) -> Gate:
+    held, capacity = last["memory"]["reserved"], last["memory_capacity"]
+    share = held / capacity
+    bound = f"at most {gates.max_memory:.0%} of {capacity / GIB:.0f} GiB"
+    advice = "a smaller train.micro_batch, or more recompute: above this the allocator retries"
+    figure = f"{format_bytes(held)} ({share:.0%})"
+    return _judged("memory", figure, bound, share <= gates.max_memory, advice)
+
+
+def _steady_gate(gates: GatesConfig, plan: Plan, steps: Steps) -> Gate:
+    times = sorted(step["step_s"] for step in _steady(steps))
+    bound = f"within ±{gates.step_spread:.0%}"
+    if plan.cluster.device == "cpu":
+        return Gate("step time", "-", bound, "skip", "ranks on one processor disturb each other")
+    if len(times) < 5:
+        return Gate("step time", "-", bound, "skip", "fewer than five logged steps")
+    middle = statistics.median(times)
+    spread = max(
+        times[int(0.9 * (len(times) - 1))] / middle - 1, 1 - times[len(times) // 10] / middle
+    )
+    advice = "look for a straggler, data waits or a throttled device in the report"
+    return _judged("step time", f"±{spread:.1%}", bound, spread <= gates.step_spread, advice)
+
+
+def _loss_gate(steps: Steps) -> Gate:
+    losses = [step["loss"] for step in steps]
+    if not all(math.isfinite(loss) for loss in losses):
+        return Gate("loss", "not finite", "finite", "fail", "lower optim.lr, or look at the data")
+    quarter = max(1, len(losses) // 4)
+    first, last = statistics.mean(losses[:quarter]), statistics.mean(losses[-quarter:])
+    if len(losses) < 4:
+        return Gate("loss", f"{losses[-1]:.4f}", "falls", "skip", "fewer than four logged steps")
+    advice = "a loss that does not fall: optim.lr, the schedule, or data that was seen before"
+    return _judged("loss", f"{first:.4f} -> {last:.4f}", "falls", last < first, advice)
+
+
+def _gradient_gate(gates: GatesConfig, steps: Steps) -> Gate:
+    norms = [step["grad_norm"] for step in _steady(steps)]
+    usual, largest = statistics.median(norms), max(norms)
+    bound = f"at most {gates.grad_spike:g} x the median"
+    good = math.isfinite(largest) and largest <= gates.grad_spike * usual
+    advice = "a spike is learning rate or data, almost never sharding"
+    return _judged("gradient norm", f"{largest:.2f} (median {usual:.2f})", bound, good, advice)
+
+
+def _plan_gate(plan: Plan, steps: Steps) -> Gate:
+    if plan.forecast is None:
+        return Gate(
+            "plan", "-", "in its bands", "skip", "no rates known: shardwise plan --calibrate"
+        )
+    misses = list(plan_misses(plan, steps))
+    figure = f"{len(misses)} figures missed" if misses else "met"
+    return _judged("plan", figure, "in its bands", not misses, "; ".join(misses))
+
+
+def _straggler_gate(late: Sequence[dict[str, Any]]) -> Gate:
+    if not late:
+        return Gate("ranks", "in step", "none late", "pass")
+    worst = max(late, key=lambda each: float(each["behind_s"]))
+    figure = f"rank {worst['rank']} {1e3 * worst['behind_s']:.0f} ms late"
+    advice = "the others wait for it in every step: its device, its host, its data"
+    return Gate("ranks", figure, "none late", "fail", advice)
+
+
+def _checkpoint_gate(damaged: Sequence[str]) -> Gate:
+    figure = ", ".join(damaged) if damaged else "good"
+    advice = "shardwise checkpoint verify says what is wrong with each"
+    return _judged("checkpoints", figure, "all good", not damaged, advice)
+
+
+def _judged(name: str, figure: str, bound: str, good: bool, advice: str) -> Gate:
+    return Gate(name, figure, bound, "pass" if good else "fail", "" if good else advice)

@@ -1,0 +1,136 @@
+"""Each gate passes a good run and fails a bad one, through the command too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from shardwise.cli.main import app
+from shardwise.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.prepare import choose_plan
+from shardwise.plan.plan import Plan
+from shardwise.verify.gates import check_gates
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    config = RunConfig(
+        model=ModelConfig(name="llama-3.1-8b"),
+        cluster=ClusterConfig(name="8xH100"),
+        data=DataConfig(seq_len=4096),
+    )
+    return choose_plan(config, {})
+
+
+def step(plan: Plan, number: int, **changes: Any) -> dict[str, Any]:
+    assert plan.forecast is not None
+    good = {
+        "event": "step",
+        "step": number,
+        "step_s": 1.0,
+        "loss": 4.0 - 0.1 * number,
+        "grad_norm": 1.0,
+        "data_share": 0.0,
+        "tokens_per_s": plan.forecast.tokens_per_s,
+        "efficiency": {"mfu": 0.5, "hfu": 0.5},
+        "memory": {"allocated": plan.memory.allocated, "reserved": plan.memory.reserved},
+        "memory_capacity": plan.cluster.memory_bytes,
+    }
+    return {**good, **changes}
+
+
+def failed(plan: Plan, events: list[dict[str, Any]], damaged: tuple[str, ...] = ()) -> list[str]:
+    gates = check_gates(plan, events, damaged)
+    assert all(gate.advice for gate in gates if gate.verdict != "pass")
+    return [gate.name for gate in gates if gate.verdict == "fail"]
+
+
+def test_a_good_run_passes_every_gate(plan: Plan) -> None:
+    gates = check_gates(plan, [step(plan, n) for n in range(1, 12)], ())
+    assert {gate.verdict for gate in gates} == {"pass"}
+    assert len(gates) == 8
+
+
+@pytest.mark.parametrize(
+    ("gate", "changes"),
+    [
+        ("mfu", {"efficiency": {"mfu": 0.3, "hfu": 0.3}}),
+        ("memory", {"memory": {"allocated": 1, "reserved": 10**12}}),
+        ("loss", {"loss": float("nan")}),
+        ("plan", {"tokens_per_s": 1.0}),
+    ],
+)
+def test_a_bad_figure_fails_its_gate(plan: Plan, gate: str, changes: dict[str, Any]) -> None:
+    assert gate in failed(plan, [step(plan, n, **changes) for n in range(1, 12)])
+
+
+def test_one_spike_of_the_gradient_fails(plan: Plan) -> None:
+    events = [step(plan, n, grad_norm=20.0 if n == 7 else 1.0) for n in range(1, 12)]
+    assert failed(plan, events) == ["gradient norm"]
+
+
+def test_unsteady_steps_fail(plan: Plan) -> None:
+    events = [step(plan, n, step_s=1.0 + 0.3 * (n % 2)) for n in range(1, 12)]
+    assert failed(plan, events) == ["step time"]
+
+
+def test_a_loss_that_rises_fails(plan: Plan) -> None:
+    assert failed(plan, [step(plan, n, loss=3.0 + 0.1 * n) for n in range(1, 12)]) == ["loss"]
+
+
+def test_a_late_rank_fails_by_its_number(plan: Plan) -> None:
+    late = {"event": "collectives", "straggler": {"rank": 3, "behind_s": 0.2}}
+    events = [*(step(plan, n) for n in range(1, 12)), late]
+    (gate,) = [g for g in check_gates(plan, events, ()) if g.verdict == "fail"]
+    assert gate.name == "ranks" and "rank 3 200 ms" in gate.figure
+
+
+def test_a_damaged_checkpoint_fails(plan: Plan) -> None:
+    events = [step(plan, n) for n in range(1, 12)]
+    assert failed(plan, events, ("quarantined-step-00000004",)) == ["checkpoints"]
+
+
+def test_of_a_step_done_twice_the_last_counts(plan: Plan) -> None:
+    lost = [step(plan, 5, loss=float("nan"))]
+    assert failed(plan, [*lost, *(step(plan, n) for n in range(1, 12))]) == []
+
+
+def write_run(folder: Path, plan: Plan, events: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    plan.save(folder / "plan.json")
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_the_command_prints_the_table_and_its_exit_code(plan: Plan, tmp_path: Path) -> None:
+    good = write_run(tmp_path / "good", plan, [step(plan, n) for n in range(1, 12)])
+    done = CliRunner().invoke(app, ["verify", str(good)])
+    assert done.exit_code == 0 and "gradient norm" in done.stdout
+    bad = write_run(tmp_path / "bad", plan, [step(plan, n, grad_norm=9.0**n) for n in range(1, 9)])
+    done = CliRunner().invoke(app, ["verify", str(bad), "--json"])
+    assert isinstance(done.exception, UserError)
+    assert done.exception.code == ExitCode.VERIFY_FAILED
+    gates = {gate["name"]: gate["verdict"] for gate in json.loads(done.stdout)}
+    assert gates["gradient norm"] == "fail" and gates["mfu"] == "pass"
+
+
+def test_parity_compares_bits_or_within_a_tolerance(plan: Plan, tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", plan, [step(plan, n) for n in range(1, 5)])
+    near = [step(plan, n, loss=(4.0 - 0.1 * n) * (1 + 1e-7 * (n > 2))) for n in range(1, 5)]
+    other = write_run(tmp_path / "other", plan, near)
+    same = CliRunner().invoke(app, ["verify", "--parity", str(one), str(one)])
+    assert same.exit_code == 0 and "4 steps compared: the same bits" in same.stdout
+    apart = CliRunner().invoke(app, ["verify", "--parity", str(one), str(other)])
+    assert isinstance(apart.exception, UserError) and "from step 3 on" in str(apart.exception)
+    words = ["verify", "--parity", str(one), str(other), "--tolerance", "1e-6"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["verify", str(tmp_path)])
+    assert isinstance(done.exception, UserError) and "is no run directory" in done.exception.what
