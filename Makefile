@@ -31,10 +31,10 @@ test: lint
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-ranks test-rest
 
 test-ranks: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist tests/golden
 
 test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/dist
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/dist --ignore tests/golden
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other.
 chaos: $(READY)

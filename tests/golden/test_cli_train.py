@@ -161,14 +161,15 @@ def test_a_finished_run_has_nothing_to_do(
     whole: tuple[Path, subprocess.CompletedProcess[str]], config: str, shardwise: Run
 ) -> None:
     run_dir = copy_run(whole[0], "again")
-    done = shardwise("train", config, f"runs_dir={run_dir.parent}", "name=again")
+    words = (f"runs_dir={run_dir.parent}", "name=again", "cluster.name=1xCPU")
+    done = shardwise("train", config, *words)
     assert "nothing to do: step 8 of 8 is done" in done.stdout
     assert len(events_of(run_dir, "step")) == 8
 
 
 def test_starting_over_a_run_is_refused(stopped: Path, config: str, shardwise: Run) -> None:
     words = ("train", config, f"runs_dir={stopped.parent}", "name=stopped")
-    done = shardwise(*words, "checkpoint.resume=false", expect=2)
+    done = shardwise(*words, "checkpoint.resume=false", "cluster.name=1xCPU", expect=2)
     assert "holds checkpoints up to step 4" in done.stderr
     assert "nothing is overwritten" in done.stderr
     assert len(events_of(stopped, "step")) == 4
@@ -207,7 +208,7 @@ def test_torchrun_gives_the_same_losses(
 def test_too_many_corrupt_records_end_the_run(tmp_path: Path, config: str, shardwise: Run) -> None:
     write_records(tmp_path / "bad.jsonl", corrupt=3)
     words = (f"runs_dir={tmp_path}", f"data.path={tmp_path / 'bad.jsonl'}", "data.max_corrupt=2")
-    done = shardwise("train", config, *words, expect=2)
+    done = shardwise("train", config, *words, "cluster.name=1xCPU", expect=2)
     assert done.stderr.count("error:") == 1
     assert "rank 0 failed: 3 records of the data cannot be read" in done.stderr
     assert "data.max_corrupt" in done.stderr
@@ -217,7 +218,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(
     tmp_path: Path, config: str, shardwise: Run
 ) -> None:
     words = (f"runs_dir={tmp_path}", "optim.lr=1e30", "optim.clip_norm=null")
-    done = shardwise("train", config, *words, expect=7)
+    done = shardwise("train", config, *words, "cluster.name=1xCPU", expect=7)
     assert done.stderr.count("error:") == 1
     assert "batches in a row gave no finite gradient" in done.stderr
     assert "no checkpoint is left to go back to" in done.stderr
