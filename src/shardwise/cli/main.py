@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shardwise.cli import checkpoint, config, export, plan, train, tunnel, verify
+from shardwise.cli import checkpoint, config, export, observe, plan, report, train, tunnel, verify
 from shardwise.errors import UserError
 from shardwise.version import __version__
 
@@ -26,9 +26,11 @@ app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)
+app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(config.app)
 app.add_typer(checkpoint.app)
+app.add_typer(observe.app)
 
 
 @app.callback(invoke_without_command=True)

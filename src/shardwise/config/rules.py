@@ -169,6 +169,11 @@ def _prefetch_rule(direction: str) -> Rule:
     )
 
 
+def _port_is_one(c: RunConfig) -> bool:
+    port = c.observe.prometheus_port
+    return port is None or 1 <= port <= 65535
+
+
 _SOURCES_WITH_PATH = ("text", "jsonl", "datasets")
 
 RULES: tuple[Rule, ...] = (
@@ -302,5 +307,19 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
         "data.source={c.data.source} reads no path, so it would be ignored",
         "drop data.path, or write data.source=text (or jsonl, datasets)",
+    ),
+    Rule(
+        "prometheus-port-is-one",
+        "observe.prometheus_port",
+        _port_is_one,
+        "a port lies between 1 and 65535",
+        "a usual value is observe.prometheus_port=9630 (null turns the endpoint off)",
+    ),
+    Rule(
+        "prometheus-host-is-used",
+        "observe.prometheus_host",
+        lambda c: c.observe.prometheus_port is not None or c.observe.prometheus_host == "127.0.0.1",
+        "no endpoint listens there without observe.prometheus_port",
+        "write observe.prometheus_port=9630, or drop observe.prometheus_host",
     ),
 )

@@ -333,6 +333,23 @@ class ObserveConfig:
     collectives: bool = True
     """Take the time of every collective and name the rank that the others wait for."""
 
+    tensorboard: bool = False
+    """Write the curves of events.jsonl to RUN/tensorboard too."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Send the curves to Weights & Biases, or keep them in RUN/wandb for `wandb sync`. Needs
+    `pip install shardwise[wandb]`."""
+
+    wandb_project: str = "shardwise"
+    """The W&B project that the run belongs to."""
+
+    prometheus_port: int | None = None
+    """Serve GET /metrics on this port, from the first rank of every node; unset: not at all."""
+
+    prometheus_host: str = "127.0.0.1"
+    """The address that the endpoint listens on. Loopback is seen by this machine only; 0.0.0.0
+    is every network of it, and the endpoint asks nobody for a password."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:

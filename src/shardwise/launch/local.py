@@ -10,7 +10,7 @@ from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
-from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine
+from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine, validate_sinks
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.supervise import (
     SignalRelay,
@@ -38,6 +38,7 @@ def train(config: RunConfig) -> Path:
 
 def run_plan(plan: Plan) -> Path:
     """Run an already chosen plan."""
+    validate_sinks(plan.config)
     if "RANK" in os.environ:
         _run_as_one_rank(plan)
         return plan.run_dir

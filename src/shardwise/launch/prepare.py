@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
@@ -86,5 +87,15 @@ def validate_machine(cluster: ClusterSpec) -> None:
             f"{found if here.device == 'cuda' else 'none that nvidia-smi shows'}",
             fix="set cluster.name=local to use what is here, or 2xCPU to try it without GPUs; "
             "`shardwise plan` works for any cluster from anywhere",
+            code=ExitCode.ENVIRONMENT,
+        )
+
+
+def validate_sinks(config: RunConfig) -> None:
+    """Raise where a sink is asked for that this installation does not have."""
+    if config.observe.wandb != "off" and find_spec("wandb") is None:
+        raise UserError(
+            f"observe.wandb={config.observe.wandb} needs wandb, which is not installed",
+            fix="pip install shardwise[wandb], or write observe.wandb=off",
             code=ExitCode.ENVIRONMENT,
         )

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+Event = dict[str, Any]
+
+
+class Observer(Protocol):
+    """Sees every event after it is written. It must neither raise nor keep its caller waiting."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it sees no more events; None while it does."""
+
+    def see(self, event: Event) -> None:
+        """One event, as the line holds it."""
+
+    def close(self) -> None:
+        """No event comes any more."""
+
+
+def _say_nothing(text: str) -> None:
+    """For logs that nobody watches."""
 
 
 class EventLog:
-    """Appends events; on ranks other than 0 it does nothing."""
+    """Appends events and shows them to observers; where it is not enabled, to these only."""
 
-    def __init__(self, path: Path, *, enabled: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        enabled: bool,
+        observers: Sequence[Observer] = (),
+        say: Callable[[str], None] = _say_nothing,
+    ) -> None:
         # Unbuffered: a line that could not be written must not come back with a later one.
         self._file = path.open("ab", buffering=0) if enabled else None
         self._lost = 0
+        self._observers = list(observers)
+        self._say = say
         # A killed run may have left half a line; what follows must not be joined to it.
         if self._file is not None and not _ends_whole(path):
             with suppress(OSError):
@@ -28,15 +62,14 @@ class EventLog:
         A full disk must not end the training that the record is about: the line is dropped, and
         the next one that can be written says how many were.
         """
-        if self._file is None:
+        if self._file is None and not self._observers:
             return
         lost = {"lines_lost": self._lost} if self._lost else {}
-        line = json.dumps({"event": event, "time": time.time(), **fields, **lost}) + "\n"
-        try:
-            self._file.write(line.encode())
-            self._lost = 0
-        except OSError:
-            self._lost += 1
+        record = {"event": event, "time": time.time(), **fields, **lost}
+        self._append(json.dumps(record) + "\n")
+        for observer in self._observers:
+            observer.see(record)
+        self._drop_failed()
 
     def __enter__(self) -> Self:
         return self
@@ -47,14 +80,35 @@ class EventLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for observer in self._observers:
+            observer.close()
+        self._drop_failed()
         if self._file is not None:
             self._file.close()
 
+    def _append(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line.encode())
+            self._lost = 0
+        except OSError:
+            self._lost += 1
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All events of a run; lines that a kill cut off are left out."""
+    def _drop_failed(self) -> None:
+        """An observer that failed is named once, in the record and on the console."""
+        for observer in [one for one in self._observers if one.failure is not None]:
+            self._observers.remove(observer)
+            self._say(f"ALERT: {observer.name} gets no more events: {observer.failure}")
+            self.write("sink_failed", sink=observer.name, reason=observer.failure)
+
+
+def read_events(path: Path, *, end: int | None = None) -> list[Event]:
+    """All events of a run, or those in its first `end` bytes; lines that a kill cut off are not."""
+    with path.open("rb") as file:
+        text = file.read(end).decode("utf-8", errors="replace")
     events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         with suppress(json.JSONDecodeError):
             events.append(json.loads(line))
     return events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.collectives import CollectiveTimer, time_collectives
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
+from shardwise.metrics.sinks.open import open_sinks
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.optim import learning_rate
@@ -37,11 +39,7 @@ from shardwise.training.window import Window
 
 def run(plan: Plan, say: Say) -> None:
     """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
-    is_first = dist.get_rank() == 0
-    with (
-        EventLog(plan.run_dir / "events.jsonl", enabled=is_first) as events,
-        stop_requests() as stop,
-    ):
+    with _open_events(plan, say) as events, stop_requests() as stop:
         # The launcher passes signals on to ranks that show a sign of life: now they may come.
         heartbeat = Heartbeat(dist.get_rank())
         _validate_resume(plan)
@@ -53,6 +51,13 @@ def run(plan: Plan, say: Say) -> None:
             loop.run(found)
         finally:
             loop.saver.close()
+
+
+def _open_events(plan: Plan, say: Say) -> EventLog:
+    """The record, which rank 0 writes, and the sinks that this rank feeds."""
+    rank = dist.get_rank()
+    sinks = open_sinks(plan, rank=rank, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
+    return EventLog(plan.run_dir / "events.jsonl", enabled=rank == 0, observers=sinks, say=say)
 
 
 def find_newest(plan: Plan, events: EventLog, say: Say) -> Checkpoint | None:

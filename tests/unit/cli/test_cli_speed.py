@@ -41,9 +41,12 @@ def test_planning_a_preset_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]
         (("train",), "shardwise train run.yaml train.steps=2000"),
         (("plan",), "shardwise plan run.yaml --cluster 4x8xH100"),
         (("tunnel",), "shardwise tunnel run.yaml --cluster 4x8xH100 --link-speed 0.5"),
+        (("report",), "shardwise report runs/a runs/b --to compare.html"),
         (("config",), "examples"),
         (("config", "cp"), "shardwise config cp NAME run.yaml"),
         (("config", "schema"), "shardwise config schema optim.lr"),
+        (("observe", "rules"), "shardwise observe rules --to rules.yaml"),
+        (("observe", "scrape"), "shardwise observe scrape --on kubernetes"),
     ],
 )
 def test_help_shows_examples(words: tuple[str, ...], says: str, tmp_path: Path) -> None:

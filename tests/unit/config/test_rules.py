@@ -66,6 +66,9 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("checkpoint.keep", {"checkpoint": {"keep": 0}}),
     ("checkpoint.every", {"checkpoint": {"every": -1}}),
     ("observe.log_every", {"observe": {"log_every": 0}}),
+    ("observe.prometheus_port", {"observe": {"prometheus_port": 0}}),
+    ("observe.prometheus_port", {"observe": {"prometheus_port": 65536}}),
+    ("observe.prometheus_host", {"observe": {"prometheus_host": "0.0.0.0"}}),
 ]
 
 
@@ -91,6 +94,7 @@ KEPT: list[dict[str, Any]] = [
     {"data": {"source": "datasets", "path": "wikitext"}},
     {"optim": {"clip_norm": None}, "checkpoint": {"every": 0}},
     {"cluster": {"datacenters": 2}},
+    {"observe": {"prometheus_port": 9630, "prometheus_host": "0.0.0.0"}},
 ]
 
 

@@ -1,0 +1,1 @@
+"""What Prometheus and Grafana are told about runs: names, rules, alerts, dashboard, scraping."""

@@ -1,0 +1,1 @@
+"""Where events go besides events.jsonl: TensorBoard, W&B, a Prometheus endpoint."""
