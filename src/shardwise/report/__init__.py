@@ -1,0 +1,1 @@
+"""One self-contained HTML page from what runs have left: plan, events, checkpoints."""

@@ -1,0 +1,184 @@
+"""What one run has left, in one object. Missing and broken pieces become notes, never errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from shardwise.errors import UserError
+from shardwise.metrics.events import read_events
+from shardwise.plan.plan import Plan
+from shardwise.report.kept import KeptCheckpoint, list_kept
+from shardwise.report.values import Event, number, of_kind, whole
+from shardwise.units import format_duration
+
+# From these on a run has gone back to `step`: what it had said of later steps no longer holds.
+_GO_BACK = ("start", "resume", "rollback")
+# The last of these says whether a run is at work.
+_LIFE = ("start", "restart", "stopped", "end")
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: they leave no room for cached properties
+class RunRecord:
+    """One run: plan.json, events.jsonl and the checkpoints, as far as they can be read."""
+
+    path: Path
+    name: str
+    plan: Plan | None
+    planned_at: float
+    """When plan.json was written, which every start does first."""
+
+    config: str
+    """The text of config.yaml."""
+
+    events: tuple[Event, ...]
+    checkpoints: tuple[KeptCheckpoint, ...]
+    notes: tuple[str, ...]
+    """What could not be read."""
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """The logged steps, each once, as it was computed last."""
+        return self.history("step")
+
+    @cached_property
+    def steady(self) -> list[Event]:
+        """The same without the first of every start, which holds warm-up and compilation."""
+        first = first_of_starts(self.events)
+        return [event for event in self.steps if id(event) not in first]
+
+    @property
+    def num_repeated(self) -> int:
+        """Logged steps that the run did again, or has yet to do again."""
+        logged = [event for event in of_kind(self.events, "step") if whole(event, "step")]
+        return len(logged) - len(self.steps)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the whole run, as planned."""
+        if self.plan is not None:
+            return self.plan.config.train.steps
+        return whole(self.steps[-1], "num_steps") if self.steps else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last start came to its end, and no other one is on its way."""
+        life = of_kind(self.events, *_LIFE)
+        if not life or life[-1]["event"] != "end":
+            return False
+        is_complete = (whole(life[-1], "step") or 0) >= (self.num_steps or 0)
+        return is_complete or self.planned_at <= (number(life[-1], "time") or 0.0)
+
+    def history(self, kind: str) -> list[Event]:
+        """Events of one kind by step; going back to a checkpoint takes later ones away."""
+        found: dict[int, Event] = {}
+        for event in self.events:
+            step = whole(event, "step")
+            if step is None:
+                continue
+            if event["event"] in _GO_BACK:
+                found = {at: kept for at, kept in found.items() if at <= step}
+            elif event["event"] == kind:
+                found[step] = event
+        return [found[step] for step in sorted(found)]
+
+    def times(self) -> list[float]:
+        """When something happened, in order of the record."""
+        return [at for event in self.events if (at := number(event, "time")) is not None]
+
+
+def collect_runs(paths: Sequence[Path]) -> list[RunRecord]:
+    """All runs, under names that tell them apart."""
+    runs = [collect_run(path) for path in paths]
+    names = [run.name for run in runs]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=str(path))
+        for run, path in zip(runs, paths, strict=True)
+    ]
+
+
+def collect_run(path: Path) -> RunRecord:
+    """Everything that a run directory tells."""
+    notes: list[str] = []
+    events = _read_events(path / "events.jsonl", notes)
+    return RunRecord(
+        path=path,
+        name=path.resolve().name,
+        plan=_read_plan(path / "plan.json", notes),
+        planned_at=_modified_at(path / "plan.json"),
+        config=_read_text(path / "config.yaml"),
+        events=tuple(events),
+        checkpoints=tuple(list_kept(path / "checkpoints")),
+        notes=tuple(notes),
+    )
+
+
+def first_of_starts(events: Sequence[Event]) -> set[int]:
+    """Identities of the first step event after every start."""
+    found, fresh = set(), True
+    for event in events:
+        if event["event"] in _GO_BACK:
+            fresh = True
+        elif event["event"] == "step" and fresh:
+            found.add(id(event))
+            fresh = False
+    return found
+
+
+def state_of(run: RunRecord, now: float) -> str:
+    """One phrase: how the run stands."""
+    life = of_kind(run.events, *_LIFE)
+    if not life:
+        return "not started"
+    last = life[-1]
+    if last["event"] == "end":
+        return "finished" if last.get("finished", True) else "ended as train.stop_after says"
+    if last["event"] == "stopped":
+        return f"stopped by {last.get('reason', 'a signal')}, and saved"
+    if not run.times():
+        return "started"
+    return f"going on, or died: last heard of {format_duration(now - run.times()[-1])} ago"
+
+
+def _read_plan(path: Path, notes: list[str]) -> Plan | None:
+    try:
+        return Plan.load(path)
+    except FileNotFoundError:
+        notes.append("there is no plan.json")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        # Cut off, or written by another version of shardwise.
+        notes.append(f"plan.json cannot be read: {type(error).__name__}: {error}")
+    return None
+
+
+def _read_events(path: Path, notes: list[str]) -> list[Event]:
+    try:
+        found = read_events(path)
+    except FileNotFoundError:
+        notes.append("there is no events.jsonl yet")
+        return []
+    except OSError as error:
+        notes.append(f"events.jsonl cannot be read: {error.strerror}")
+        return []
+    # What a disk damaged may be a line that is no event.
+    return [each for each in found if _is_event(each)]
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_event(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("event"), str)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,227 @@
+"""The page: one file with everything in it, which asks nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from shardwise.plan.explain import headline
+from shardwise.report import tables
+from shardwise.report.collect import RunRecord, state_of
+from shardwise.report.curves import collective_plot, plots_of
+from shardwise.report.gates import gates_of
+from shardwise.report.markup import Html, join, table, tag
+from shardwise.report.plots import colour_class, draw_plot
+from shardwise.report.spent import draw_spent, goodput_share, spent_by
+from shardwise.report.timeline import draw_timeline
+from shardwise.report.values import clock, number, of_kind, percent, short_seconds
+from shardwise.units import format_bytes, format_count
+from shardwise.version import __version__
+
+GENERATOR = "shardwise report"
+
+
+def render_report(runs: Sequence[RunRecord], now: float, *, reload_s: float | None = None) -> str:
+    """The whole page; with `reload_s` it loads itself again after so many seconds."""
+    style, script = _asset("page.css"), _asset("page.js")
+    title = " and ".join(run.name for run in runs)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="generator", content=GENERATOR),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title}: shardwise report"),
+        tag("style", style),
+    )
+    body = tag(
+        "body",
+        tag("header", *_header(runs, now, reload_s)),
+        tag("main", *_sections(runs, now)),
+        tag("footer", f"shardwise {__version__}, written {clock(now)} UTC"),
+        tag("script", script),
+        data_reload=reload_s,
+    )
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def is_report(start: bytes) -> bool:
+    """Whether a file that begins so was written here."""
+    return b'<meta name="generator" content="' + GENERATOR.encode() in start
+
+
+def _header(runs: Sequence[RunRecord], now: float, reload_s: float | None) -> Iterator[Html]:
+    yield tag("h1", *_names(runs))
+    for run in runs:
+        if run.plan is not None:
+            whose = f"{run.name}: " if len(runs) > 1 else ""
+            yield tag("p", f"{whose}{headline(run.plan)}", class_="headline")
+    for run in runs:
+        for note in run.notes:
+            yield tag("p", f"{run.name}: {note}", class_="alert")
+    if reload_s is not None:
+        yield tag("p", f"live: read again every {reload_s:g} s", class_="note")
+
+
+def _names(runs: Sequence[RunRecord]) -> Iterator[Html]:
+    for place, run in enumerate(runs):
+        colour = tag("i", class_=f"key line {colour_class(place)}") if len(runs) > 1 else ""
+        yield tag("span", colour, f" {run.name}")
+
+
+def _sections(runs: Sequence[RunRecord], now: float) -> Iterator[Html]:
+    yield _section("summary", "Summary", _summary(runs, now))
+    plots = [draw_plot(plot) for plot in plots_of(runs)]
+    yield _section("plots", "Measured beside planned", tag("div", *plots, class_="grid"))
+    yield _section("time", "Time line", draw_timeline(runs))
+    if any(spent_by(run) is not None for run in runs):
+        yield _section("where", "Where the time went", draw_spent(runs))
+    gates = [(run, gates_of(run)) for run in runs]
+    if any(found for _, found in gates):
+        gated = [(run, _gates(found)) for run, found in gates]
+        yield _section("gates", "Gates", _side_by_side(gated))
+    if any(run.history("collectives") for run in runs):
+        timed = [(run, _collectives(run, place)) for place, run in enumerate(runs)]
+        yield _section("collectives", "Collectives", _side_by_side(timed))
+    forecasts = [(run, _forecast(run)) for run in runs]
+    yield _section("forecast", "Forecast", _side_by_side(forecasts))
+    if len(runs) > 1:
+        yield _section("differences", "Where the plans differ", tables.differences_table(runs))
+    yield _section("plan", "Plan", _side_by_side([(run, _plan(run)) for run in runs]))
+    kept = [(run, tables.checkpoints_table(run)) for run in runs]
+    yield _section("checkpoints", "Checkpoints", _side_by_side(kept))
+    told = [(run, tables.happenings_table(run)) for run in runs]
+    yield _section("happenings", "What happened", _side_by_side(told))
+    around = [(run, _environment(run)) for run in runs]
+    yield _section("environment", "Environment", _side_by_side(around))
+
+
+def _section(name: str, title: str, content: object) -> Html:
+    return tag("section", tag("h2", title), content, id=name)
+
+
+def _side_by_side(parts: Sequence[tuple[RunRecord, Html]]) -> Html:
+    """One block a run; the name is said where there are several."""
+    if len(parts) == 1:
+        return parts[0][1]
+    blocks = [
+        tag("div", tag("h3", *_label(run, place)), block, class_="block")
+        for place, (run, block) in enumerate(parts)
+    ]
+    return tag("div", *blocks, class_="sides")
+
+
+def _label(run: RunRecord, place: int) -> tuple[object, ...]:
+    return tag("i", class_=f"key line {colour_class(place)}"), f" {run.name}"
+
+
+def _summary(runs: Sequence[RunRecord], now: float) -> Html:
+    columns = [list(_figures(run, now)) for run in runs]
+    if len(runs) == 1:
+        tiles = [tag("div", tag("dt", what), tag("dd", figure)) for what, figure in columns[0]]
+        return tag("dl", *tiles, class_="tiles")
+    rows = [(parts[0][0], *(figure for _, figure in parts)) for parts in zip(*columns, strict=True)]
+    return table(("", *(run.name for run in runs)), rows, name="summary-table")
+
+
+def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
+    """(what, figure): the same rows for every run."""
+    step, total = tables.last_of(run, "step"), run.num_steps
+    yield "state", state_of(run, now)
+    yield "steps", "-" if step is None else f"{step:.0f} of {total if total else '?'}"
+    tokens = tables.last_of(run, "tokens")
+    yield "tokens", "-" if tokens is None else format_count(tokens)
+    yield "training loss", _from_to([number(event, "loss") for event in run.steps])
+    yield "held-out loss", _from_to([number(event, "loss") for event in run.history("eval")])
+    speed = tables.median_of(run, "tokens_per_s")
+    yield "median speed", "-" if speed is None else f"{format_count(speed)} tok/s a device"
+    step_s = tables.median_of(run, "step_s")
+    yield "median step", "-" if step_s is None else short_seconds(step_s)
+    yield "median mfu", percent(tables.median_of(run, "efficiency", "mfu"))
+    held = tables.last_of(run, "memory", "allocated")
+    yield "peak memory", "-" if held is None else f"{format_bytes(held)} allocated"
+    yield "goodput", percent(goodput_share(run))
+    starts, restarts = (len(of_kind(run.events, kind)) for kind in ("start", "restart"))
+    yield "starts", f"{starts}, of them {restarts} after a failure" if restarts else f"{starts}"
+    good = sum(kept.state == "good" for kept in run.checkpoints)
+    yield "checkpoints", f"{good} good of {len(run.checkpoints)}" if run.checkpoints else "none"
+
+
+def _from_to(losses: Sequence[float | None]) -> str:
+    known = [loss for loss in losses if loss is not None]
+    if not known:
+        return "-"
+    return f"{known[0]:.4f} → {known[-1]:.4f}" if len(known) > 1 else f"{known[0]:.4f}"
+
+
+def _gates(found: Sequence[Mapping[str, Any]]) -> Html:
+    return tables.gates_table(found) if found else _nothing("nothing could be judged")
+
+
+def _collectives(run: RunRecord, place: int) -> Html:
+    found, plot = run.history("collectives"), collective_plot(run, str(place))
+    if not found:
+        return _nothing("no collectives were timed")
+    drawn = draw_plot(plot) if plot is not None else ""
+    newest = tables.collectives_table(found[-1])
+    straggler = found[-1].get("straggler")
+    rank, behind = number(straggler, "rank"), number(straggler, "behind_s")
+    said: object = ""
+    if rank is not None and behind is not None:
+        text = f"rank {rank:.0f} comes {short_seconds(behind)} a step after the others"
+        said = tag("p", text, class_="alert")
+    return tag("div", drawn, tag("div", said, newest), class_="pair")
+
+
+def _forecast(run: RunRecord) -> Html:
+    plan = run.plan
+    if plan is None:
+        return _nothing("there is no plan to compare with")
+    parts = [tables.forecast_table(run, plan)]
+    parts += [tag("p", f"missed plan: {miss}", class_="alert") for miss in tables.misses_of(run)]
+    if plan.forecast is not None:
+        parts.append(tables.terms_table(plan.forecast))
+    parts.append(tables.memory_table(plan))
+    return tag("div", *parts, class_="flow")
+
+
+def _plan(run: RunRecord) -> Html:
+    plan = run.plan
+    if plan is None:
+        return _nothing("plan.json is missing or cannot be read")
+    parts = [tag("p", warning, class_="alert") for warning in plan.warnings]
+    parts.append(tables.choices_table(plan))
+    if plan.alternatives:
+        others = tables.alternatives_table(plan)
+        parts.append(tag("details", tag("summary", "considered besides"), others, open=""))
+    return join(parts)
+
+
+def _environment(run: RunRecord) -> Html:
+    rows = table((), list(tables.environment_rows(run)))
+    if not run.config:
+        return rows
+    text = tag("details", tag("summary", "config.yaml"), tag("pre", run.config))
+    return join([rows, text])
+
+
+def _nothing(text: str) -> Html:
+    return tag("p", text, class_="empty")
+
+
+def _asset(name: str) -> Html:
+    """Our own style and script; both hold nothing that closes their element."""
+    return Html((files("shardwise.report") / name).read_text(encoding="utf-8"))
+
+
+def _policy(script: str) -> str:
+    """Nothing is loaded from anywhere, and no script runs but ours."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,79 @@
+"""Where the time of a run went, as a bar."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from shardwise.metrics.goodput import goodput, productive_share
+from shardwise.report.collect import RunRecord
+from shardwise.report.markup import Html, table, tag
+from shardwise.report.values import Event, number, percent
+from shardwise.units import format_duration
+
+# What an event must have to be counted.
+_NEEDS = {
+    "start": ("step",),
+    "step": ("step", "step_s", "data_share"),
+    "checkpoint": ("stage_s",),
+    "checkpoint_failed": ("stage_s",),
+}
+
+
+def spent_by(run: RunRecord) -> Mapping[str, float] | None:
+    """Seconds by kind; None before there is anything to count."""
+    whole = [event for event in run.events if _is_whole(event)]
+    if not any(event["event"] == "step" for event in whole):
+        return None
+    try:
+        spent = goodput(whole)
+    except statistics.StatisticsError:  # every start has logged one step only: no usual one
+        return None
+    return spent if sum(spent.values()) > 0 else None
+
+
+def goodput_share(run: RunRecord) -> float | None:
+    """The productive share of a run's time."""
+    spent = spent_by(run)
+    return None if spent is None else productive_share(spent)
+
+
+def draw_spent(runs: Sequence[RunRecord]) -> Html:
+    """One bar a run, and a table of the same figures."""
+    found = [(run, spent) for run in runs if (spent := spent_by(run)) is not None]
+    if not found:
+        return tag("p", "no steps were logged yet", class_="empty")
+    kinds = list(found[0][1])
+    bars = [_bar(run.name, spent, at) for at, (run, spent) in enumerate(found)]
+    rows = [
+        (
+            tag("span", tag("i", class_=f"key area spent-{kind}"), f" {kind}"),
+            *(f"{format_duration(s[kind])} ({_share(s, kind)})" for _, s in found),
+        )
+        for kind in kinds
+    ]
+    head = ("", *(run.name for run, _ in found))
+    return tag("div", *bars, table(head, rows, name="goodput", numbers=range(1, len(head))))
+
+
+def _bar(name: str, spent: Mapping[str, float], at: int) -> Html:
+    total, begin = sum(spent.values()), 0.0
+    parts = []
+    for kind, seconds in spent.items():
+        width = 100 * seconds / total
+        title = tag("title", f"{name}: {kind} {format_duration(seconds)}")
+        place = {"x": f"{begin:.3f}%", "width": f"{width:.3f}%", "height": 18}
+        parts.append(tag("rect", title, class_=f"spent-{kind}", **place))
+        begin += width
+    label = tag("p", f"{name}: {percent(productive_share(spent))} productive", class_="bar")
+    svg = tag("svg", *parts, id=f"spent-{at}", role="img", width="100%", height=18)
+    return tag("div", label, svg, class_="spent")
+
+
+def _share(spent: Mapping[str, float], kind: str) -> str:
+    return percent(spent[kind] / sum(spent.values()))
+
+
+def _is_whole(event: Event) -> bool:
+    needs = ("time", *_NEEDS.get(event["event"], ()))
+    return all(number(event, key) is not None for key in needs)

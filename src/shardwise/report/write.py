@@ -1,0 +1,76 @@
+"""A report on the disk: written whole or not at all, and again and again while a run goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.report.collect import RunRecord, collect_runs
+from shardwise.report.html import is_report, render_report
+
+_HEAD_BYTES = 2000
+
+
+def write_report(paths: Sequence[Path], target: Path, *, reload_s: float | None = None) -> int:
+    """Read the runs, write the page; returns its size."""
+    return _write(collect_runs(paths), target, reload_s)
+
+
+def watch_runs(
+    paths: Sequence[Path],
+    target: Path,
+    every_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Write the page every few seconds until all runs have ended, or Ctrl-C; true if they have."""
+    try:
+        while True:
+            runs = collect_runs(paths)
+            if all(run.has_ended for run in runs):
+                _write(runs, target, None)
+                return True
+            _write(runs, target, every_s)
+            sleep(every_s)
+    except KeyboardInterrupt:
+        # The last page must not go on loading itself.
+        _write(collect_runs(paths), target, None)
+        return False
+
+
+def validate_target(target: Path) -> None:
+    """Raise where writing would fail, or would replace something that is no report."""
+    if not target.parent.is_dir():
+        raise UserError(
+            f"there is no directory {target.parent} to write {target.name} into",
+            fix=f"mkdir -p {target.parent}, or name another file with --to",
+        )
+    if not target.exists():
+        return
+    with target.open("rb") as file:
+        if not is_report(file.read(_HEAD_BYTES)):
+            raise UserError(
+                f"{target} exists and is no report, so it is left as it is",
+                fix="name another file with --to",
+            )
+
+
+def _write(runs: Sequence[RunRecord], target: Path, reload_s: float | None) -> int:
+    # Names and messages come from files: half of a surrogate pair must not end the report.
+    data = render_report(runs, time.time(), reload_s=reload_s).encode("utf-8", "replace")
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(data)
+        aside.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}",
+            fix="name another file with --to",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    return len(data)
