@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-ranks test-rest lint chaos clean
+.PHONY: setup demo test test-ranks test-command test-rest lint chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -25,16 +25,19 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Ranks often wait for each other, so two halves of the tests side by side use two cores well.
+# Ranks often wait for each other, so three thirds of the tests side by side use two cores well.
 test: lint
-	@echo "two halves of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-ranks test-rest
+	@echo "three thirds of the tests run side by side; each prints when it ends"
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-ranks test-command test-rest
 
 test-ranks: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist tests/golden
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist
+
+test-command: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/chaos tests/golden
 
 test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/dist --ignore tests/golden
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/dist --ignore tests/chaos --ignore tests/golden
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other.
 chaos: $(READY)

@@ -195,8 +195,10 @@ class Bench:
                 process.kill()
                 process.wait()
         if failed:
-            log = next(self.folder.glob(f"{name}/logs/attempt-*/rank-{failed[0]}.log"), None)
-            sys.exit(f"{name}: rank {failed[0]} failed\n{log.read_text() if log else ''}")
+            logs = [self.words_of(failed[0])]
+            logs += self.folder.glob(f"{name}/logs/attempt-*/rank-{failed[0]}.log")
+            words = "\n".join(log.read_text() for log in logs)
+            sys.exit(f"{name}: rank {failed[0]} failed\n{words}")
         plan = Plan.load(self.folder / name / "plan.json")
         lines = (self.folder / name / "events.jsonl").read_text().splitlines()
         times = [row["step_s"] for row in map(json.loads, lines) if row["event"] == "step"]
@@ -242,12 +244,17 @@ class Bench:
             # What `shardwise train` gives four ranks of its own on this machine.
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (NODES * RANKS_PER_NODE))),
         }
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.nodes[node], *command],
-            env={**os.environ, **environ},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self.words_of(rank).open("w") as words:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.nodes[node], *command],
+                env={**os.environ, **environ},
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+            )
+
+    def words_of(self, rank: int) -> Path:
+        """What a rank says before it has a log."""
+        return self.folder / f"rank-{rank}.txt"
 
     def sent_bytes(self) -> int:
         """What the first node has put on the link so far."""

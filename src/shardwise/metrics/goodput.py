@@ -23,7 +23,8 @@ def goodput(events: Sequence[_Event]) -> dict[str, float]:
     if not events:
         return spent
     windows = _windows(events)
-    usual = statistics.median(w.step_s for w in windows if not w.first) if windows[1:] else 0.0
+    steady = [window.step_s for window in windows if not window.first]
+    usual = statistics.median(steady) if steady else 0.0
     for window in windows:
         seconds = window.step_s * window.steps
         extra = max(0.0, seconds - usual * window.steps) if window.first and usual else 0.0

@@ -131,9 +131,7 @@ def details(event: Event) -> str:
 
 
 def _shown(run: RunRecord) -> list[Event]:
-    found = [event for event in of_kind(run.events, *SHAPES) if number(event, "time") is not None]
-    # The last save comes at the same moment as the end, and is drawn over it.
-    return sorted(found, key=lambda event: event["event"] != "end")
+    return [event for event in of_kind(run.events, *SHAPES) if number(event, "time") is not None]
 
 
 def _ticks(across: Axis, bottom: int) -> Iterator[Html]:
@@ -172,7 +170,8 @@ def _shape(shape: str) -> Html:
         "eval": "M0 -5L5 0L0 5L-5 0Z",
         "restart": "M-5 -5H5V5H-5Z",
         "stop": "M-5 -5H-1V5H-5ZM1 -5H5V5H1Z",
-        "end": "M-2 -7H2V7H-2Z",
+        # Beside the last save, which comes at the same moment.
+        "end": "M5 -8H8V8H5Z",
         "alert": "M-5 -5L5 5M5 -5L-5 5",
     }
     return tag("path", d=paths[shape], class_=f"shape {shape}")

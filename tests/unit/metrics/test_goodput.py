@@ -50,6 +50,12 @@ def test_steps_that_a_restart_repeats_are_recompute() -> None:
     assert spent["idle"] == pytest.approx(10.0)
 
 
+def test_starts_of_one_step_each_have_nothing_usual_to_compare_with() -> None:
+    events = [*start(0.0), step(3.0, 1, 3.0), *start(10.0, 1), step(13.0, 2, 3.0)]
+    spent = goodput(events)
+    assert spent["compile"] == 0.0 and spent["productive"] == pytest.approx(6.0)
+
+
 def test_an_empty_record_has_no_time() -> None:
     assert sum(goodput([]).values()) == 0.0
     assert productive_share(goodput([])) == 0.0
