@@ -34,10 +34,10 @@ test-ranks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist
 
 test-command: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/chaos tests/golden
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/golden
 
 test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/dist --ignore tests/chaos --ignore tests/golden
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/dist --ignore tests/golden
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other.
 chaos: $(READY)
