@@ -20,7 +20,7 @@ from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
 from shardwise.errors import UserError
 
 # Part of every key: raise it when the same documents would be written differently.
-FORMAT = 1
+FORMAT = 2
 
 # A fast tokenizer needs some documents to keep its threads busy; more only takes memory.
 BATCH_DOCUMENTS = 256
@@ -124,10 +124,11 @@ def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _
         )
     if config.eval_fraction == 0:
         return written
-    if num_documents == 1:
+    if written.lowest_draw == written.highest_draw:
         raise UserError(
             "a single document cannot be split for evaluation",
-            why=f"data.eval_fraction {config.eval_fraction} holds out whole documents",
+            why=f"data.eval_fraction {config.eval_fraction} holds out whole documents, and those "
+            "with the same text stay together",
             fix="set data.eval_fraction=0, or give the text as several documents",
         )
     # With few documents chance may leave a side empty: it gets the one whose draw is nearest.
@@ -149,25 +150,26 @@ def _write_documents(
         TokenWriter(directory / "train.bin", dtype) as train,
         TokenWriter(directory / "eval.bin", dtype) as held_out,
     ):
-        for document_id, ids in _encoded(read_documents(config, faults), tokenizer):
+        for text, ids in _encoded(read_documents(config, faults), tokenizer):
             if len(ids) == 0:
                 continue  # white space only, for tokenizers that drop it
-            draw = draw_of(document_id)
+            draw = draw_of(text)
             lowest, highest = min(lowest, draw), max(highest, draw)
             writer = held_out if draw < held_out_below else train
             writer.append(ids, tokenizer.eos_id)
     return _Written(train.written(), held_out.written(), faults.named, lowest, highest)
 
 
-def draw_of(document_id: str) -> int:
-    """A number that the id alone decides, so that order and seed do not move the split."""
-    return int.from_bytes(hashlib.sha256(document_id.encode()).digest()[:8], "big")
+def draw_of(text: str) -> int:
+    """A number that the text alone decides: neither its place, its order nor a seed move the split,
+    so a run that goes on where the files lie elsewhere reads what it would have read."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _encoded(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[str, TokenIds]]:
     for batch in _batched(documents):
         encoded = tokenizer.encode_batch([document.text for document in batch])
-        yield from zip((document.id for document in batch), encoded, strict=True)
+        yield from zip((document.text for document in batch), encoded, strict=True)
 
 
 def _batched(documents: Iterable[Document]) -> Iterator[list[Document]]:

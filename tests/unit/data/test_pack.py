@@ -173,8 +173,19 @@ def test_both_splits_get_a_document(tmp_path: Path, fraction: float, num_documen
     assert len(packed.skipped) == 1
 
 
-def test_one_document_cannot_be_split(tmp_path: Path) -> None:
-    config = jsonl(write_lines(tmp_path / "a.jsonl", ["one"]), eval_fraction=0.1)
+def test_split_does_not_depend_on_where_the_files_lie(tmp_path: Path) -> None:
+    texts = [f"document {i}" for i in range(40)]
+    held_out = []
+    for place in ("here", "elsewhere"):
+        (tmp_path / place).mkdir()
+        config = jsonl(write_lines(tmp_path / place / "a.jsonl", texts), eval_fraction=0.3)
+        held_out.append(documents_of(prepare_tokens(config, BYTES, tmp_path / "cache").eval))
+    assert held_out[0] == held_out[1]
+
+
+@pytest.mark.parametrize("texts", [["one"], ["one", "one"]])
+def test_one_document_cannot_be_split(tmp_path: Path, texts: list[str]) -> None:
+    config = jsonl(write_lines(tmp_path / "a.jsonl", texts), eval_fraction=0.1)
     with pytest.raises(UserError, match="single document cannot be split"):
         prepare_tokens(config, BYTES, tmp_path / "cache")
 
