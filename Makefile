@@ -39,9 +39,12 @@ test-command: $(READY)
 test-rest: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/dist --ignore tests/golden
 
-# The long sweeps: every kill point, thousands of damaged files, every mesh to every other.
+# The long sweeps: every kill point, thousands of damaged files, every mesh to every other, every
+# way to spread a run against one process.
 chaos: $(READY)
-	SHARDWISE_CHAOS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/chaos tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py
+	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/chaos \
+	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
+	  tests/dist/test_equivalence.py
 
 clean:
 	rm -rf .venv runs

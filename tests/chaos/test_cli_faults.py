@@ -33,7 +33,7 @@ from shardwise.errors import ExitCode
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 COMMAND = Path(sys.executable).with_name("shardwise")
-RUNS, KILLS = (6, 5) if LONG else (1, 2)
+RUNS, KILLS = (6, 5) if LONG else (1, 1)
 STEPS = 30 + 20 * KILLS
 SIGNALS = ["SIGTERM", "SIGUSR1", "SIGINT"] if LONG else ["SIGTERM"]
 TIMEOUT_S = 300.0

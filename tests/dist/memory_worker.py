@@ -1,12 +1,9 @@
-"""One rank that builds a 267M-parameter model and reports how far its resident memory rose."""
+"""Build a 267M-parameter model on a rank, and say how far its resident memory rose."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
@@ -39,8 +36,8 @@ def warm_up() -> None:
     build_model(plan, build_mesh(plan), lambda text: None)
 
 
-def main(weights: str, out: str) -> None:
-    dist.init_process_group("gloo")
+def build(weights: str) -> dict[str, float]:
+    """On every rank; `weights` is a directory, or `random`."""
     model = {"name": weights} if weights != "random" else {"name": "tiny-llama", "overrides": SHAPE}
     cluster = {"name": f"{dist.get_world_size()}xCPU"}
     sections = {"model": model, "cluster": cluster, "shard": {"strategy": "full_shard"}}
@@ -51,19 +48,10 @@ def main(weights: str, out: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to what is resident now
     built, units = build_model(plan, mesh, lambda text: None)
     growth = resident("VmHWM") - before
-    shard = sum(p.to_local().nbytes for p in built.parameters() if isinstance(p, DTensor))
-    result = {
+    return {
         "growth": growth,
-        "shard": shard,
+        "shard": sum(p.to_local().nbytes for p in built.parameters() if isinstance(p, DTensor)),
         "largest_unit": 4 * max(unit.num_params for unit in units.units),
         "params": plan.model.total_params,
         "checksum": float(sum(p.to_local().double().abs().sum() for p in built.parameters())),
     }
-    Path(out, f"rank-{dist.get_rank()}.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(*sys.argv[1:])

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from memory_worker import SHAPE, build
+from rank_pool import Ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from memory_worker import SHAPE
-
-WORKER = Path(__file__).parent / "memory_worker.py"
 pytestmark = pytest.mark.dist
 
 
-def build_on_four_ranks(weights: str, out: Path) -> list[dict[str, float]]:
-    out.mkdir()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launcher, "--nproc-per-node", "4", str(WORKER), weights, str(out)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
+def build_on_four_ranks(weights: str) -> list[dict[str, float]]:
+    """On new processes: what others have freed would hide what is taken."""
+    ranks = Ranks(4)
+    try:
+        return ranks.run(build, weights)
+    finally:
+        ranks.stop()
 
 
 def assert_within_bound(ranks: list[dict[str, float]]) -> None:
@@ -36,8 +31,8 @@ def assert_within_bound(ranks: list[dict[str, float]]) -> None:
         assert row["growth"] <= bound
 
 
-def test_random_weights_are_built_unit_by_unit(tmp_path: Path) -> None:
-    assert_within_bound(build_on_four_ranks("random", tmp_path / "out"))
+def test_random_weights_are_built_unit_by_unit() -> None:
+    assert_within_bound(build_on_four_ranks("random"))
 
 
 def test_pretrained_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
@@ -51,6 +46,6 @@ def test_pretrained_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
             param.uniform_(-1, 1)
     model.save_pretrained(tmp_path / "model", max_shard_size="300MB")
     expected = sum(float(p.double().abs().sum()) for p in model.parameters())
-    ranks = build_on_four_ranks(str(tmp_path / "model"), tmp_path / "out")
+    ranks = build_on_four_ranks(str(tmp_path / "model"))
     assert_within_bound(ranks)
     assert sum(row["checksum"] for row in ranks) == pytest.approx(expected, rel=1e-9)

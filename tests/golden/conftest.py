@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+GOLDEN = Path(__file__).with_name("losses.json")
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -58,3 +59,19 @@ def losses_of() -> Callable[[Path], dict[int, float]]:
         return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
     return read
+
+
+@pytest.fixture(scope="session")
+def assert_golden(losses_of: Callable[[Path], dict[int, float]]) -> Callable[[str, Path], None]:
+    """Compares a run's losses with the recorded ones, or records them."""
+
+    def check(name: str, run_dir: Path) -> None:
+        losses = losses_of(run_dir)
+        assert list(losses) == list(range(1, 9))
+        recorded = json.loads(GOLDEN.read_text())
+        if os.environ.get("SHARDWISE_WRITE_GOLDEN") == "1":
+            recorded[name] = list(losses.values())
+            GOLDEN.write_text(json.dumps(recorded, indent=2) + "\n")
+        assert list(losses.values()) == pytest.approx(recorded[name], rel=1e-4)
+
+    return check

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.dist
 # At this rate AdamW moves no fp32 weight by a bit, so that what comes out is what went in.
 CONFIG = """\
 data: {source: synthetic, seq_len: 16}
-cluster: 2xCPU
 shard: {strategy: full_shard}
 precision: {param: fp32}
 optim: {lr: 1e-30, weight_decay: 0.0}
@@ -70,11 +69,12 @@ def expected(home: Path) -> dict[str, Tensor]:
     return state
 
 
-def train(shardwise: Run, home: Path, name: str, weights: Path, **how: Any) -> Any:
+def train(
+    shardwise: Run, home: Path, name: str, weights: Path, cluster: str = "2xCPU", **how: Any
+) -> Any:
     words = (f"runs_dir={home}", f"name={name}", f"model.name={home / 'base'}")
-    return shardwise(
-        "train", str(home / "run.yaml"), *words, f"model.weights_from={weights}", **how
-    )
+    words += (f"model.weights_from={weights}", f"cluster.name={cluster}")
+    return shardwise("train", str(home / "run.yaml"), *words, **how)
 
 
 def test_accelerates_shards_are_trained_on(home: Path, shardwise: Run) -> None:
@@ -96,7 +96,7 @@ def test_a_hostile_checkpoint_is_an_error_and_runs_nothing(
     place.mkdir()
     canary = tmp_path / "canary"
     (place / ".metadata").write_bytes(pickle.dumps(Trap(canary)))
-    done = train(shardwise, home, "hostile", tmp_path, expect=2)
+    done = train(shardwise, home, "hostile", tmp_path, "1xCPU", expect=2)
     assert f"cannot read {place}/.metadata" in done.stderr
     assert "it names 'posix.system'; nothing in it was run" in done.stderr
     assert "Traceback" not in done.stderr

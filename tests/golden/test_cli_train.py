@@ -65,8 +65,10 @@ def whole(home: Path, config: str, shardwise: Run) -> tuple[Path, subprocess.Com
 def stopped(home: Path, config: str, shardwise: Run) -> Path:
     """A run that ended after step 4 of 8."""
     words = ("train", config, f"runs_dir={home}", "name=stopped", "train.stop_after=4")
-    done = shardwise(*words)
+    done = shardwise(*words, "gates.max_memory=0.0001")
     assert "stopped after step 4 of 8" in done.stdout
+    # A gate that failed is said; it is no error unless that is asked for.
+    assert "gate fail      memory:" in done.stdout and "a smaller train.micro_batch" in done.stdout
     return home / "stopped"
 
 
@@ -105,6 +107,33 @@ def test_every_step_and_the_units_are_printed(
     assert "6 units" in done.stdout
     assert sum(line.startswith("step ") for line in done.stdout.splitlines()) == 8
     assert done.stdout.count("finished 8 steps") == 1
+
+
+def test_losses_are_the_recorded_ones(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+    assert_golden: Callable[[str, Path], None],
+) -> None:
+    assert_golden("tiny-llama", whole[0])
+
+
+def test_the_end_of_a_run_judges_its_gates(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = whole
+    (judged,) = events_of(run_dir, "gates")
+    verdicts = {gate["name"]: gate["verdict"] for gate in judged["gates"]}
+    assert judged["step"] == 8
+    assert verdicts["loss"] == verdicts["checkpoints"] == "pass" and verdicts["mfu"] == "skip"
+    passed = next(line for line in done.stdout.splitlines() if line.startswith("  gates  "))
+    assert "passed: memory, loss" in passed and "not judged: mfu" in passed
+
+
+def test_a_start_says_what_it_runs_with(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    (start,) = events_of(whole[0], "start")
+    assert {"torch", "transformers", "shardwise", "python"} == set(start["versions"])
+    assert start["environment"]["device"]
 
 
 def test_the_held_out_loss_is_reported_and_falls(
@@ -162,14 +191,17 @@ def test_a_finished_run_has_nothing_to_do(
 ) -> None:
     run_dir = copy_run(whole[0], "again")
     words = (f"runs_dir={run_dir.parent}", "name=again", "cluster.name=1xCPU")
-    done = shardwise("train", config, *words)
+    words += ("gates.max_memory=0.0001", "gates.enforce=true")
+    done = shardwise("train", config, *words, expect=5)
     assert "nothing to do: step 8 of 8 is done" in done.stdout
     assert len(events_of(run_dir, "step")) == 8
+    assert len(events_of(run_dir, "gates")) == 1
+    assert "did not pass: memory" in done.stderr
 
 
 def test_starting_over_a_run_is_refused(stopped: Path, config: str, shardwise: Run) -> None:
     words = ("train", config, f"runs_dir={stopped.parent}", "name=stopped")
-    done = shardwise(*words, "checkpoint.resume=false", "cluster.name=1xCPU", expect=2)
+    done = shardwise(*words, "checkpoint.resume=false", expect=2)
     assert "holds checkpoints up to step 4" in done.stderr
     assert "nothing is overwritten" in done.stderr
     assert len(events_of(stopped, "step")) == 4

@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from shardwise.checkpoint.store import list_checkpoints
 from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
@@ -51,7 +52,7 @@ def run_plan(plan: Plan) -> Path:
 def write_run_directory(plan: Plan) -> Path:
     """config.yaml and plan.json, before anything starts; returns the path of the plan."""
     path = plan.run_dir / PLAN_NAME
-    _validate_same_model(plan, path)
+    _validate_checkpoints(plan, path)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     (plan.run_dir / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
     plan.save(path)
@@ -97,12 +98,20 @@ def _run_as_one_rank(plan: Plan) -> None:
     run_rank(plan)
 
 
-def _validate_same_model(plan: Plan, path: Path) -> None:
-    """A run directory belongs to one model; another one must not be mixed into its checkpoints."""
-    has_checkpoints = any((plan.run_dir / "checkpoints").glob("step-*"))
-    if path.exists() and has_checkpoints and Plan.load(path).hf_config != plan.hf_config:
+def _validate_checkpoints(plan: Plan, path: Path) -> None:
+    """What the run directory holds already must be this run's to go on with."""
+    found = list_checkpoints(plan.run_dir / "checkpoints")
+    if not found:
+        return
+    if path.exists() and Plan.load(path).hf_config != plan.hf_config:
         raise UserError(
             f"{plan.run_dir} holds checkpoints of another model",
             why="model.name or model.overrides changed since they were written",
             fix="give this run another name",
+        )
+    if not plan.config.checkpoint.resume:
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
+            why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
+            fix="give the run another name, or move the directory away",
         )
