@@ -2,11 +2,11 @@
 
     python benchmarks/links.py [--speeds 100 400 1600] [--steps 7]
 
-Two network namespaces play the nodes; a veth pair joins them, and `tc tbf` slows it down to so many
-Mbit/s. In each namespace two ranks of `shardwise train` run under torchrun's variables. The plan
-knows the machine from a calibration of four ranks, and the link from `cluster.interconnect`. For
-every speed and strategy its forecast stands beside the measured step time; then the planner chooses
-by itself, and what it chose stands beside what was fastest. Needs Linux, root, `ip` and `tc`.
+Two network namespaces play the nodes (namespaces.py), with two ranks of `shardwise train` each. The
+plan knows the machine from a calibration of four ranks, and the link from `cluster.interconnect`.
+For every speed and strategy its forecast stands beside the measured step time; then the planner
+chooses by itself, and what it chose stands beside what was fastest. Needs Linux, root, `ip` and
+`tc`.
 
 Other programs on the machine disturb both sides. With `--patience 600` up to ten minutes go into
 waiting for a quiet machine and into doing disturbed measurements again.
@@ -24,25 +24,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from namespaces import (
+    CLUSTER,
+    RANKS_PER_NODE,
+    run_ranks,
+    sent_bytes,
+    shape,
+    two_nodes,
+    why_not_here,
+)
 from shardwise.facts.calibration import Calibration, calibration_folder, load_calibration
 from shardwise.facts.fabric import ring_load
 from shardwise.plan.plan import Plan
 
 T = TypeVar("T")
 STRATEGIES = ("full_shard", "hybrid_shard", "no_shard")
-CLUSTER, NODES, RANKS_PER_NODE = "2x2xCPU", 2, 2
-DEVICE, PORT = "veth0", 29400
-ADDRESSES = ("10.77.13.1", "10.77.13.2")
-# tbf lets this much through at once; TCP's share of the rate needs a few milliseconds' worth.
-BURST = "256kb"
 # Others' share of the processor from which on a measurement is worth repeating.
 DISTURBED, TRIES = 0.08, 3
 COMMAND = [sys.executable, "-m", "shardwise"]
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--patience", type=float, default=0.0, help="seconds for a quiet machine")
-    parser.add_argument("--quick", action="store_true", help="calibrate in seconds")
+    parser.add_argument("--bytes-only", action="store_true", help="no calibration, no forecast")
     parser.add_argument("--json", type=Path, help="write the cells there, too")
     options = parser.parse_args()
     reason = why_not_here()
@@ -105,8 +108,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, two_nodes() as nodes:
         os.environ["SHARDWISE_CACHE"] = folder
         quiet = Quiet(options.patience)
-        machine, _ = quiet.least_disturbed(lambda: calibrate(options.quick))
-        machine.save()
+        if not options.bytes_only:
+            machine, _ = quiet.least_disturbed(calibrate)
+            machine.save()
         bench = Bench(nodes, Path(folder), options.steps, options.layers)
         cells, picks = [], {}
         for speed in options.speeds:
@@ -122,51 +126,9 @@ def main() -> None:
         options.json.write_text(json.dumps([vars_of(cell) for cell in cells], indent=1))
 
 
-def why_not_here() -> str | None:
-    """None where namespaces and shaped links can be made."""
-    if os.name != "posix" or not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return "network namespaces need root"
-    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
-    if missing:
-        return f"{' and '.join(missing)} missing (apt install iproute2)"
-    try:
-        with two_nodes() as nodes:
-            shape(nodes, 100)
-    except subprocess.CalledProcessError as error:
-        return f"`{' '.join(error.cmd)}` failed: {error.stderr.strip()}"
-    return None
-
-
-@contextmanager
-def two_nodes() -> Iterator[tuple[str, str]]:
-    """Names of two namespaces that see each other over a veth pair; gone when the block ends."""
-    nodes = (f"shardwise-{os.getpid()}-a", f"shardwise-{os.getpid()}-b")
-    try:
-        for node in nodes:
-            call("ip", "netns", "add", node)
-        pair = ("link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", nodes[1])
-        call("ip", "-n", nodes[0], *pair)
-        for node, address in zip(nodes, ADDRESSES, strict=True):
-            call("ip", "-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
-            call("ip", "-n", node, "link", "set", "lo", "up")
-            call("ip", "-n", node, "link", "set", DEVICE, "up")
-        yield nodes
-    finally:
-        for node in nodes:
-            subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
-
-
-def shape(nodes: Sequence[str], speed: int) -> None:
-    """Let both directions carry `speed` Mbit/s."""
-    for node in nodes:
-        limits = ("rate", f"{speed}mbit", "burst", BURST, "latency", "100ms")
-        call("tc", "-n", node, "qdisc", "replace", "dev", DEVICE, "root", "tbf", *limits)
-
-
-def calibrate(quick: bool) -> Calibration:
+def calibrate() -> Calibration:
     """Four ranks at once on this processor, as the runs will have it."""
-    command = [*COMMAND, "plan", "--calibrate", "--cluster", CLUSTER]
-    subprocess.run([*command, *(["--quick"] if quick else [])], check=True)
+    subprocess.run([*COMMAND, "plan", "--calibrate", "--cluster", CLUSTER], check=True)
     [path] = calibration_folder().iterdir()
     return load_calibration(path)
 
@@ -186,16 +148,11 @@ class Bench:
         words = [f"shard.strategy={strategy}", f"name={name}", f"runs_dir={self.folder}"]
         command = [*COMMAND, "train", str(self.config(speed)), *words]
         shutil.rmtree(self.folder / name, ignore_errors=True)
-        before = self.sent_bytes()
-        ranks = [self.start(rank, command) for rank in range(NODES * RANKS_PER_NODE)]
-        try:
-            failed = [rank for rank, process in enumerate(ranks) if process.wait() != 0]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        before = sent_bytes(self.nodes[0])
+        codes = run_ranks(self.nodes, command, self.folder)
+        failed = [rank for rank, code in enumerate(codes) if code != 0]
         if failed:
-            logs = [self.words_of(failed[0])]
+            logs = [self.folder / f"rank-{failed[0]}.err"]
             logs += self.folder.glob(f"{name}/logs/attempt-*/rank-{failed[0]}.log")
             words = "\n".join(log.read_text() for log in logs)
             sys.exit(f"{name}: rank {failed[0]} failed\n{words}")
@@ -208,7 +165,7 @@ class Bench:
             plan.forecast.step_s if plan.forecast else float("nan"),
             statistics.median(times[2:]),
             expected_bytes(plan),
-            (self.sent_bytes() - before) / self.steps,
+            (sent_bytes(self.nodes[0]) - before) / self.steps,
         )
         print(f"{speed} Mbit/s {strategy}: {cell.predicted_s:.2f} s foreseen, steps "
               f"{' '.join(f'{seconds:.2f}' for seconds in times)} s", flush=True)  # fmt: skip
@@ -229,37 +186,6 @@ class Bench:
         )
         path.write_text(text)
         return path
-
-    def start(self, rank: int, command: list[str]) -> subprocess.Popen[bytes]:
-        """One rank, in its node."""
-        node, local = divmod(rank, RANKS_PER_NODE)
-        environ = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local),
-            "WORLD_SIZE": str(NODES * RANKS_PER_NODE),
-            "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
-            "MASTER_ADDR": ADDRESSES[0],
-            "MASTER_PORT": str(PORT),
-            "GLOO_SOCKET_IFNAME": DEVICE,
-            # What `shardwise train` gives four ranks of its own on this machine.
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (NODES * RANKS_PER_NODE))),
-        }
-        with self.words_of(rank).open("w") as words:
-            return subprocess.Popen(
-                ["ip", "netns", "exec", self.nodes[node], *command],
-                env={**os.environ, **environ},
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-            )
-
-    def words_of(self, rank: int) -> Path:
-        """What a rank says before it has a log."""
-        return self.folder / f"rank-{rank}.txt"
-
-    def sent_bytes(self) -> int:
-        """What the first node has put on the link so far."""
-        path = f"/sys/class/net/{DEVICE}/statistics/tx_bytes"
-        return int(call("ip", "netns", "exec", self.nodes[0], "cat", path))
 
 
 def expected_bytes(plan: Plan) -> float:
@@ -353,10 +279,6 @@ def show(cells: Sequence[Cell], picks: dict[int, str]) -> None:
 
 def vars_of(cell: Cell) -> dict[str, object]:
     return {name: getattr(cell, name) for name in cell.__slots__}
-
-
-def call(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def leave(number: int, frame: FrameType | None) -> None:

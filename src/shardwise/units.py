@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZES = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+_SIZES |= {"K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB}
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -13,6 +18,28 @@ def format_bytes(num_bytes: float) -> str:
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def parse_bytes(text: str) -> int:
+    """'16MiB' -> 16777216. A bare K, M or G is binary, as nccl-tests take it."""
+    match = _SIZE.fullmatch(text)
+    if match is None or (unit := match[2].upper()) not in _SIZES:
+        raise ValueError(f"{text!r} is no size")
+    return round(float(match[1]) * _SIZES[unit])
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """4.512e10 -> '45.12 GB/s'; decimal, as links are sold."""
+    for unit, size, digits in (("GB/s", 1e9, 2), ("MB/s", 1e6, 1)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.{digits}f} {unit}"
+    return f"{bytes_per_s / 1e3:.1f} kB/s"
+
+
+def format_bit_rate(bytes_per_s: float) -> str:
+    """2.5e7 -> '200 Mbit/s', as networks are named."""
+    bits = 8 * bytes_per_s
+    return f"{bits / 1e9:.2f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
 
 
 def format_count(count: float) -> str:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from namespaces import why_not_here
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "links.py"
-
-
-def load_benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("links", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def namespaces() -> set[str]:
@@ -33,12 +23,12 @@ def namespaces() -> set[str]:
 @pytest.mark.dist
 @pytest.mark.slow
 def test_hybrid_shard_over_a_slow_link(tmp_path: Path) -> None:
-    reason = load_benchmark().why_not_here()
+    reason = why_not_here()
     if reason is not None:
         print(f"links are not measured: {reason}")
         pytest.skip(reason)
     before, out = namespaces(), tmp_path / "cells.json"
-    cell = ("--quick", "--speeds", "50", "--strategies", "hybrid_shard", "--layers", "2")
+    cell = ("--bytes-only", "--speeds", "50", "--strategies", "hybrid_shard", "--layers", "2")
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), *cell, "--steps", "4", "--json", str(out)],
         capture_output=True,
@@ -49,7 +39,7 @@ def test_hybrid_shard_over_a_slow_link(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     [found] = json.loads(out.read_text())
-    # Bytes do not depend on how busy the machine is; seconds do, so they only have to be near.
+    # Bytes do not depend on how busy the machine is; seconds do, but for what the link takes.
     assert found["counted_bytes"] == pytest.approx(found["expected_bytes"], rel=0.03)
-    assert 0.4 < found["predicted_s"] / found["measured_s"] < 2.5
+    assert found["measured_s"] > 0.9 * found["expected_bytes"] / (50e6 / 8)
     assert namespaces() == before

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from shardwise.calibrate.clock import Clock
 from shardwise.calibrate.fit import fit_saturation
+from shardwise.metrics.clock import Clock
 from shardwise.training.surroundings import fast_attention
 
 # Heads and their width; lengths of sequences, of which as many as make up the tokens.

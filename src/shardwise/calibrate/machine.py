@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
-
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.calibration import Calibration, load_calibration
+from shardwise.facts.calibration import Calibration
 from shardwise.facts.cluster import ClusterSpec, probe_cluster
-from shardwise.launch.failure import error_of
-from shardwise.launch.ranks import Ranks
+from shardwise.launch.ask import ask_ranks
 
 _WORKER = "shardwise.calibrate.worker"
 
 
 def calibrate(cluster: ClusterSpec, *, quick: bool = False) -> Calibration:
     """Measure a `measurable` cluster; the result is not yet saved."""
-    with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
-        scratch = Path(folder)
-        asked, found = scratch / "cluster.json", scratch / "calibration.json"
-        asked.write_text(json.dumps(cluster.to_dict()), encoding="utf-8")
-        arguments = [str(asked), str(found), "quick" if quick else "thorough"]
-        ranks = Ranks(cluster.world_size, arguments, scratch, module=_WORKER)
-        with ranks:
-            failures = ranks.wait()
-        if failures:
-            error = error_of(failures, scratch)
-            raise UserError(
-                error.what,
-                why=error.why,
-                fix="its last words are above; the catalogue's rates stay in use",
-                code=error.code,
-            )
-        return load_calibration(found)
+    question = {"cluster": cluster.to_dict(), "quick": quick}
+    after = "its last words are above; the catalogue's rates stay in use"
+    return Calibration.from_dict(ask_ranks(cluster.world_size, _WORKER, question, after=after))
 
 
 def measurable(cluster: ClusterSpec) -> ClusterSpec:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from shardwise.calibrate.clock import Clock, Work
 from shardwise.calibrate.fit import fit_saturation
+from shardwise.metrics.clock import Clock, Work
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Tokens, and the widths of layers that are four times as wide as they are high.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from shardwise.calibrate.clock import Clock
+from shardwise.metrics.clock import Clock
 from shardwise.units import KIB, MIB
 
 _COPIES = {

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwise.calibrate.attention import fit_attention, measure_attention
-from shardwise.calibrate.clock import QUICK, THOROUGH, Clock
 from shardwise.calibrate.collectives import fit_collectives, measure_collectives
 from shardwise.calibrate.matmul import DTYPES, fit_matmul, measure_matmul, why_no_float8
 from shardwise.calibrate.memory import (
@@ -30,6 +29,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates
 from shardwise.launch.group import join_process_group, leave_with_launcher
+from shardwise.metrics.clock import QUICK, THOROUGH, Clock
 
 # Below this share of the processor other programs have slowed the measurements down.
 _UNDISTURBED = 0.85
@@ -56,19 +56,20 @@ class Progress:
 
 
 @record
-def main(cluster_path: str, result_path: str, patience: str) -> None:
-    """Measure `cluster`, of which this process is one rank, and write what was found."""
+def main(question_path: str, answer_path: str) -> None:
+    """Measure the cluster that this process is one rank of, and write what was found."""
     leave_with_launcher()
     # 2.13 warns of names that 2.11 needs, and of formats that a processor only emulates.
     warnings.simplefilter("ignore")
-    cluster = ClusterSpec.from_dict(json.loads(Path(cluster_path).read_text(encoding="utf-8")))
+    question = json.loads(Path(question_path).read_text(encoding="utf-8"))
+    cluster = ClusterSpec.from_dict(question["cluster"])
     join_process_group(cluster.device)
     index = torch.cuda.current_device() if cluster.device == "cuda" else 0
     device = torch.device(cluster.device, index)
-    choice = QUICK if patience == "quick" else THOROUGH
+    choice = QUICK if question["quick"] else THOROUGH
     found = measure(cluster, Clock(device, choice[cluster.device]), Progress())
     if dist.get_rank() == 0:
-        Path(result_path).write_text(json.dumps(asdict(found)), encoding="utf-8")
+        Path(answer_path).write_text(json.dumps(asdict(found)), encoding="utf-8")
     dist.destroy_process_group()
 
 

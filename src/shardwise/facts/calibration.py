@@ -20,6 +20,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates, rates_of
+from shardwise.files import replace_file
 
 Curves = Mapping[str, list[dict[str, Any]]]
 
@@ -52,6 +53,14 @@ class Calibration:
     curves: Curves = field(hash=False)
     """Every single measurement, by what was measured."""
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        """Back from `asdict`; a ValueError where a rate is none."""
+        links = {name: Link(**data[name]) if data[name] else None for name in ("inside", "between")}
+        found = cls(**{**data, "rates": Rates.from_dict(data["rates"]), **links})
+        _validate(found)
+        return found
+
     def path(self) -> Path:
         """Where it is kept."""
         return calibration_folder() / f"{self.device}-{_layout(self.ranks, self.domain)}.json"
@@ -59,11 +68,9 @@ class Calibration:
     def save(self) -> Path:
         """Write it whole or not at all, over an earlier one; returns the path."""
         path = self.path()
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-            aside.replace(path)
+            replace_file(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise UserError(
                 f"cannot keep the measurements in {path}",
@@ -77,11 +84,7 @@ class Calibration:
 def load_calibration(path: Path) -> Calibration:
     """Read a saved calibration."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        links = {name: Link(**data[name]) if data[name] else None for name in ("inside", "between")}
-        found = Calibration(**{**data, "rates": Rates.from_dict(data["rates"]), **links})
-        _validate(found)
-        return found
+        return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not a calibration",

@@ -72,6 +72,11 @@ class Fabric:
             return 0.0
         hops, moved = ring_load(self.library, kind, num_bytes, ranks)
         rate, hop_s = self._path(ranks, stride)
+        members = max(1, self.domain // stride)
+        if kind == "all_to_all" and members < ranks:
+            # No ring: what goes to other domains leaves each device through its part of the cards.
+            moved = num_bytes * (ranks - members) / ranks
+            rate = min(self.inside.bytes_per_s, self.between.bytes_per_s / self.domain)
         return hops * hop_s + moved / rate
 
     def _path(self, ranks: int, stride: int) -> tuple[float, float]:
@@ -98,6 +103,14 @@ def ring_load(
     """(hops, bytes that each rank passes on) of one collective over `ranks` devices."""
     rounds = _ROUNDS[library][kind]
     return rounds * (ranks - 1), rounds * num_bytes * (ranks - 1) / ranks
+
+
+def bus_rate(kind: Collective, num_bytes: float, ranks: int, seconds: float) -> float:
+    """Bus bandwidth as nccl-tests define it: what each rank of a ring passes on, per second.
+
+    The definition is NCCL's whatever library did the work, so that figures can be compared.
+    """
+    return ring_load("nccl", kind, num_bytes, ranks)[1] / seconds
 
 
 # Networks between nodes: bytes per second of all the cards of a usual node, one way.

@@ -18,14 +18,14 @@ TIMEOUT = timedelta(minutes=30)
 _PR_SET_PDEATHSIG = 1
 
 
-def join_process_group(device: str) -> None:
+def join_process_group(device: str, timeout: timedelta = TIMEOUT) -> None:
     """gloo for host tensors everywhere, NCCL for those of GPUs."""
     if device == "cuda":
         local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(local)
-        _join("cpu:gloo,cuda:nccl", local)
+        _join("cpu:gloo,cuda:nccl", local, timeout)
     else:
-        _join("gloo", None)
+        _join("gloo", None, timeout)
 
 
 def leave_with_launcher() -> None:
@@ -36,13 +36,13 @@ def leave_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _join(backend: str, device: torch.device | None) -> None:
+def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None:
     """In the file that our launcher names, or at the address that torchrun gives."""
     dist.init_process_group(
         backend,
         init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=TIMEOUT,
+        timeout=timeout,
         device_id=device,
     )

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +39,19 @@ class Clock:
 
     def seconds(self, work: Work) -> float:
         """Of one call on the slowest rank, which all the others wait for in training."""
-        count = self._calls_of_a_round(work)
-        return statistics.median(self._round(work, count) for _ in range(self.patience.rounds))
+        self._round(work, 1)
+        count = self._calls_of_a_round(self._round(work, 2))
+        rounds = [max(self._round(work, count)) for _ in range(self.patience.rounds)]
+        return statistics.median(rounds)
+
+    def times(self, work: Work) -> list[float]:
+        """Of one call on every rank, for work that has been done once already.
+
+        What takes long enough is not done again: over a slow link there is no time for it.
+        """
+        once = self._round(work, 1)
+        count = self._calls_of_a_round(once)
+        return once if count == 1 else self._round(work, count)
 
     def processor_share(self) -> float:
         """Share of the processor that the ranks got so far, of what they could have had together.
@@ -52,25 +63,26 @@ class Clock:
         threads = dist.get_world_size() * torch.get_num_threads()
         return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
 
-    def _calls_of_a_round(self, work: Work) -> int:
+    def _calls_of_a_round(self, times: Sequence[float]) -> int:
         """The same on all ranks, so that all of them are loaded to the end."""
-        self._round(work, 1)
-        once = self._round(work, 2)
-        return max(1, math.ceil(self.patience.load_s / self.patience.rounds / once))
+        return max(1, math.ceil(self.patience.load_s / self.patience.rounds / max(times)))
 
-    def _round(self, work: Work, count: int) -> float:
-        self._wait()
+    def _round(self, work: Work, count: int) -> list[float]:
+        """Seconds of one call out of `count`, by rank."""
+        self.wait()
         dist.barrier()
         started, processor = time.perf_counter(), time.process_time()
         for _ in range(count):
             work()
-        self._wait()
+        self.wait()
         elapsed = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
         self._processor_s += time.process_time() - processor
         self._wall_s += float(elapsed)
-        dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-        return float(elapsed) / count
+        everywhere = torch.empty(dist.get_world_size(), dtype=torch.float64)
+        dist.all_gather_into_tensor(everywhere, elapsed)
+        return [seconds / count for seconds in everywhere.tolist()]
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done all that it was told."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,0 +1,104 @@
+"""Measure a fabric as one of its ranks: collectives over groups and sizes, then pairs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardwise.facts.fabric import Collective
+from shardwise.metrics.clock import Clock, Patience
+from shardwise.units import format_bytes
+from shardwise.verify.fabric.exchange import Exchange
+from shardwise.verify.fabric.found import Found, GroupName, Point, Request
+from shardwise.verify.fabric.nccl_log import Transports, read_log
+from shardwise.verify.fabric.pairs import measure_pairs
+
+Say = Callable[[str], None]
+_PATIENCE = Patience(load_s=0.2, rounds=1)
+
+
+def measure_fabric(request: Request, log: Path | None, say: Say) -> Found:
+    """A collective call; every rank returns what all of them have found.
+
+    `log` is where NCCL writes on this rank.
+    """
+    cluster = request.cluster
+    index = torch.cuda.current_device() if cluster.device == "cuda" else 0
+    clock = Clock(torch.device(cluster.device, index), _PATIENCE)
+    points = []
+    for name, group in _groups(cluster.nvlink_domain):
+        for kind in request.kinds:
+            sizes = ", ".join(map(format_bytes, request.sizes))
+            say(f"{kind} of {dist.get_world_size(group)} ranks, {name}: {sizes}")
+            points += [_point(clock, name, kind, size, group) for size in request.sizes]
+    say(f"pairs: {format_bytes(request.sizes[-1])} from each to each")
+    pairs = measure_pairs(clock, cluster.nvlink_domain, request.sizes[-1])
+    return Found(
+        hosts=tuple(_from_every_rank(_host())),
+        points=tuple(points),
+        pairs=tuple(pairs),
+        transports=_transports(log),
+    )
+
+
+def _groups(domain: int) -> Iterator[tuple[GroupName, dist.ProcessGroup]]:
+    """Those that are not one rank alone, and not the same as another."""
+    world = dist.get_world_size()
+    if domain > 1:
+        starts = range(0, world, domain)
+        members = [list(range(start, start + domain)) for start in starts]
+        yield "inside", dist.new_subgroups_by_enumeration(members)[0]
+    if world > domain:
+        across = [list(range(first, world, domain)) for first in range(domain)]
+        yield "between", dist.new_subgroups_by_enumeration(across)[0]
+    everyone = dist.group.WORLD
+    if everyone is not None and world > domain > 1:
+        yield "all", everyone
+
+
+def _point(
+    clock: Clock, name: GroupName, kind: Collective, size: int, group: dist.ProcessGroup
+) -> Point:
+    """The first call is the one whose data is checked; it also opens connections."""
+    exchange = Exchange(kind, size, clock.device, group)
+    exchange.fill()
+    exchange.run()
+    wrong = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    wrong[dist.get_rank()] = exchange.wrong()
+    dist.all_reduce(wrong)
+    exchange.clear()
+    seconds = max(clock.times(exchange.run))
+    found = tuple((rank, count) for rank, count in enumerate(wrong.tolist()) if count)
+    return Point(name, kind, exchange.ranks, exchange.num_bytes, seconds, found)
+
+
+def _host() -> str:
+    """Name, and the address on the way to the first rank where a launcher has named that."""
+    name, master = socket.gethostname(), os.environ.get("MASTER_ADDR")
+    if master is None:
+        return name
+    try:
+        family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        # A datagram socket sends nothing when it connects: it only looks up the way.
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect(address)
+            return f"{name} {way.getsockname()[0]}"
+    except OSError:
+        return name
+
+
+def _transports(log: Path | None) -> Transports | None:
+    mine = read_log(log.read_text(errors="replace")) if log and log.exists() else None
+    found = [each for each in _from_every_rank(mine) if each is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def _from_every_rank(mine: object) -> list:
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone

@@ -1,0 +1,90 @@
+"""Every rank with every other of its domain, every domain with every other: one way at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from shardwise.metrics.clock import Clock
+from shardwise.verify.fabric.exchange import pattern
+from shardwise.verify.fabric.found import Flow, Pair
+
+Couple = tuple[int, int]
+_ELEMENT = 4
+
+
+def rounds_of(count: int) -> Iterator[list[Couple]]:
+    """All couples out of `count`, in rounds in which nobody is in two of them."""
+    # A tournament: one stays, the others move round it; an odd one out sits opposite to nobody.
+    seats: list[int | None] = [*range(count)] + [None] * (count % 2)
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        across = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [(a, b) for a, b in across if a is not None and b is not None]
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+
+
+def measure_pairs(clock: Clock, domain: int, num_bytes: int) -> list[Pair]:
+    """Both ways of every pair; a collective call, of which every rank gets all results."""
+    world = dist.get_world_size()
+    starts = range(0, world, domain)
+    sender = Sender(clock, max(1, num_bytes // _ELEMENT))
+    pairs: list[Pair] = []
+    for couples in _both_ways(domain):
+        flows = sender.measure([(start + a, start + b) for start in starts for a, b in couples])
+        pairs += [Pair("inside", sender.num_bytes, (flow,)) for flow in flows]
+    for couples in _both_ways(world // domain):
+        members = [[(a * domain + i, b * domain + i) for i in range(domain)] for a, b in couples]
+        flows = sender.measure([couple for each in members for couple in each])
+        for first in range(0, len(flows), domain):
+            pairs.append(Pair("between", sender.num_bytes, tuple(flows[first : first + domain])))
+    return pairs
+
+
+class Sender:
+    """Lets some ranks send to others, all at the same time."""
+
+    def __init__(self, clock: Clock, count: int) -> None:
+        self.clock = clock
+        self.rank = dist.get_rank()
+        self.num_bytes = _ELEMENT * count
+        self._sent = pattern(self.rank, 0, count, clock.device)
+        self._arrived = torch.empty_like(self._sent)
+
+    def measure(self, couples: Sequence[Couple]) -> list[Flow]:
+        """From the first to the second of each couple; no rank is in two of them."""
+        mine = next((couple for couple in couples if self.rank in couple), None)
+        work = self._work(mine)
+        self._arrived.zero_()
+        work()
+        wrong = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+        if mine is not None and self.rank == mine[1]:
+            expected = pattern(mine[0], 0, self._arrived.numel(), self.clock.device)
+            wrong[self.rank] = (self._arrived != expected).sum().cpu()
+        dist.all_reduce(wrong)
+        times = self.clock.times(work)
+        return [Flow(a, b, max(times[a], times[b]), int(wrong[b])) for a, b in couples]
+
+    def _work(self, couple: Couple | None) -> Callable[[], None]:
+        if couple is None:
+            return lambda: None
+        sender, receiver = couple
+        operation = (
+            dist.P2POp(dist.isend, self._sent, receiver)
+            if self.rank == sender
+            else dist.P2POp(dist.irecv, self._arrived, sender)
+        )
+
+        def work() -> None:
+            for request in dist.batch_isend_irecv([operation]):
+                request.wait()
+
+        return work
+
+
+def _both_ways(count: int) -> Iterator[list[Couple]]:
+    for couples in rounds_of(count):
+        yield couples
+        yield [(b, a) for a, b in couples]
