@@ -17,13 +17,13 @@ from typing import Any
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
+from shardwise.plan.choose import loss_slice_tokens
 from shardwise.plan.layout import Layout
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
 ROWS = Path(__file__).parent / "results" / "h200_steps.json"
-LOSS_CHUNK_ELEMENTS = 2**28
 
 
 def main() -> None:
@@ -47,8 +47,7 @@ def spec_of(row: dict[str, Any]) -> ModelSpec:
 
 def layout_of(row: dict[str, Any]) -> Layout:
     """The layout of a row."""
-    vocab = spec_of(row).vocab_size
-    chunk = max(256, 2 ** ((LOSS_CHUNK_ELEMENTS // vocab).bit_length() - 1))
+    chunk = loss_slice_tokens(spec_of(row).vocab_size)
     return Layout(
         replicate=_replicas(row),
         shard=row["world"] // _replicas(row),

@@ -16,13 +16,14 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import SHAPE, Settings, loader_of, start
+from tiny_runs import SHAPE, Settings, start
 
 from shardwise.checkpoint import files, store
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
-from shardwise.checkpoint.store import check_checkpoint, final_path, list_entries, quarantine
+from shardwise.checkpoint.store import final_path, list_entries, quarantine
 from shardwise.metrics.events import EventLog
-from shardwise.training.session import Session
+from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
@@ -76,7 +77,7 @@ def save(root: Path, step: int, trains_meanwhile: bool = False) -> str | None:
     assert saver.start(progress) == []
     if trains_meanwhile:
         stepper = Stepper(session.model, session.optimizer, session.plan)
-        loader = loader_of(session, dist.get_rank(), dist.get_world_size())
+        loader = build_loader(session)
         for index in range(2):
             stepper.run(loader.step_batches(index), 1e-3)
     (outcome,) = saver.finish()
@@ -207,7 +208,7 @@ def test_training_goes_on_and_saves_when_there_is_room_again(disk: Path) -> None
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("ALERT"):
+            if line.startswith("ALERT: step "):
                 if not alerts:
                     make_room(disk)
                 alerts.append(line)

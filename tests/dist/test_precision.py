@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import Settings, loader_of, run_steps, start, train, whole_params
+from tiny_runs import Settings, run_steps, start, train, whole_params
 from torch import Tensor, nn
 
+from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
@@ -49,7 +50,7 @@ def formats(world: int, settings: Settings) -> dict[str, Any]:
         seen["activations"] = inputs[0].dtype
 
     hook = model.model.layers[0].register_forward_pre_hook(look)
-    (batch,) = loader_of(session, dist.get_rank(), world).step_batches(0)
+    (batch,) = build_loader(session).step_batches(0)
     loss = model.sum_loss(batch.inputs, batch.labels)
     loss.backward()
     seen["loss"] = loss.dtype
@@ -90,7 +91,7 @@ def test_half_precision_stays_near_fp32(ranks: Callable[[int], Ranks], param: st
 def overflow(world: int, settings: Settings) -> dict[str, Any]:
     """A step whose gradient is infinite on the last rank alone, and then a good one."""
     session = start(world, settings)
-    batches = loader_of(session, dist.get_rank(), world).step_batches(0)
+    batches = build_loader(session).step_batches(0)
     stepper = Stepper(session.model, session.optimizer, session.plan)
     seen: dict[str, Any] = {"scales": [stepper.scaler.get_scale()]}
 
@@ -129,7 +130,7 @@ def test_fp16_skips_a_step_that_overflows_on_one_rank(ranks: Callable[[int], Ran
 def too_large_scale(world: int, settings: Settings) -> dict[str, Any]:
     session = start(world, settings)
     before = whole_params(session.model)
-    batches = loader_of(session, dist.get_rank(), world).step_batches(0)
+    batches = build_loader(session).step_batches(0)
     stepper = Stepper(session.model, session.optimizer, session.plan)
     stepper.run(batches, 1e-3)
     return {

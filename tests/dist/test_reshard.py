@@ -16,14 +16,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import SHAPE, Settings, loader_of, start, whole
+from tiny_runs import SHAPE, Settings, start, whole
 from torch import Tensor
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
-from shardwise.checkpoint.store import check_checkpoint, final_path
-from shardwise.training.session import Session
+from shardwise.checkpoint.store import final_path
+from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
@@ -79,7 +80,7 @@ def train_and_save(layout: Layout, root: Path) -> Held:
     """On every rank: two steps, then a checkpoint."""
     session = start(layout[1], settings_of(layout))
     stepper = Stepper(session.model, session.optimizer, session.plan)
-    loader = loader_of(session, dist.get_rank(), layout[1])
+    loader = build_loader(session)
     for step in range(STEPS):
         stepper.run(loader.step_batches(step), 1e-2)
     held = what_it_holds(session, STEPS)
@@ -122,7 +123,7 @@ def refuse(path: Path, reasons: list[str]) -> None:
 
 def what_it_holds(session: Session, position: int) -> Held:
     tensors = model_tensors(session.model) | optimizer_tensors(session.model, session.optimizer)
-    loader = loader_of(session, dist.get_rank(), dist.get_world_size())
+    loader = build_loader(session)
     mine = [digest(row) for batch in loader.step_batches(position) for row in batch.inputs]
     rows: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(rows, mine)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import Settings, loader_of, start
+from tiny_runs import Settings, start
 from torch.profiler import ProfilerActivity, profile
 
+from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
@@ -25,7 +25,7 @@ def count_collectives(world: int, settings: Settings) -> dict[str, int]:
     """How often each operation of c10d ran on this rank in the second step."""
     session = start(world, settings)
     assert len(session.units.units) == NUM_UNITS
-    loader = loader_of(session, dist.get_rank(), world)
+    loader = build_loader(session)
     stepper = Stepper(session.model, session.optimizer, session.plan)
     stepper.run(loader.step_batches(0), 1e-3)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

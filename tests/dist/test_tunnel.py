@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import Settings, loader_of, start, tiny_plan
+from tiny_runs import Settings, start, tiny_plan
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
 from shardwise.tunnel.fake import run_fake
 from shardwise.tunnel.ledger import held_bytes
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
 def measure(world: int, settings: Settings) -> tuple[Sequence, dict[str, int]]:
     """On every rank: the collectives of the second step, and the states that it holds then."""
     session = start(world, settings)
-    loader = loader_of(session, dist.get_rank(), world)
+    loader = build_loader(session)
     stepper = Stepper(session.model, session.optimizer, session.plan)
     stepper.run(loader.step_batches(0), 1e-3)
     with Recorder() as recorder:

@@ -14,7 +14,6 @@ from tiny_runs import (
     Tally,
     Trained,
     assert_close,
-    loader_of,
     run_steps,
     start,
     train_plainly,
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
 from shardwise.data.sequences import IGNORE_INDEX
+from shardwise.training.session import build_loader
 
 pytestmark = pytest.mark.dist
 
@@ -40,7 +40,7 @@ def mask_labels(labels: Tensor, first_row: int = 0) -> Tensor:
 def train_unevenly(world: int, settings: Settings) -> Any:
     session = start(world, settings)
     rank = dist.get_rank()
-    loader = loader_of(session, rank, world)
+    loader = build_loader(session)
 
     def batches_of(step: int) -> list[MicroBatch]:
         masked = []

@@ -18,11 +18,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
-from shardwise.data.loader import BatchLoader, MicroBatch
+from shardwise.data.loader import MicroBatch
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import learning_rate
-from shardwise.training.session import Session, attach_training_loss, build_session
+from shardwise.training.session import (
+    Session,
+    attach_training_loss,
+    build_loader,
+    build_session,
+)
 from shardwise.training.step import Stepper
 
 Settings = Mapping[str, Any]
@@ -121,8 +126,7 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
     """Run `steps`; what they gave is returned on rank 0."""
     plan = session.plan
     stepper = Stepper(session.model, session.optimizer, plan)
-    loader = loader_of(session, dist.get_rank(), dist.get_world_size())
-    batches_of = batches_of or loader.step_batches
+    batches_of = batches_of or build_loader(session).step_batches
     losses, norms = [], []
     for step in steps:
         rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
@@ -130,21 +134,6 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
         losses.append((result.loss_sum.double() / result.num_tokens).item())
         norms.append(result.grad_norm)
     return on_first(Trained(losses, norms, whole_params(session.model)))
-
-
-def loader_of(session: Session, rank: int, num_ranks: int) -> BatchLoader:
-    """The batches of one rank."""
-    plan = session.plan
-    return BatchLoader(
-        session.data.train,
-        seed=plan.config.train.seed,
-        shuffle=plan.config.data.shuffle,
-        global_batch=plan.global_batch.value,
-        micro_batch=plan.micro_batch.value,
-        accumulation=plan.accumulation.value,
-        rank=rank,
-        num_ranks=num_ranks,
-    )
 
 
 def whole_params(model: torch.nn.Module) -> Arrays:
@@ -172,7 +161,7 @@ def train_plainly(settings: Settings, mask: Callable[[Tensor], Tensor] | None = 
     `mask` changes the labels of every global batch.
     """
     session = start(1, settings)
-    loader = loader_of(session, 0, 1)
+    loader = build_loader(session)
     batches = []
     for step in range(session.plan.config.train.steps):
         inputs, labels = one_batch(loader.step_batches(step))

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import MANIFEST_NAME, PLAN_NAME
 from shardwise.checkpoint.storage import open_piece
-from shardwise.checkpoint.store import Entry, check_checkpoint, list_entries
+from shardwise.checkpoint.store import Entry, list_entries
 from shardwise.errors import ExitCode, UserError
 from shardwise.plan.plan import Plan
 

@@ -11,17 +11,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
+from shardwise.checkpoint.check import check_files, check_index
 from shardwise.checkpoint.index import read_index
-from shardwise.checkpoint.manifest import Damaged
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors, set_optimizer_tensors
 from shardwise.checkpoint.storage import ShardReader
-from shardwise.checkpoint.store import (
-    Checkpoint,
-    check_files,
-    clear_partials,
-    list_entries,
-    quarantine,
-)
+from shardwise.checkpoint.store import Checkpoint, clear_partials, list_entries, quarantine
 from shardwise.errors import UserError
 from shardwise.plan.plan import Plan
 
@@ -79,14 +73,11 @@ def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:
 def _check_together(checkpoint: Checkpoint) -> list[str]:
     """Each rank hashes its share of the files; all learn what any of them found."""
     names = sorted(checkpoint.manifest.files)[dist.get_rank() :: dist.get_world_size()]
-    mine = [str(damage) for damage in check_files(checkpoint, names)]
+    mine = check_files(checkpoint, names)
     if dist.get_rank() == 0 and not mine:
-        try:
-            read_index(checkpoint.path)
-        except Damaged as damage:
-            mine.append(str(damage))
+        mine = check_index(checkpoint.path)
     everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, [str(damage) for damage in mine])
     return sorted(damage for rank in everyone for damage in rank)
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.files import Fingerprint
-from shardwise.checkpoint.index import Index
+from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
 from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
@@ -125,7 +125,7 @@ class Saver:
             nonlocal commit_s
             begun = time.perf_counter()
             plan = json.dumps(self.plan.to_dict()).encode()
-            publish(self.root, self._manifest(progress, files), index, plan)
+            publish(self.root, self._manifest(progress, files), dump_index(index), plan)
             # The checkpoint is there; an old one that cannot be removed does not change that.
             with suppress(OSError):
                 prune(self.root, self.plan.config.checkpoint.keep)
@@ -168,15 +168,20 @@ class Saver:
             global_batch=self.plan.global_batch.value,
             seed=self.plan.config.train.seed,
             world_size=dist.get_world_size(),
-            versions={
-                "shardwise": __version__,
-                "transformers": transformers.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            versions=software_versions(),
             created=time.time(),
             files=dict(files),
         )
+
+
+def software_versions() -> dict[str, str]:
+    """What a run is computed with."""
+    return {
+        "shardwise": __version__,
+        "transformers": transformers.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
 
 
 def _first_cause(failure: BaseException) -> str:

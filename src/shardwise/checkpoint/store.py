@@ -3,20 +3,22 @@
 step-00000060/               good, unless its bytes say otherwise
 partial-step-00000120/       a save that has not ended; never chosen
 quarantined-step-00000090/   found damaged; reason.txt says what and where; never chosen
+
+Needs no torch: reports and command lines list checkpoints too.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardwise.checkpoint.files import fingerprint_of, rename, sync_directory, write_file
-from shardwise.checkpoint.index import Index, dump_index, read_index
+from shardwise.checkpoint.files import rename, sync_directory, write_file
 from shardwise.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -52,6 +54,11 @@ class Entry:
     state: State
     checkpoint: Checkpoint | None
     reason: str = ""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Of a good one."""
+        return None if self.checkpoint is None else self.checkpoint.manifest
 
 
 def list_entries(root: Path) -> list[Entry]:
@@ -98,51 +105,16 @@ def begin(root: Path, step: int) -> Path:
     return path
 
 
-def publish(root: Path, manifest: Manifest, index: Index, plan: bytes) -> Checkpoint:
+def publish(root: Path, manifest: Manifest, index: bytes, plan: bytes) -> Checkpoint:
     """Write index, plan and manifest beside the shards, make all durable, rename into place."""
     partial, final = partial_path(root, manifest.step), final_path(root, manifest.step)
-    manifest.files[INDEX_NAME] = write_file(partial / INDEX_NAME, dump_index(index))
+    manifest.files[INDEX_NAME] = write_file(partial / INDEX_NAME, index)
     manifest.files[PLAN_NAME] = write_file(partial / PLAN_NAME, plan)
     write_file(partial / MANIFEST_NAME, manifest.to_bytes())
     sync_directory(partial)
     rename(partial, final)
     sync_directory(root)
     return Checkpoint(final, manifest)
-
-
-def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
-    """Hash these files of a checkpoint and name every one that is not as it was written."""
-    found = []
-    for name in names:
-        expected = checkpoint.manifest.files[name]
-        try:
-            actual = fingerprint_of(checkpoint.path / name)
-        except OSError as error:
-            found.append(Damaged(name, f"cannot be read: {error.strerror}"))
-            continue
-        if actual.bytes != expected.bytes:
-            found.append(Damaged(name, f"has {actual.bytes} bytes, {expected.bytes} were written"))
-        elif actual.sha256 != expected.sha256:
-            found.append(Damaged(name, "its content has changed (sha256 differs)"))
-    return found
-
-
-def check_checkpoint(path: Path) -> list[Damaged]:
-    """Everything that is wrong with one checkpoint directory: manifest, files, index, strays."""
-    try:
-        checkpoint = Checkpoint(path, read_manifest(path))
-    except Damaged as damage:
-        return [damage]
-    listed = {MANIFEST_NAME, *checkpoint.manifest.files}
-    strays = [item.name for item in path.iterdir() if item.name not in listed]
-    found = [Damaged(name, "does not belong to the checkpoint") for name in sorted(strays)]
-    found += check_files(checkpoint, checkpoint.manifest.files)
-    if not found:
-        try:
-            read_index(path)
-        except Damaged as damage:
-            found.append(damage)
-    return found
 
 
 def quarantine(path: Path, reasons: Iterable[str]) -> Path:
@@ -197,4 +169,9 @@ def _reason(path: Path) -> str:
 
 
 def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() and not path.is_symlink() else None
+    """None where there is no plain file; a checkpoint may be pruned while it is judged."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

@@ -42,6 +42,9 @@ class ClusterSpec:
     """Devices that the fast links join: a node, or the rack of an NVL72 system."""
 
     interconnect: str | float = "auto"
+    peak_tflops: float | Auto = "auto"
+    """As the user gave it."""
+
     datacenters: int = 1
     measured_inside: Link | None = None
     """What a calibration found between devices of one domain."""
@@ -66,6 +69,12 @@ class ClusterSpec:
             self.measured_inside,
             self.measured_between,
         )
+
+    def peak_flops(self, fmt: str) -> float | None:
+        """Dense FLOP/s of one device in a format; None where nobody knows."""
+        if self.peak_tflops != "auto":
+            return 1e12 * self.peak_tflops
+        return None if self.gpu is None else self.gpu.peak_flops.get(fmt)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -92,7 +101,12 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
         cluster = _as_launched(probe_cluster(environ), environ)
     else:
         cluster = parse_cluster(config.name)
-    cluster = replace(cluster, datacenters=config.datacenters, interconnect=config.interconnect)
+    cluster = replace(
+        cluster,
+        datacenters=config.datacenters,
+        interconnect=config.interconnect,
+        peak_tflops=config.peak_tflops,
+    )
     return _with_domain(cluster, config.nvlink_domain)
 
 

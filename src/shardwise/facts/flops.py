@@ -11,23 +11,51 @@ average. Recomputation is not counted: MFU measures the model's work, and HFU, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shardwise.facts.models import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the device's dense peak: of the model's FLOPs, and with recompute counted."""
+
+    mfu: float
+    hfu: float
+
+
+def efficiency_of(
+    spec: ModelSpec, seq_len: int, mode: str | float, tokens_per_s: float, peak_flops: float
+) -> Efficiency:
+    """At `tokens_per_s` on one device, with so much recomputed."""
+    useful = flops_per_token(spec, seq_len)
+    again = recompute_flops_per_token(spec, seq_len, recomputed_share(mode))
+    rate = tokens_per_s / peak_flops
+    return Efficiency(useful * rate, (useful + again) * rate)
+
+
+def recomputed_share(mode: str | float) -> float:
+    """Share of the blocks whose matmuls run again in backward, by `checkpoint_activations`."""
+    if isinstance(mode, str):
+        return 1.0 if mode == "full" else 0.0
+    return mode
 
 
 def flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Model FLOPs of one token's forward and backward, averaged over a packed sequence."""
-    return 6.0 * spec.matmul_params_per_token + 3.0 * _attention_forward(spec, seq_len)
+    attention = spec.num_layers * attention_flops(spec, seq_len)
+    return 6.0 * spec.matmul_params_per_token + 3.0 * attention
 
 
 def recompute_flops_per_token(spec: ModelSpec, seq_len: int, fraction_of_blocks: float) -> float:
     """What running that share of the blocks' forward a second time adds."""
-    forward = 2.0 * spec.block_matmul_params_per_token + _attention_forward(spec, seq_len)
-    return fraction_of_blocks * forward
+    attention = spec.num_layers * attention_flops(spec, seq_len)
+    return fraction_of_blocks * (2.0 * spec.block_matmul_params_per_token + attention)
 
 
-def _attention_forward(spec: ModelSpec, seq_len: int) -> float:
-    channels = spec.num_heads * spec.head_dim
-    return 4.0 * spec.num_layers * channels * _mean_context(seq_len, spec.attention_window)
+def attention_flops(spec: ModelSpec, seq_len: int) -> float:
+    """Of one token in one block, forward."""
+    return 4.0 * spec.num_heads * spec.head_dim * _mean_context(seq_len, spec.attention_window)
 
 
 def _mean_context(seq_len: int, window: int | None) -> float:

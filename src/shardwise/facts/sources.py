@@ -83,11 +83,6 @@ class ModelSource:
         return place if place is not None and _holds_weights(place) else None
 
     @property
-    def has_weights(self) -> bool:
-        """Whether there are weights now."""
-        return self.weights is not None
-
-    @property
     def has_all_weights(self) -> bool:
         """Whether there are weights and none of their files is missing, as after a cut download."""
         return self.weights is not None and not _any_missing(self.weights)

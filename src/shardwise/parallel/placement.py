@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 from torch.distributed.tensor import Shard
 
-# Other dims than the first cost one more copy at every gather and reduction: a little padding is
-# cheaper than that.
-MAX_PADDING = 0.1
+from shardwise.plan.mesh import MAX_PADDING, padding
 
 
 def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
@@ -18,7 +16,7 @@ def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
     FSDP2 pads dim 0 to a multiple of the ranks: 8 stacked experts over 32 ranks would be stored
     and moved four times. Later dims it does not pad, so those have to divide.
     """
-    if not shape or _padding(shape[0], num_shards) <= MAX_PADDING:
+    if not shape or padding(shape[0], num_shards) <= MAX_PADDING:
         return 0
     even = (dim for dim in range(1, len(shape)) if shape[dim] and shape[dim] % num_shards == 0)
     return next(even, 0)
@@ -27,8 +25,3 @@ def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
 def placement_over(num_shards: int) -> Callable[[nn.Parameter], Shard]:
     """What `fully_shard` asks for each parameter."""
     return lambda param: Shard(choose_shard_dim(param.shape, num_shards))
-
-
-def _padding(num_rows: int, num_shards: int) -> float:
-    """Rows added to make shards alike, for each row that was there."""
-    return -num_rows % num_shards / num_rows if num_rows else 0.0

@@ -15,12 +15,10 @@ from shardwise.facts.rates import Rates
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.candidates import Common, choose_reshard, layouts, mesh_candidates
 from shardwise.plan.memory import estimate_memory
-from shardwise.plan.plan import Choice, MemoryEstimate, Plan, Source
-from shardwise.plan.search import HEADROOM, Option, alternatives, best_of, fits, judge
+from shardwise.plan.mesh import MAX_PADDING, padding
+from shardwise.plan.plan import Choice, Plan, Source
+from shardwise.plan.search import Option, alternatives, best_of, fits, judge
 from shardwise.units import format_bytes, format_count
-
-# Logits of one slice of the chunked loss, in elements.
-LOSS_CHUNK_ELEMENTS = 2**28
 
 
 def choose_plan(
@@ -71,7 +69,7 @@ def choose_plan(
         accumulation=accumulation,
         global_batch=global_batch,
         accumulate=_choose_accumulate(config, best, model),
-        warnings=_warnings(best, cluster),
+        warnings=[*_tight(best, cluster), *_padded_experts(config, model, mesh.shard)],
         **common,
     )
 
@@ -101,6 +99,11 @@ def judge_all(
     ]
 
 
+def loss_slice_tokens(vocab_size: int) -> int:
+    """Tokens of one slice of the chunked loss: a power of two, at most 2**28 logits."""
+    return max(256, 2 ** ((2**28 // vocab_size).bit_length() - 1))
+
+
 def _refuse_several_datacenters(config: RunConfig) -> None:
     if config.cluster.datacenters > 1:
         raise UserError(
@@ -117,7 +120,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     on_gpu = cluster.device == "cuda"
     precision, memory = config.precision, config.memory
     param, why_param = _best_format(cluster)
-    chunk = max(256, 2 ** ((LOSS_CHUNK_ELEMENTS // model.vocab_size).bit_length() - 1))
+    chunk = loss_slice_tokens(model.vocab_size)
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": _choice_of(precision.param, param, why_param),
@@ -190,20 +193,16 @@ def _what_would_fit(best: Option, model: ModelSpec, cluster: ClusterSpec) -> str
     for nodes in range(1, 1025):
         larger = replace(cluster, num_nodes=nodes, devices_per_node=node)
         layout = replace(best.layout, replicate=1, shard=larger.world_size)
-        if _has_room(estimate_memory(model, larger, layout), larger):
+        if fits(estimate_memory(model, larger, layout), larger):
             answers.append(f"{larger.world_size} such devices ({nodes}x{node})")
             break
     offloaded = replace(best.layout, replicate=1, shard=cluster.world_size, offload=True)
-    if _has_room(estimate_memory(model, cluster, offloaded), cluster):
+    if fits(estimate_memory(model, cluster, offloaded), cluster):
         answers.append("memory.offload=cpu")
     if best.layout.micro_batch > 1:
         answers.append("a smaller train.micro_batch")
     answers.append("a shorter data.seq_len")
     return "what would help: " + ", or ".join(answers)
-
-
-def _has_room(memory: MemoryEstimate, cluster: ClusterSpec) -> bool:
-    return memory.high <= HEADROOM * cluster.memory_bytes
 
 
 def _origin(best: Option) -> Source:
@@ -215,7 +214,7 @@ def _origin(best: Option) -> Source:
 
 def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> str:
     """Against the decision tree's answers before it: they do not fit, or are slower."""
-    earlier = [option for option in options if option.rank < best.rank and fits(option, cluster)]
+    earlier = [each for each in options if each.rank < best.rank and fits(each.memory, cluster)]
     if not earlier:
         return best.candidate.why
     rival = max(earlier, key=lambda option: option.speed)
@@ -261,13 +260,28 @@ def _choose_accumulate(config: RunConfig, best: Option, model: ModelSpec) -> Cho
     return Choice("sharded", why, "rule")
 
 
-def _warnings(best: Option, cluster: ClusterSpec) -> list[str]:
-    if fits(best, cluster):
+def _tight(best: Option, cluster: ClusterSpec) -> list[str]:
+    """The warning of a plan that may not fit."""
+    if fits(best.memory, cluster):
         return []
     expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
     return [
         f"{expected} expected of {capacity}, up to {format_bytes(best.memory.high)} likely: it may "
         "run out of memory"
+    ]
+
+
+def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str]:
+    """The warning of stacked experts that FSDP2 can only cut one from the other, and pads."""
+    group, experts = config.shard.reshard_after_forward, model.num_experts
+    too_few = experts > 1 and padding(experts, shard) > MAX_PADDING
+    if not too_few or isinstance(group, bool | str):
+        return []
+    return [
+        f"shard.reshard_after_forward={group} makes every rank hold and move "
+        f"{1 + padding(experts, shard):.1f} times its part of the experts, which the memory above "
+        f"leaves out: FSDP2 reshards to groups along the first dim only, and {experts} stacked "
+        f"experts are padded to {shard} ranks there; true and false cut another dim"
     ]
 
 

@@ -28,15 +28,7 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 def memory_rows(plan: Plan) -> list[tuple[str, str]]:
     """(what, bytes) of one rank's expected peak, the total last."""
-    memory = plan.memory
-    parts = [item.name for item in fields(memory) if item.name != "peak"]
-    rows = [(name, format_bytes(getattr(memory, name))) for name in parts if getattr(memory, name)]
-    capacity = format_bytes(plan.cluster.memory_bytes)
-    likely = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} likely"
-    total = (
-        f"{format_bytes(memory.total)} of {capacity}; {likely}; the peak is in the {memory.peak}"
-    )
-    return [*rows, ("total", total)]
+    return [(name, held) for name, held in _memory_figures(plan) if held != "0 B"]
 
 
 def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[str, str]]:
@@ -82,12 +74,24 @@ def difference_rows(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
 
 
 def _figures(plan: Plan) -> list[tuple[str, str]]:
+    """The same names for every plan, in the same order."""
     choices = [(name, _show(choice.value)) for name, choice in plan.choices().items()]
     forecast = plan.forecast
     speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} tok/s/gpu"
     usd = None if forecast is None else forecast.usd_per_billion_tokens
     cost = "-" if usd is None else f"USD {usd:,.0f} for 1B tokens"
-    return [*choices, *memory_rows(plan), ("speed", speed), ("cost", cost)]
+    return [*choices, *_memory_figures(plan), ("speed", speed), ("cost", cost)]
+
+
+def _memory_figures(plan: Plan) -> list[tuple[str, str]]:
+    memory = plan.memory
+    parts = [item.name for item in fields(memory) if item.name != "peak"]
+    likely = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} likely"
+    total = (
+        f"{format_bytes(memory.total)} of {format_bytes(plan.cluster.memory_bytes)}; {likely}; "
+        f"the peak is in the {memory.peak}"
+    )
+    return [*((name, format_bytes(getattr(memory, name))) for name in parts), ("total", total)]
 
 
 def _step_time(seconds: float) -> str:

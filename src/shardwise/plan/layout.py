@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:

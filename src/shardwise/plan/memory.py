@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.layout import Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # Master weights, gradient shards and the two Adam moments are fp32.
 PARAM_BYTES, GRAD_BYTES, ADAM_BYTES = 4, 4, 8
 # CUDA context, and NCCL's buffers where there is more than one rank; torch shows neither.
@@ -149,10 +149,7 @@ def _recomputed_bytes(model: ModelSpec, layout: Layout) -> float:
 
 
 def _num_recomputed(model: ModelSpec, layout: Layout) -> int:
-    mode = layout.checkpoint_activations
-    if isinstance(mode, str):
-        return model.num_layers if mode == "full" else 0
-    return round(mode * model.num_layers)
+    return round(recomputed_share(layout.checkpoint_activations) * model.num_layers)
 
 
 def _block_bytes(model: ModelSpec, layout: Layout) -> float:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
 
+# Other dims than the first cost one more copy at every gather and reduction: a little padding is
+# cheaper than that.
+MAX_PADDING = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
@@ -33,6 +37,11 @@ def strategy_of_mesh(replicate: int, shard: int) -> str:
     if shard == 1:
         return "no_shard"
     return "full_shard" if replicate == 1 else "hybrid_shard"
+
+
+def padding(num_rows: int, num_shards: int) -> float:
+    """Rows that FSDP2 adds to make shards alike, for each row that was there."""
+    return -num_rows % num_shards / num_rows if num_rows else 0.0
 
 
 def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:

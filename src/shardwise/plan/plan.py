@@ -12,6 +12,7 @@ from shardwise.config.plain import config_from_dict, config_to_dict
 from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.files import replace_file
 
 T = TypeVar("T")
 Source = Literal["user", "rule", "search", "measured"]
@@ -209,9 +210,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write plan.json whole or not at all."""
-        aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        aside.replace(path)
+        replace_file(path, (json.dumps(self.to_dict(), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Plan:

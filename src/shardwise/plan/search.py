@@ -75,7 +75,7 @@ def foresee(
     fabric = cluster.fabric
     software = software_of(cluster.device)
     estimate = estimate_time(model, fabric, layout, rates, software)
-    peak = cluster.gpu.peak_flops.get(layout.param_dtype) if cluster.gpu else None
+    peak = cluster.peak_flops(layout.param_dtype)
     speed = speed_of(estimate, model, fabric, layout, rates, peak, software)
     hours = 1e9 / (speed.tokens_per_s * cluster.world_size) / 3600
     return Forecast(
@@ -91,14 +91,14 @@ def foresee(
     )
 
 
-def fits(option: Option, cluster: ClusterSpec) -> bool:
+def fits(memory: MemoryEstimate, cluster: ClusterSpec) -> bool:
     """Whether it leaves the headroom that a steady run needs."""
-    return option.memory.high <= HEADROOM * cluster.memory_bytes
+    return memory.high <= HEADROOM * cluster.memory_bytes
 
 
 def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
     """The fastest that fits. Without rates the first that fits; without a fit the smallest."""
-    fitting = [option for option in options if fits(option, cluster)]
+    fitting = [option for option in options if fits(option.memory, cluster)]
     if not fitting:
         return min(options, key=lambda option: option.memory.total)
     fastest = max(option.speed for option in fitting)
@@ -138,7 +138,7 @@ def _champion(group: list[Option], cluster: ClusterSpec) -> Option:
 
 def _merit(option: Option, cluster: ClusterSpec) -> tuple[bool, float, int]:
     """Those that fit by their speed; the others by how little they miss."""
-    fitting = fits(option, cluster)
+    fitting = fits(option.memory, cluster)
     return fitting, option.speed if fitting else 0.0, -option.memory.total
 
 
@@ -153,7 +153,7 @@ def _kind(option: Option) -> tuple[int, str | float]:
 
 
 def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
-    if not fits(option, cluster):
+    if not fits(option.memory, cluster):
         needed = format_bytes(option.memory.total)
         return f"{needed} of {format_bytes(cluster.memory_bytes)} leaves too little room"
     if option.forecast is None or best.forecast is None:

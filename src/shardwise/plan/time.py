@@ -10,18 +10,12 @@ from dataclasses import dataclass, fields
 from math import ceil, log2
 
 from shardwise.facts.fabric import Fabric
-from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
+from shardwise.facts.flops import attention_flops, efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
-from shardwise.plan.layout import Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout
 from shardwise.plan.software import OURS, Software
-from shardwise.plan.traffic import (
-    WIDTH,
-    copied_bytes,
-    exposed_seconds,
-    tensor_seconds,
-    unit_traffic,
-)
+from shardwise.plan.traffic import copied_bytes, exposed_seconds, tensor_seconds, unit_traffic
 
 __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
 
@@ -55,12 +49,6 @@ class TimeEstimate:
     def total(self) -> float:
         """The whole step."""
         return sum(getattr(self, item.name) for item in fields(self))
-
-    @property
-    def largest(self) -> str:
-        """What most of the step goes to, besides matmuls."""
-        names = [item.name for item in fields(self) if item.name != "matmul"]
-        return max(names, key=lambda name: float(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,23 +146,17 @@ def speed_of(
     split = layout.tensor * layout.pipeline
     tokens = layout.tokens * layout.accumulation / split
     per_s = tokens / estimate.total
-    useful = flops_per_token(model, layout.seq_len)
-    share = _recomputed_share(layout.checkpoint_activations)
-    again = recompute_flops_per_token(model, layout.seq_len, share)
+    mode = layout.checkpoint_activations
+    shares = None
+    if peak_flops is not None:
+        shares = efficiency_of(model, layout.seq_len, mode, per_s, peak_flops)
     return Speed(
         step_s=estimate.total,
         tokens_per_s=per_s,
-        mfu=None if peak_flops is None else useful * per_s / peak_flops,
-        hfu=None if peak_flops is None else (useful + again) * per_s / peak_flops,
+        mfu=shares.mfu if shares else None,
+        hfu=shares.hfu if shares else None,
         tokens_to_hide=_tokens_to_hide(model, fabric, layout, rates, software),
     )
-
-
-def _recomputed_share(mode: str | float) -> float:
-    """Share of the blocks whose matmuls run again in backward."""
-    if isinstance(mode, str):
-        return 1.0 if mode == "full" else 0.0
-    return mode
 
 
 def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Software) -> _Block:
@@ -187,7 +169,7 @@ def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Sof
     lost /= rates.matmul_flops[layout.param_dtype]
     flops = 2.0 * tokens * weights / tensor / software.matmul_factor
     matmul = flops * (1 / _matmul_rate(layout, rates, software) + lost)
-    scores = _attention_flops(model, layout) / tensor / software.attention_factor
+    scores = tokens * attention_flops(model, layout.seq_len) / tensor / software.attention_factor
     scores *= 1 + rates.half_context / layout.seq_len
     if layout.context > 1:
         scores *= _RING_FACTOR
@@ -210,15 +192,6 @@ def _matmul_rate(layout: Layout, rates: Rates, software: Software) -> float:
     return rates.matmul_flops[layout.param_dtype]
 
 
-def _attention_flops(model: ModelSpec, layout: Layout) -> float:
-    """Forward, one block, causal: half of the square."""
-    window = model.attention_window
-    context = layout.seq_len / 2
-    if window is not None and window < layout.seq_len:
-        context = window - window**2 / (2 * layout.seq_len)
-    return 4.0 * layout.tokens * model.num_heads * model.head_dim * context
-
-
 def _elementwise_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     """What one block moves for one token outside of matmuls and attention.
 
@@ -233,7 +206,7 @@ def _elementwise_bytes(model: ModelSpec, layout: Layout, software: Software) -> 
         hidden_passes *= software.eager_factor
         ffn_passes *= software.eager_ffn_factor
     moved = hidden_passes * model.hidden_size + ffn_passes * vectors * ffn
-    moved *= WIDTH[layout.param_dtype] / 2
+    moved *= DTYPE_BYTES[layout.param_dtype] / 2
     if layout.float8:
         moved += software.float8_passes * (3 * model.hidden_size + 2 * ffn)
     return moved
@@ -265,7 +238,7 @@ def _recompute_seconds(layout: Layout, block: _Block, software: Software) -> flo
     if layout.checkpoint_activations == "selective":
         return block.elementwise / 3 + software.selective_recompute * block.matmul_forward
     again = block.forward - software.stops_early * block.last_matmul
-    return _recomputed_share(layout.checkpoint_activations) * again
+    return recomputed_share(layout.checkpoint_activations) * again
 
 
 def _doublings(fabric: Fabric, layout: Layout) -> float:
@@ -299,7 +272,7 @@ def _offload_seconds(shard_params: float, layout: Layout, software: Software) ->
     """Parameters from the host, gradients to it, and Adam on the host's memory."""
     if not layout.offload:
         return 0.0
-    width = 0.5 if software.unpack_passes else WIDTH[layout.param_dtype]
+    width = 0.5 if software.unpack_passes else DTYPE_BYTES[layout.param_dtype]
     seconds = 2 * width * layout.accumulation * shard_params / _PCIE_BYTES_PER_S
     if software.frozen:
         return seconds

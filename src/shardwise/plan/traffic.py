@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.layout import Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout
 from shardwise.plan.software import Software
 
-WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 _PACKED_WIDTH = 0.5  # four bits
 
 
@@ -53,7 +52,7 @@ def unit_traffic(params: float, fabric: Fabric, layout: Layout, software: Softwa
     """Of a unit of so many parameters."""
     share = params / layout.tensor * software.link_factor
     ranks, stride = layout.shard * layout.context, layout.tensor
-    reduce = WIDTH[layout.reduce_dtype] * share
+    reduce = DTYPE_BYTES[layout.reduce_dtype] * share
     return UnitTraffic(
         fabric.seconds("all_gather", _gather_width(layout, software) * share, ranks, stride),
         0.0 if software.frozen else fabric.seconds("reduce_scatter", reduce, ranks, stride),
@@ -66,8 +65,8 @@ def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     if layout.shard * layout.context * layout.replicate == 1:
         return 0.0
     params = model.total_params / (layout.tensor * layout.pipeline)
-    width: float = WIDTH[layout.param_dtype]
-    reduce = WIDTH[layout.reduce_dtype]
+    width: float = DTYPE_BYTES[layout.param_dtype]
+    reduce = DTYPE_BYTES[layout.reduce_dtype]
     if software.unpack_passes:
         width = _PACKED_WIDTH
     counts = collectives_of(layout, software)
@@ -105,7 +104,7 @@ def tensor_seconds(model: ModelSpec, fabric: Fabric, layout: Layout, software: S
     """Gathers and scatters of one block's activations, in its tensor and its context group."""
     if layout.tensor == 1 and layout.context == 1:
         return 0.0
-    width = WIDTH[layout.param_dtype]
+    width = DTYPE_BYTES[layout.param_dtype]
     whole = layout.tokens * model.hidden_size * width
     rounds = 4 + (layout.checkpoint_activations == "full")
     narrow = 0.5 if layout.float8 and software.float8_gathers else 1.0
@@ -133,7 +132,7 @@ def _all_in_turn(model: ModelSpec, fabric: Fabric, layout: Layout, software: Sof
     for params, times, again in units:
         unit = unit_traffic(params, fabric, layout, software)
         gathers = counts.in_forward + again
-        reduced = WIDTH[layout.reduce_dtype] * params / layout.shard
+        reduced = DTYPE_BYTES[layout.reduce_dtype] * params / layout.shard
         replicas = fabric.seconds("all_reduce", reduced, layout.replicate, layout.shard)
         total += times * (gathers * unit.gather + counts.reductions * unit.reduce + replicas)
     return total
@@ -148,7 +147,7 @@ def _beside(traffic: float, compute: float, software: Software) -> float:
 def _gather_width(layout: Layout, software: Software) -> float:
     if software.unpack_passes:
         return _PACKED_WIDTH
-    return 1 if layout.float8 and software.float8_gathers else WIDTH[layout.param_dtype]
+    return 1 if layout.float8 and software.float8_gathers else DTYPE_BYTES[layout.param_dtype]
 
 
 def _replica_seconds(
@@ -160,7 +159,7 @@ def _replica_seconds(
     ranks = layout.shard * layout.context
     shard_params = model.total_params / (layout.tensor * layout.pipeline * ranks)
     units = max(software.replica_pieces, model.num_layers / layout.pipeline + 2)
-    unit_bytes = WIDTH[layout.reduce_dtype] * shard_params / units * software.link_factor
+    unit_bytes = DTYPE_BYTES[layout.reduce_dtype] * shard_params / units * software.link_factor
     stride = ranks * layout.tensor
     unit = fabric.seconds("all_reduce", unit_bytes, layout.replicate, stride)
     return unit + _beside((units - 1) * unit, backward, software)

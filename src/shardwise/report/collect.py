@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from shardwise.checkpoint.store import Entry, list_entries
 from shardwise.errors import UserError
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan
-from shardwise.report.kept import KeptCheckpoint, list_kept
 from shardwise.report.values import Event, number, of_kind, whole
 from shardwise.units import format_duration
 
@@ -34,7 +34,7 @@ class RunRecord:
     """The text of config.yaml."""
 
     events: tuple[Event, ...]
-    checkpoints: tuple[KeptCheckpoint, ...]
+    checkpoints: tuple[Entry, ...]
     notes: tuple[str, ...]
     """What could not be read."""
 
@@ -48,12 +48,6 @@ class RunRecord:
         """The same without the first of every start, which holds warm-up and compilation."""
         first = first_of_starts(self.events)
         return [event for event in self.steps if id(event) not in first]
-
-    @property
-    def num_repeated(self) -> int:
-        """Logged steps that the run did again, or has yet to do again."""
-        logged = [event for event in of_kind(self.events, "step") if whole(event, "step")]
-        return len(logged) - len(self.steps)
 
     @property
     def num_steps(self) -> int | None:
@@ -110,7 +104,7 @@ def collect_run(path: Path) -> RunRecord:
         planned_at=_modified_at(path / "plan.json"),
         config=_read_text(path / "config.yaml"),
         events=tuple(events),
-        checkpoints=tuple(list_kept(path / "checkpoints")),
+        checkpoints=tuple(list_entries(path / "checkpoints")),
         notes=tuple(notes),
     )
 

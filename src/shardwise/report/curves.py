@@ -135,7 +135,7 @@ def collective_plot(run: RunRecord, name: str) -> Plot | None:
 
 
 def rows_of(event: Event) -> list[Mapping[str, object]]:
-    """The rows of a collectives event that are rows."""
+    """The rows of a collectives or profile event that are rows."""
     rows = event.get("rows")
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 

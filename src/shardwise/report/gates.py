@@ -24,7 +24,8 @@ _NEEDS = (
 
 def gates_of(run: RunRecord) -> Sequence[Mapping[str, Any]]:
     """Name, figure, bound, verdict and advice of each; none before there is a step to judge."""
-    for event in reversed(of_kind(run.events, "gates")):
+    # A verdict that steps came after is one on an earlier end of the run.
+    for event in of_kind(run.events, "gates", "step")[-1:]:
         recorded = event.get("gates")
         if isinstance(recorded, list):
             return [gate for gate in recorded if isinstance(gate, Mapping)]
@@ -32,6 +33,7 @@ def gates_of(run: RunRecord) -> Sequence[Mapping[str, Any]]:
     if run.plan is None or not steps:
         return []
     timed = [event for event in run.history("collectives") if _names_late(event)]
+    timed += [e for e in run.history("profile") if number(e, "exposed_share") is not None]
     damaged = [
         f"step {kept.step}" for kept in run.checkpoints if kept.state in ("damaged", "quarantined")
     ]

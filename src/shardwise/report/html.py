@@ -13,11 +13,12 @@ from shardwise.report import tables
 from shardwise.report.collect import RunRecord, state_of
 from shardwise.report.curves import collective_plot, plots_of
 from shardwise.report.gates import gates_of
+from shardwise.report.late import lines_of
 from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.plots import colour_class, draw_plot
 from shardwise.report.spent import draw_spent, goodput_share, spent_by
 from shardwise.report.timeline import draw_timeline
-from shardwise.report.values import clock, number, of_kind, percent, short_seconds
+from shardwise.report.values import clock, number, of_kind, percent, plain, short_seconds
 from shardwise.units import format_bytes, format_count
 from shardwise.version import __version__
 
@@ -87,6 +88,9 @@ def _sections(runs: Sequence[RunRecord], now: float) -> Iterator[Html]:
     if any(run.history("collectives") for run in runs):
         timed = [(run, _collectives(run, place)) for place, run in enumerate(runs)]
         yield _section("collectives", "Collectives", _side_by_side(timed))
+    if any(run.history("profile") for run in runs):
+        profiled = [(run, _profile(run)) for run in runs]
+        yield _section("profile", "Profile", _side_by_side(profiled))
     forecasts = [(run, _forecast(run)) for run in runs]
     yield _section("forecast", "Forecast", _side_by_side(forecasts))
     if len(runs) > 1:
@@ -168,13 +172,16 @@ def _collectives(run: RunRecord, place: int) -> Html:
         return _nothing("no collectives were timed")
     drawn = draw_plot(plot) if plot is not None else ""
     newest = tables.collectives_table(found[-1])
-    straggler = found[-1].get("straggler")
-    rank, behind = number(straggler, "rank"), number(straggler, "behind_s")
-    said: object = ""
-    if rank is not None and behind is not None:
-        text = f"rank {rank:.0f} comes {short_seconds(behind)} a step after the others"
-        said = tag("p", text, class_="alert")
-    return tag("div", drawn, tag("div", said, newest), class_="pair")
+    late = [tag("p", line, class_="alert") for line in lines_of(run)]
+    return tag("div", drawn, tag("div", *late, newest), class_="pair")
+
+
+def _profile(run: RunRecord) -> Html:
+    found = run.history("profile")
+    if not found:
+        return _nothing("no step was profiled")
+    trace = tag("p", f"from {plain(found[-1].get('trace'))}", class_="note")
+    return join([tables.profile_table(found[-1]), trace])
 
 
 def _forecast(run: RunRecord) -> Html:

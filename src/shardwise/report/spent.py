@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from shardwise.metrics.goodput import goodput, productive_share
@@ -14,6 +13,7 @@ from shardwise.units import format_duration
 # What an event must have to be counted.
 _NEEDS = {
     "start": ("step",),
+    "rollback": ("step",),
     "step": ("step", "step_s", "data_share"),
     "checkpoint": ("stage_s",),
     "checkpoint_failed": ("stage_s",),
@@ -25,10 +25,7 @@ def spent_by(run: RunRecord) -> Mapping[str, float] | None:
     whole = [event for event in run.events if _is_whole(event)]
     if not any(event["event"] == "step" for event in whole):
         return None
-    try:
-        spent = goodput(whole)
-    except statistics.StatisticsError:  # every start has logged one step only: no usual one
-        return None
+    spent = goodput(whole)
     return spent if sum(spent.values()) > 0 else None
 
 

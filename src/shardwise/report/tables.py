@@ -27,6 +27,7 @@ from shardwise.units import format_bytes, format_count, format_duration
 
 # Kinds of events that have a plot or a table of their own.
 _SHOWN_ELSEWHERE = {"step", "eval", "data", "checkpoint", "collectives", "goodput", "gates"}
+_SHOWN_ELSEWHERE |= {"profile"}
 _MOST_ROWS = 200
 
 
@@ -156,6 +157,32 @@ def collectives_table(event: Event) -> Html:
     return table(head, rows, numbers=range(1, 6), stacked=True)
 
 
+def profile_table(event: Event) -> Html:
+    """Where profiled steps went, and of each collective the part that no compute hid."""
+    step_s = number(event, "step_s") or 0.0
+    parts = [(part, number(event, f"{part}_share")) for part in _PARTS]
+    rows: list[tuple[object, ...]] = [
+        (_PARTS[part], "-", short_seconds(share * step_s), _share_bar(share))
+        for part, share in parts
+        if share is not None
+    ]
+    for row in rows_of(event):
+        seconds, exposed = number(row, "seconds"), number(row, "exposed_s")
+        if seconds is not None and exposed is not None:
+            calls = _shown(row, "calls", "{:.0f}".format)
+            bare = f"{short_seconds(exposed)} of it exposed"
+            rows.append((plain(row.get("name")), calls, short_seconds(seconds), bare))
+    return table(("a step", "calls", "time", "share"), rows, numbers=(1, 2))
+
+
+_PARTS = {
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "copies": "copies alone",
+    "idle": "nothing at all",
+}
+
+
 def checkpoints_table(run: RunRecord) -> Html:
     """Every save that was reported, and every directory that is there."""
     saves: dict[int, Event] = {}
@@ -170,13 +197,13 @@ def checkpoints_table(run: RunRecord) -> Html:
         failed = save.get("event") == "checkpoint_failed"
         gone = "failed" if failed else "removed"
         state = found.state if found is not None else gone
-        size = found.num_bytes if found is not None else None
-        loss = found.loss if found is not None else None
+        manifest = found.manifest if found is not None else None
+        loss = manifest.loss if manifest is not None else None
         rows.append(
             (
                 step,
                 tag("span", state, class_=f"verdict {_STATE_STYLES.get(state, 'skip')}"),
-                "-" if size is None else format_bytes(size),
+                "-" if manifest is None else format_bytes(manifest.total_bytes),
                 "-" if loss is None else f"{loss:.4f}",
                 _shown(save, "stage_s", short_seconds),
                 _shown(save, "write_s", short_seconds),
@@ -221,7 +248,7 @@ def environment_rows(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "ranks", ", then ".join(sizes)
     versions: dict[str, object] = {}
     for found in run.checkpoints:
-        versions |= found.versions
+        versions |= found.manifest.versions if found.manifest is not None else {}
     for start in starts:
         for key in ("versions", "environment"):
             named = start.get(key)

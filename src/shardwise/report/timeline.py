@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.report.collect import RunRecord
+from shardwise.report.late import stretches_of
 from shardwise.report.markup import Html, tag
 from shardwise.report.plots import colour_class
 from shardwise.report.scale import Axis
@@ -27,6 +28,7 @@ SHAPES = {
     "checkpoint_damaged": ("alert", "alert"),
     "nonfinite": ("alert", "alert"),
     "sink_failed": ("alert", "alert"),
+    "straggler": ("alert", "alert"),
 }
 # A save often follows an evaluation at once.
 _HEIGHTS = {"eval": 20, "checkpoint": 31}
@@ -105,7 +107,8 @@ def spans_of(run: RunRecord) -> list[tuple[float, float]]:
         if kind == "data" or (kind == "start" and (has_begun or not under_way)):
             spans.append([at, at])
             under_way, has_begun = True, False
-        if under_way and kind != "restart":
+        # The launcher writes these two, when the ranks are gone.
+        if under_way and kind not in ("restart", "gates"):
             spans[-1][1] = at
         has_begun = has_begun or kind == "start"
         under_way = under_way and kind != "restart"
@@ -121,8 +124,9 @@ def describe(event: Event) -> str:
 
 
 def details(event: Event) -> str:
-    """Every other field of an event."""
-    fields = {key: value for key, value in event.items() if key not in ("event", "time", "step")}
+    """Every other field of an event, but those that the environment's table shows."""
+    shown = ("event", "time", "step", "versions", "environment")
+    fields = {key: value for key, value in event.items() if key not in shown}
     return "; ".join(
         f"{key.replace('_', ' ')}: {plain(value)}"
         for key, value in fields.items()
@@ -131,7 +135,8 @@ def details(event: Event) -> str:
 
 
 def _shown(run: RunRecord) -> list[Event]:
-    return [event for event in of_kind(run.events, *SHAPES) if number(event, "time") is not None]
+    found = [*of_kind(run.events, *SHAPES), *stretches_of(run)]
+    return [event for event in found if number(event, "time") is not None]
 
 
 def _ticks(across: Axis, bottom: int) -> Iterator[Html]:

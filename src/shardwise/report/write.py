@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import replace_file
 from shardwise.report.collect import RunRecord, collect_runs
 from shardwise.report.html import is_report, render_report
 
@@ -61,13 +60,9 @@ def validate_target(target: Path) -> None:
 def _write(runs: Sequence[RunRecord], target: Path, reload_s: float | None) -> int:
     # Names and messages come from files: half of a surrogate pair must not end the report.
     data = render_report(runs, time.time(), reload_s=reload_s).encode("utf-8", "replace")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        aside.write_bytes(data)
-        aside.replace(target)
+        replace_file(target, data)
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
         raise UserError(
             f"{target} cannot be written: {error.strerror}",
             fix="name another file with --to",

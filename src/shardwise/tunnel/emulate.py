@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
 from shardwise.facts.fabric import Collective as Kind
-from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.parallel.comm import Carrier
 from shardwise.tunnel.clock import Clock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.traffic import Collective, Traffic
@@ -26,7 +23,7 @@ from shardwise.tunnel.world import place_of
 
 
 @dataclass(slots=True)
-class Emulator:
+class Emulator(Carrier):
     """Carries every collective of a model, and writes it down."""
 
     links: Links
@@ -53,78 +50,48 @@ class Emulator:
         what = (kind, num_bytes, place)
         self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)
 
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""
-
-    emulator: Emulator
-    unit: str
-
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        buffer = torch.empty(*size, dtype=dtype, device=device)
-        self.emulator.on_buffer(buffer)
+        """As FSDP2 does itself; `on_buffer` is told."""
+        buffer = Carrier.allocate(self, size, dtype=dtype, device=device)
+        self.on_buffer(buffer)
         return buffer
 
-
-class EmulatedAllGather(_Buffers):
-    """Every other rank's shard is a copy of this one's.
-
-    Real values, because a GPU multiplies zeros faster than numbers; as many bytes are written as a
-    real all-gather writes.
-    """
-
-    def __call__(
+    def all_gather(
         self,
+        unit: str,
         output_tensor: Tensor,
         input_tensor: Tensor,
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> None:
-        """Fill the slots of all other ranks."""
+        """Every other rank's shard is a copy of this one's.
+
+        Real values, because a GPU multiplies zeros faster than numbers; as many bytes are written
+        as a real all-gather writes.
+        """
 
         def copy() -> None:
             # FSDP2 gathers in place: rank 0's own shard lies in the first slot already.
             output_tensor.view(group.size(), -1)[1:].copy_(input_tensor)
 
-        self.emulator.carry("all_gather", output_tensor, group, self.unit, copy)
+        self.carry("all_gather", output_tensor, group, unit, copy)
 
-
-class EmulatedReduceScatter(_Buffers):
-    """The sum over this rank's own slots: finite gradients, and the whole input is read."""
-
-    def __call__(
+    def reduce_scatter(
         self,
+        unit: str,
         output_tensor: Tensor,
         input_tensor: Tensor,
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Write this rank's slot; every real reduction here is a sum."""
+        """The sum over this rank's own slots: finite gradients, and the whole input is read."""
 
         def reduce() -> None:
             torch.sum(input_tensor.view(group.size(), -1), dim=0, out=output_tensor)
 
-        self.emulator.carry("reduce_scatter", input_tensor, group, self.unit, reduce)
+        self.carry("reduce_scatter", input_tensor, group, unit, reduce)
 
-
-def apply_emulation(model: nn.Module, units: UnitMap, mesh: DeviceMesh, emulator: Emulator) -> None:
-    """Replace the collectives of every unit and of the root."""
-    modules = {unit.name: next(iter_modules(model, unit)) for unit in units.units}
-    for name, module in {**modules, "the root": model}.items():
-        if not isinstance(module, FSDPModule):
-            continue
-        # Their protocol is public, the classes that spell it out are not; it is met by shape.
-        module.set_custom_all_gather(cast(Any, EmulatedAllGather(emulator, name)))
-        module.set_custom_reduce_scatter(cast(Any, EmulatedReduceScatter(emulator, name)))
-        if mesh.ndim > 1:
-            # FSDP2 calls it after its own all-reduce over the replicas, which does nothing here.
-            replicas = mesh.get_group("replicate")
-            module.set_all_reduce_hook(partial(_all_reduce, emulator, replicas, name))
-
-
-def _all_reduce(
-    emulator: Emulator, replicas: dist.ProcessGroup, unit: str, gradients: Tensor
-) -> None:
-    emulator.carry("all_reduce", gradients, replicas, unit, lambda: None)
+    def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
+        """FSDP2's own all-reduce does nothing here, so only its time passes."""
+        self.carry("all_reduce", gradients, group, unit, lambda: None)

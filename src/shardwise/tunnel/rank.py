@@ -14,6 +14,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
+from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Choice, Plan
 from shardwise.training.loss import attach_loss
@@ -27,7 +28,7 @@ from shardwise.training.session import (
     shard_model,
 )
 from shardwise.training.step import Stepper
-from shardwise.tunnel.emulate import Emulator, apply_emulation
+from shardwise.tunnel.emulate import Emulator
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
     """The model of the plan, its collectives replaced."""
     mesh = build_mesh(plan)
     model, units = shard_model(plan, mesh)
-    apply_emulation(model, units, mesh, emulator)
+    apply_carrier(model, units, mesh, emulator)
     return Shell(plan, model, units, mesh)
 
 

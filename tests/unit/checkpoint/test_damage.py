@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good
 from shardwise.checkpoint.save import Progress, Saver
-from shardwise.checkpoint.store import check_checkpoint, final_path, list_entries
+from shardwise.checkpoint.store import final_path, list_entries
 from shardwise.config.plain import config_from_dict
 from shardwise.launch.prepare import choose_plan
 from shardwise.training.session import build_session

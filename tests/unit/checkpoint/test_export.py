@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardwise.checkpoint import export
 from shardwise.checkpoint.export import Exported, Exporter, export_checkpoint
 from shardwise.checkpoint.files import HashedFile
-from shardwise.checkpoint.index import Index, Piece, StoredTensor
+from shardwise.checkpoint.index import Index, Piece, StoredTensor, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.store import begin, publish
@@ -82,7 +82,7 @@ def write_checkpoint(
     )
     plan = json.dumps(choose_plan(config, environ={}).to_dict()).encode()
     manifest = Manifest(step=step, created=time.time(), files=files, **MANIFEST)
-    return publish(root, manifest, index, plan).path
+    return publish(root, manifest, dump_index(index), plan).path
 
 
 def run_export(

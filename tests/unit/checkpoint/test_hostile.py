@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_store import SHARD, make_checkpoint
+from checkpoints import SHARD, make_checkpoint
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.files import Fingerprint, fingerprint_of
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.manifest import Damaged, Manifest, read_manifest
-from shardwise.checkpoint.store import check_checkpoint, list_checkpoints, list_entries, quarantine
+from shardwise.checkpoint.store import list_checkpoints, list_entries, quarantine
 
 DEEP = b'{"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 

@@ -5,46 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from checkpoints import SHARD, make_checkpoint
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.files import write_file
-from shardwise.checkpoint.index import Index, Piece, StoredTensor
-from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.store import (
-    Checkpoint,
     begin,
-    check_checkpoint,
     clear_partials,
     final_path,
     list_checkpoints,
     list_entries,
     prune,
-    publish,
     quarantine,
 )
-
-SHARD = "rank-00000.bin"
-INDEX: Index = {"x": StoredTensor(torch.float32, (8,), (Piece((0,), (8,), SHARD, 0),))}
-
-
-def make_checkpoint(root: Path, step: int) -> Checkpoint:
-    """One tensor of eight numbers, written as any save is."""
-    partial = begin(root, step)
-    shard = write_file(partial / SHARD, bytes([step % 256]) * 32)
-    manifest = Manifest(
-        step=step,
-        position=step,
-        tokens=step * 100,
-        loss=1.5,
-        global_batch=4,
-        seed=0,
-        world_size=1,
-        loss_scale=None,
-        versions={"torch": torch.__version__},
-        created=0.0,
-        files={SHARD: shard},
-    )
-    return publish(root, manifest, INDEX, b"{}")
 
 
 def states(root: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from shardwise.facts.sources import apply_overrides, read_model_config
 
 def test_presets_are_copied() -> None:
     source = read_model_config(ModelConfig(name="llama-3.1-8b"))
-    assert (source.kind, source.directory, source.has_weights) == ("preset", None, False)
+    assert (source.kind, source.directory, source.weights) == ("preset", None, None)
     assert source.hf_config == PRESETS["llama-3.1-8b"]
     source.hf_config["rope_scaling"]["factor"] = 1.0
     assert PRESETS["llama-3.1-8b"]["rope_scaling"]["factor"] == 8.0
@@ -26,9 +26,9 @@ def test_a_directory_is_read(tmp_path: Path) -> None:
     source = read_model_config(ModelConfig(name=str(tmp_path)))
     assert (source.kind, source.directory) == ("directory", tmp_path)
     assert source.hf_config == PRESETS["tiny-llama"]
-    assert not source.has_weights
+    assert source.weights is None
     (tmp_path / "model.safetensors").touch()
-    assert source.has_weights
+    assert source.weights == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,17 @@ def test_a_reshard_group_goes_with_an_automatic_strategy(plan_of: PlanOf) -> Non
     assert plan.reshard_after_forward.value == 8
 
 
+def test_experts_that_a_reshard_group_pads_are_warned_of(plan_of: PlanOf) -> None:
+    def warned(model: str, reshard: object, nodes: int) -> str:
+        words = (f"model.name={model}", f"cluster.name={nodes}x8xH200", "shard.strategy=full_shard")
+        return " ".join(plan_of(*words, f"shard.reshard_after_forward={reshard}").warnings)
+
+    assert "hold and move 4.0 times its part of the experts" in warned("mixtral-8x7b", 8, 4)
+    # Another dim is cut, the experts are as many as the ranks, or there are none.
+    for quiet in (("mixtral-8x7b", "true", 4), ("mixtral-8x7b", 4, 1), ("llama-3.1-8b", 8, 4)):
+        assert "experts" not in warned(*quiet)
+
+
 def test_the_group_that_did_not_fit_is_one_that_was_tried(tree_plan_of: PlanOf) -> None:
     plan = tree_plan_of("model.name=llama-3.1-70b", "cluster.name=8x8xH100", "data.seq_len=4096")
     assert plan.strategy.why == "a copy over 16 GPUs does not fit; 32 do"

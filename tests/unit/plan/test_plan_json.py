@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from shardwise.cli.main import app
 from shardwise.plan.explain import choice_rows, headline, memory_rows
 from shardwise.plan.plan import Plan
 
@@ -29,7 +31,7 @@ def test_a_saved_plan_is_read_back_equal(
     plan = plan_of(*overrides)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
-    assert not list(tmp_path.glob("*.tmp"))
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "run.yaml"}
 
 
 def test_the_file_is_plain_json_with_every_reason(plan_of: PlanOf, tmp_path: Path) -> None:
@@ -65,6 +67,17 @@ def test_explain_names_the_run_its_choices_and_its_memory(plan_of: PlanOf) -> No
     assert all(source in ("rule", "user", "search") for _, _, source, _ in rows)
     name, total = memory_rows(plan)[-1]
     assert name == "total" and "of 79.6 GiB" in total and "the peak is in the loss" in total
+
+
+def test_a_change_shows_memory_that_comes_and_goes(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: llama-3.1-8b\ncluster: 8xH100\ntrain: {micro_batch: 1}\n")
+    words = ["plan", str(file), "memory.accumulate=sharded"]
+    for before, after, grads in ((8, 64, "0 B -> 3.7 GiB"), (64, 8, "3.7 GiB -> 0 B")):
+        change = [f"train.global_batch={before}", "--set", f"train.global_batch={after}"]
+        done = CliRunner().invoke(app, words + change, catch_exceptions=False)
+        shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        assert {f"global_batch {before} -> {after}", f"grads {grads}"} <= set(shown)
 
 
 def test_the_run_directory_is_named_by_the_run(plan_of: PlanOf) -> None:

@@ -352,7 +352,7 @@ def test_tokens_to_hide_hide_the_traffic() -> None:
     assert exposed(1.4 * needed) == pytest.approx(edges)
 
 
-def test_the_largest_term_besides_matmuls_is_named() -> None:
+def test_on_slow_links_most_of_a_step_is_exposed() -> None:
     slow = fabric_of(H100, 8, "ethernet-10")
     step = estimate_time(LLAMA, slow, replace(EIGHT, shard=32), rates_of(H100))
-    assert step.largest == "exposed"
+    assert step.exposed > step.total / 2
