@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from shardwise.checkpoint import files, store
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.index import read_index
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
@@ -181,7 +182,7 @@ def calls_of(run_dir: Path, rank: int, step: int) -> list[str]:
 def newest_good(run_dir: Path) -> int:
     """The newest checkpoint by its manifest, every file of it hashed; 0 where there is none."""
     found = store.list_checkpoints(run_dir / "checkpoints")
-    return found[-1].step if found and not store.check_checkpoint(found[-1].path) else 0
+    return found[-1].step if found and not check_checkpoint(found[-1].path) else 0
 
 
 def events_of(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -195,7 +196,7 @@ def end_state(run_dir: Path, step: int = STEPS) -> str:
     checkpoint = store.list_checkpoints(run_dir / "checkpoints")[-1]
     manifest = checkpoint.manifest
     assert manifest.step == step, logs(run_dir)
-    assert store.check_checkpoint(checkpoint.path) == []
+    assert check_checkpoint(checkpoint.path) == []
     scalars = [manifest.step, manifest.position, manifest.tokens, manifest.loss]
     digest = hashlib.sha256(json.dumps(scalars).encode())
     for name, tensor in sorted(read_index(checkpoint.path).items()):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -16,18 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/metrics/sinks"))
 from bad_clients import bombard, get
 
+from real_prometheus import HAS_PROMETHEUS, SHARDWISE, WHY_SKIPPED, Prometheus, free_port
 from shardwise.metrics.events import read_events
 from shardwise.metrics.sinks.scalars import scalars_of
 
-SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
 pytestmark = pytest.mark.dist
 NUM_BAD = 10_000
 HAS_WANDB = importlib.util.find_spec("wandb") is not None
@@ -58,11 +54,6 @@ class Watched:
     """From a real Prometheus server; None where there is none."""
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -76,53 +67,13 @@ def steps_of(run_dir: Path) -> list[Event]:
     return [event for event in events if event["event"] == "step"]
 
 
-class Prometheus:
-    """A real server that scrapes one target every second."""
-
-    def __init__(self, folder: Path, target: int) -> None:
-        folder.mkdir()
-        config = folder / "prometheus.yml"
-        words = ("observe", "scrape", "--nodes", f"127.0.0.1:{target}", "--to", str(config))
-        subprocess.run([SHARDWISE, *words], check=True, capture_output=True)
-        rules = folder / "rules.yaml"
-        words = ("observe", "rules", "--to", str(rules))
-        subprocess.run([SHARDWISE, *words], check=True, capture_output=True)
-        # A test has no minutes: look every second, and record as often.
-        for file in (config, rules):
-            file.write_text(file.read_text().replace("interval: 15s", "interval: 1s"))
-        self.port = free_port()
-        self.process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def ask(self, expr: str) -> list[dict[str, Any]]:
-        query = urlencode({"query": expr})
-        try:
-            with urlopen(f"http://127.0.0.1:{self.port}/api/v1/query?{query}", timeout=5) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-                return found
-        except OSError:
-            return []
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-
-
 def look_at(server: Prometheus) -> dict[str, float]:
     """Every series of the run, by name."""
-    wait_until(lambda: bool(server.ask('training_step{job_name="watched"} > 5')))
-    wait_until(lambda: bool(server.ask("fsdp:allgather_seconds_bucket")))
-    assert server.ask('up{job="shardwise"}')[0]["value"][1] == "1"
-    found = server.ask('{job="shardwise", job_name="watched"}')
-    found += server.ask('{__name__=~"fsdp:.*"}')
+    wait_until(lambda: bool(server.query('training_step{job_name="watched"} > 5')))
+    wait_until(lambda: bool(server.query("fsdp:allgather_seconds_bucket")))
+    assert server.query('up{job="shardwise"}')[0]["value"][1] == "1"
+    found = server.query('{job="shardwise", job_name="watched"}')
+    found += server.query('{__name__=~"fsdp:.*"}')
     return {one["metric"]["__name__"]: float(one["value"][1]) for one in found}
 
 
@@ -138,11 +89,14 @@ def watched(home: Path, environment: dict[str, str]) -> Iterator[Watched]:
     run_dir, port = home / "watched", free_port()
     words = ["train", str(home / "run.yaml"), f"runs_dir={home}", "name=watched"]
     words += ["observe.tensorboard=true", f"observe.prometheus_port={port}"]
+    words += ["observe.profile=3", "observe.profile_steps=2"]
     words += ["observe.wandb=offline"] if HAS_WANDB else []
     run = subprocess.Popen(
         [SHARDWISE, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    server = Prometheus(home / "prometheus", port) if shutil.which("prometheus") else None
+    server = (
+        Prometheus(home / "prometheus", port, every=1.0, scale=1 / 15) if HAS_PROMETHEUS else None
+    )
     try:
         wait_until(lambda: len(steps_of(run_dir)) > 5)
         scraped = look_at(server) if server is not None else None
@@ -169,7 +123,7 @@ def curves(run_dir: Path) -> list[tuple[int, str, float]]:
 
 def test_prometheus_scrapes_the_run(watched: Watched) -> None:
     if watched.scraped is None:
-        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+        pytest.skip(WHY_SKIPPED)
     assert watched.scraped["training_step"] > 5
     assert watched.scraped["fsdp_step_duration_seconds"] > 0
     assert watched.scraped["fsdp:step_time_seconds"] > 0
@@ -243,7 +197,45 @@ def test_wandb_reads_the_same_numbers(watched: Watched) -> None:
     assert sorted(held) == sorted(curves(watched.run_dir))
 
 
-def test_sinks_change_no_number(
+def test_profiled_steps_are_told_by_unit(
+    watched: Watched, shardwise: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    folder, run = watched.run_dir / "profile", str(watched.run_dir)
+    assert {file.name for file in folder.iterdir()} == {
+        "step-3-rank-0.json.gz", "step-3-rank-1.json.gz",
+    }  # fmt: skip
+    shown = shardwise("profile", run).stdout
+    assert "steps 3 to 4, rank 0 of 2, cpu" in shown
+    found = json.loads(shardwise("profile", run, "--json").stdout)
+    for step in found["steps"]:
+        parts = [step[name] for name in ("compute_s", "exposed_s", "copies_s", "idle_s")]
+        assert min(parts) >= 0 and sum(parts) == pytest.approx(step["seconds"])
+    units = {f"model.layers.{n}" for n in range(4)} | {"model.embed_tokens", "[norm, lm_head]"}
+    calls: dict[str, float] = {}
+    for row in found["collectives"]:
+        calls[row["name"]] = calls.get(row["name"], 0) + row["calls"]
+        # Only sums over all ranks, of tokens, losses and norms, belong to no unit.
+        assert row["unit"] in units or row["name"] == "all_reduce"
+        # A rank waits in gloo's collectives: nothing can hide them.
+        assert row["exposed_s"] == pytest.approx(row["seconds"], rel=0.2)
+    assert {row["unit"] for row in found["collectives"]} - {"-"} == units
+    # `aten::mm` is what a linear layer runs in backward, on the way to its own unit's gradients.
+    assert {f"model.layers.{n}" for n in range(4)} <= {
+        row["unit"] for row in found["kernels"] if row["name"] == "aten::mm"
+    }
+    events = read_events(watched.run_dir / "events.jsonl")
+    timed = next(e for e in events if e["event"] == "collectives" and e["step"] == 3)
+    counted = {name: 0 for name in calls}
+    for row in timed["rows"]:
+        counted[row["kind"]] += row["count"]
+    assert all(calls[kind] == counted[kind] for kind in ("all_gather", "reduce_scatter"))
+    (event,) = [event for event in events if event["event"] == "profile"]
+    assert (event["step"], event["steps"]) == (4, 2)
+    assert (watched.run_dir / event["trace"]).is_file()
+    assert event["exposed_share"] == found["summary"]["exposed_share"] > 0
+
+
+def test_sinks_and_profile_change_no_number(
     watched: Watched, home: Path, shardwise: Callable[..., object]
 ) -> None:
     shardwise(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, prune
 from shardwise.errors import ExitCode, UserError
 from shardwise.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from shardwise.checkpoint.store import Checkpoint, Entry
 
 app = typer.Typer(
     name="checkpoint",
@@ -94,8 +92,6 @@ def prune_run(
       shardwise checkpoint prune runs/demo --keep 2
     Next: shardwise checkpoint ls runs/demo
     """
-    from shardwise.checkpoint.store import clear_partials, prune
-
     entries = _entries_of(run)
     good = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
     old = {found.path for found in good[:-keep]}
@@ -113,9 +109,6 @@ def prune_run(
 
 
 def _entries_of(run: Path) -> list[Entry]:
-    # Imported late: the store brings torch, which help texts need not wait for.
-    from shardwise.checkpoint.store import list_entries
-
     if not run.is_dir():
         raise UserError(
             f"there is no run directory {run}",
@@ -125,14 +118,15 @@ def _entries_of(run: Path) -> list[Entry]:
 
 
 def _find_problems(entry: Entry) -> list[str]:
-    from shardwise.checkpoint.store import check_checkpoint
+    # Imported late: it brings torch, which help texts need not wait for.
+    from shardwise.checkpoint.check import check_checkpoint
 
     problems = [str(damage) for damage in check_checkpoint(entry.path)]
     return problems or ([entry.reason] if entry.state == "damaged" else [])
 
 
 def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
-    from shardwise.checkpoint.store import check_checkpoint
+    from shardwise.checkpoint.check import check_checkpoint
 
     if all(check_checkpoint(found.path) for found in reversed(kept)):
         raise UserError(
@@ -155,7 +149,7 @@ def _refuse_damage(run: Path, damaged: list[Entry]) -> None:
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    manifest = entry.checkpoint.manifest if entry.checkpoint is not None else None
+    manifest = entry.manifest
     created = manifest.created if manifest else entry.path.stat().st_mtime
     return (
         str(entry.step),

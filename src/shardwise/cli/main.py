@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from shardwise.cli import checkpoint, config, export, observe, plan, report, train, tunnel, verify
+from shardwise.cli import (
+    checkpoint,
+    config,
+    export,
+    fabric,
+    observe,
+    plan,
+    profile,
+    report,
+    train,
+    tunnel,
+    verify,
+)
 from shardwise.errors import UserError
 from shardwise.version import __version__
 
@@ -26,6 +38,8 @@ app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)
+app.command("fabric", context_settings=_OVERRIDES)(fabric.fabric)
+app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(config.app)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwise.errors import UserError
-from shardwise.metrics.monitoring.scrape import DEFAULT_PORT, Place
+from shardwise.metrics.monitoring.scrape import DEFAULT_PORT, EVERY_S, Place
 
 app = typer.Typer(
     name="observe",
@@ -16,21 +16,39 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+# Of the shortest window, 5 minutes, that is 0.6 seconds; of the longest, 6 hours, a week and more.
+MIN_SCALE, MAX_SCALE = 0.002, 30.0
 To = Annotated[Path | None, typer.Option("--to", help="The file to write; unset: stdout.")]
 
 
 @app.command("rules")
-def write_rules(to: To = None) -> None:
+def write_rules(
+    scale: Annotated[
+        float,
+        typer.Option(
+            help="Multiply every window and waiting time: 0.1 compares with the last 6 minutes "
+            "instead of the last hour, for short runs."
+        ),
+    ] = 1.0,
+    to: To = None,
+) -> None:
     """Write Prometheus recording rules and alerts.
 
     \b
-    Example:
+    Examples:
       shardwise observe rules --to rules.yaml
+      shardwise observe rules --scale 0.1 --to rules.yaml
     Next: promtool check rules rules.yaml
     """
     from shardwise.metrics.monitoring.rules import rules_text
 
-    _write(rules_text(), to)
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        raise UserError(
+            f"--scale {scale:g} is not between {MIN_SCALE:g} and {MAX_SCALE:g}",
+            why="windows must hold a few scrapes, and servers forget after days",
+            fix="write 1 for runs of days, 0.1 for runs of an hour",
+        )
+    _write(rules_text(scale), to)
 
 
 @app.command("dashboard")
@@ -58,6 +76,7 @@ def write_scrape(
     ] = None,
     port: Annotated[int, typer.Option(help="observe.prometheus_port of the runs.")] = DEFAULT_PORT,
     rules: Annotated[str, typer.Option(help="The rules file to name.")] = "rules.yaml",
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two scrapes.")] = EVERY_S,
     to: To = None,
 ) -> None:
     """Write prometheus.yml: where the endpoints of runs and of DCGM are.
@@ -78,7 +97,7 @@ def write_scrape(
             why="pods are found by their label",
             fix="drop --nodes, or write --on static",
         )
-    _write(scrape_text(on, nodes or [], port, rules), to)
+    _write(scrape_text(on, nodes or [], port, rules, every), to)
 
 
 def _write(text: str, to: Path | None) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.metrics.events import read_events
-from shardwise.metrics.verdict import plan_misses
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_count
+from shardwise.verify.gates import Gate
 
 Events = Sequence[dict[str, Any]]
 
 
-def summary_lines(plan: Plan, config_path: str) -> Iterator[str]:
-    """Steps, losses, speed, memory, where things lie; then commands."""
+def summary_lines(plan: Plan, config_path: str, gates: Sequence[Gate]) -> Iterator[str]:
+    """Steps, losses, speed, memory, gates, where things lie; then commands."""
     events = read_events(plan.run_dir / "events.jsonl")
     steps = _of(events, "step")
     if not steps:
@@ -33,8 +33,7 @@ def summary_lines(plan: Plan, config_path: str) -> Iterator[str]:
         yield f"  held-out loss  {first:.4f} -> {final:.4f}  (fell by {fall:.2f} nats)"
     yield _speed_line(plan, steps)
     yield _memory_line(last)
-    for miss in plan_misses(plan, steps):
-        yield f"  missed plan    {miss}"
+    yield from _gate_lines(gates)
     yield f"  run directory  {plan.run_dir}: {', '.join(_contents(plan.run_dir))}"
     if last["step"] < total:
         yield f"next: shardwise train {config_path}   (goes on at step {last['step']})"
@@ -61,6 +60,21 @@ def _memory_line(last: dict[str, Any]) -> str:
     memory = last["memory"]
     held = f"{memory['reserved'] / GIB:.1f} GiB reserved, {memory['allocated'] / GIB:.1f} allocated"
     return f"  peak memory    {held}, plan {last['memory_planned'] / GIB:.1f}"
+
+
+def _gate_lines(gates: Sequence[Gate]) -> Iterator[str]:
+    """The names of those that passed on one line, and one line with advice for each other one."""
+    words = {"pass": "passed", "skip": "not judged"}
+    named = [
+        f"{word}: {', '.join(gate.name for gate in gates if gate.verdict == verdict)}"
+        for verdict, word in words.items()
+        if any(gate.verdict == verdict for gate in gates)
+    ]
+    yield f"  gates          {'; '.join(named)}"
+    for gate in gates:
+        if gate.verdict not in words:
+            found = f"{gate.name}: {gate.figure}, bound: {gate.bound}"
+            yield f"  gate {gate.verdict:<9} {found}; {gate.advice}"
 
 
 def _of(events: Events, kind: str) -> Events:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardwise.config.load import load_config
+
+if TYPE_CHECKING:
+    from shardwise.plan.plan import Plan
 
 
 def train(
@@ -26,7 +29,6 @@ def train(
     Next: look into the run directory that it names.
     """
     from shardwise.cli.show import show_warnings
-    from shardwise.cli.summary import summary_lines
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
     from shardwise.plan.explain import headline
@@ -41,5 +43,17 @@ def train(
         show_warnings(plan)
     run_plan(plan)
     if is_first:
-        for line in summary_lines(plan, config):
-            typer.echo(line)
+        _conclude(plan, config)
+
+
+def _conclude(plan: Plan, config: str) -> None:
+    """Judge the run by its gates, write that down, and say how it went."""
+    from shardwise.cli.summary import summary_lines
+    from shardwise.verify.judge import judge_run, record_gates, validate_passed
+
+    gates = judge_run(plan.run_dir)
+    record_gates(plan.run_dir, gates)
+    for line in summary_lines(plan, config, gates):
+        typer.echo(line)
+    if plan.config.gates.enforce:
+        validate_passed(plan.run_dir, gates)

@@ -46,11 +46,12 @@ def tunnel(
     Next: shardwise plan run.yaml, or shardwise train run.yaml
     """
     from shardwise.launch.prepare import choose_plan
+    from shardwise.launch.ranks import ALLOCATOR
 
     given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     plan = choose_plan(load_config(config, given))
     # As the launcher gives it to ranks, so that reserved memory is what a rank reserves.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault(*ALLOCATOR)
     # torch takes seconds to import: what is wrong with the file has been said by now.
     from shardwise.tunnel.run import run_tunnel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -38,38 +38,25 @@ def verify(
         return
     if len(runs) != 1:
         raise UserError("verify takes one run", fix="or two with --parity")
-    gates = gates_of(runs[0])
+    from shardwise.verify.judge import judge_run, validate_passed
+
+    gates = judge_run(runs[0])
     if as_json:
         typer.echo(json.dumps([asdict(gate) for gate in gates], indent=2))
     else:
         rows = [(gate.name, gate.figure, gate.bound, gate.verdict, gate.advice) for gate in gates]
         show_table([("gate", "figure", "bound", "verdict", ""), *rows])
-    failed = [gate.name for gate in gates if gate.verdict == "fail"]
-    if failed:
-        raise UserError(
-            f"{runs[0]} did not pass: {', '.join(failed)}",
-            fix="the table says what to do about each",
-            code=ExitCode.VERIFY_FAILED,
-        )
-
-
-def gates_of(run: Path) -> list[Any]:
-    """The gates of a run directory."""
-    from shardwise.checkpoint.store import list_entries
-    from shardwise.plan.plan import Plan
-    from shardwise.verify.gates import check_gates
-
-    entries = list_entries(run / "checkpoints") if (run / "checkpoints").is_dir() else []
-    damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
-    return check_gates(Plan.load(_file(run, "plan.json")), _events(run), damaged)
+    validate_passed(runs[0], gates)
 
 
 def _verify_parity(runs: list[Path], tolerance: float) -> None:
+    from shardwise.verify.judge import find_file
     from shardwise.verify.parity import compare_losses
 
     if len(runs) != 2:
         raise UserError("--parity compares two runs", fix="shardwise verify --parity RUN RUN")
-    found = compare_losses(_events(runs[0]), _events(runs[1]))
+    first, second = (read_events(find_file(run, "events.jsonl")) for run in runs)
+    found = compare_losses(first, second)
     if found.steps == 0:
         raise UserError("the two runs have logged no step in common", code=ExitCode.VERIFY_FAILED)
     same = "the same bits" if found.first_difference is None else f"{found.largest:.1e} apart"
@@ -80,14 +67,3 @@ def _verify_parity(runs: list[Path], tolerance: float) -> None:
             why=f"the tolerance is {tolerance:g}",
             code=ExitCode.VERIFY_FAILED,
         )
-
-
-def _events(run: Path) -> list[dict[str, Any]]:
-    return read_events(_file(run, "events.jsonl"))
-
-
-def _file(run: Path, name: str) -> Path:
-    path = run / name
-    if not path.is_file():
-        raise UserError(f"{run} is no run directory", why=f"it has no {name}", fix="name runs/NAME")
-    return path

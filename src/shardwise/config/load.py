@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a YAML, TOML or JSON file, lay `a.b=v` overrides over it, and check everything."""
-    file = Path(path)
-    said = _flatten(read_file(file), str(file))
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML, TOML or JSON file, lay `a.b=v` overrides over it, and check everything.
+
+    Without a file there is nothing but the overrides.
+    """
+    file = Path(path or "run")
+    said = _flatten(Document({}) if path is None else read_file(file), str(file))
     for override in _join_flags(overrides):
         _apply_override(said, override)
     said.values.setdefault((TOP_LEVEL, "name"), file.stem)

@@ -169,6 +169,15 @@ def _prefetch_rule(direction: str) -> Rule:
     )
 
 
+def _profile_fits(c: RunConfig) -> bool:
+    """Inside the run, and not cut off by a stop; one that a stop leaves for later is fine."""
+    first, stop = c.observe.profile, c.train.stop_after
+    if first is None:
+        return True
+    last = first + c.observe.profile_steps - 1
+    return last <= c.train.steps and (stop is None or not first <= stop < last)
+
+
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
@@ -189,6 +198,8 @@ RULES: tuple[Rule, ...] = (
         1,
         "train.gc_every",
         "observe.log_every",
+        "observe.profile",
+        "observe.profile_steps",
         "checkpoint.keep",
         "data.eval_sequences",
     ),
@@ -198,6 +209,7 @@ RULES: tuple[Rule, ...] = (
     *_at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
     *_at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
     *_at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
+    _above_zero("cluster.peak_tflops", "989.4"),
     _above_zero("train.hang_timeout_s", "900"),
     _above_zero("optim.lr", "3e-4"),
     _above_zero("optim.eps", "1e-8"),
@@ -206,6 +218,7 @@ RULES: tuple[Rule, ...] = (
     _within("data.eval_fraction", 0, 0.5),
     _within("memory.checkpoint_activations", 0, 1),
     _within("optim.min_lr_ratio", 0, 1),
+    _within("gates.max_exposed", 0, 1),
     Rule(
         "betas-range",
         "optim.betas",
@@ -307,6 +320,14 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
         "data.source={c.data.source} reads no path, so it would be ignored",
         "drop data.path, or write data.source=text (or jsonl, datasets)",
+    ),
+    Rule(
+        "profile-within-steps",
+        "observe.profile",
+        _profile_fits,
+        "with observe.profile_steps={c.observe.profile_steps} it goes past the end of the run "
+        "(train.steps={c.train.steps}) or past its stop (train.stop_after={c.train.stop_after})",
+        "profile an earlier step, or fewer of them",
     ),
     Rule(
         "prometheus-port-is-one",

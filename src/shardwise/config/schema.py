@@ -100,6 +100,10 @@ class ClusterConfig:
     """The network between nodes: a name such as `infiniband-ndr`, `efa-3200` or `ethernet-100`,
     or the GB/s of all the cards of one node, one way; `auto` is what such servers usually have."""
 
+    peak_tflops: float | Auto = "auto"
+    """Dense peak of one device in the format that the run computes in, which MFU is a share of;
+    `auto` is the vendor's figure, and no MFU for devices that the catalogue does not know."""
+
     usd_per_gpu_hour: float | Auto = "auto"
     """Price of one GPU for an hour; `auto` looks it up in `prices`."""
 
@@ -308,7 +312,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatesConfig:
-    """What a run must meet, as `shardwise verify` judges it."""
+    """What a run must meet, as its end and `shardwise verify` judge it."""
+
+    enforce: bool = False
+    """`shardwise train` exits with 5 where a gate failed at the end of a run, as `verify` does."""
 
     min_mfu: float = 0.40
     """The least MFU, on devices whose peak is known."""
@@ -322,6 +329,10 @@ class GatesConfig:
     grad_spike: float = 10.0
     """How many times its median the gradient norm may reach."""
 
+    max_exposed: float = 0.15
+    """The most of a step that communication may take while nothing computes, in profiled steps.
+    Above it the links set the pace: a larger micro-batch or another mesh gains more than tuning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
@@ -332,6 +343,18 @@ class ObserveConfig:
 
     collectives: bool = True
     """Take the time of every collective and name the rank that the others wait for."""
+
+    profile: int | None = None
+    """The first step to profile, on every rank: RUN/profile holds the traces, and `shardwise
+    profile RUN` reads them. Unset: none. The step before it warms the profiler up."""
+
+    profile_steps: int = 3
+    """How many steps are profiled, one after the other."""
+
+    memory_history: bool = False
+    """Note where every block of GPU memory was taken, so that running out of it leaves a snapshot
+    for pytorch.org/memory_viz. Costs a stack for each allocation, so it is for looking, not for
+    long runs."""
 
     tensorboard: bool = False
     """Write the curves of events.jsonl to RUN/tensorboard too."""

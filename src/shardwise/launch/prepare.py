@@ -66,15 +66,15 @@ def fetch_weights(config: RunConfig) -> None:
         fetch("pytorch_model*.bin")
 
 
-def validate_machine(cluster: ClusterSpec) -> None:
-    """Raise where this machine is not the cluster that the plan was made for."""
+def validate_machine(cluster: ClusterSpec, command: str = "train run.yaml") -> None:
+    """Raise where this machine is not the cluster that `shardwise COMMAND` is meant for."""
     if cluster.num_nodes > 1:
         raise UserError(
             f"cluster {cluster.name} has {cluster.num_nodes} nodes; this command starts ranks on "
             "one machine",
             fix="start it on every node through torchrun: torchrun --nnodes "
             f"{cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} ... -m shardwise "
-            "train run.yaml",
+            f"{command}",
             code=ExitCode.ENVIRONMENT,
         )
     here = probe_cluster()

@@ -20,6 +20,8 @@ from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
 TRAINING = "shardwise.launch.worker"
+# Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # torch's `record` writes the error of a rank to the file that this variable names.
 _ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _POLL_S = 0.05
@@ -99,11 +101,8 @@ class Ranks:
         return self._scratch / f"error-{rank}.json"
 
     def _environment(self, rank: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        defaults = {
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.count)),
-            # Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        }
+        threads = str(max(1, (os.cpu_count() or 1) // self.count))
+        defaults = dict([("OMP_NUM_THREADS", threads), ALLOCATOR])
         own = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),

@@ -1,36 +1,31 @@
-"""How long the collectives of every unit take, and which rank the others wait for.
+"""How long the collectives of every unit take, and how long a rank waits in every step.
 
 FSDP2's public hooks let a unit's all-gather and reduce-scatter be called by us: the same collective
 between two time stamps, which are read later, so that no step waits for them. A hook after the
-all-reduce over replicas gives its end; it began when the unit's reduce-scatter ended. What a rank
-spends in a collective includes its wait for the others: the rank that waits least is the one that
-comes last.
+all-reduce over replicas gives its end; it began when the unit's reduce-scatter ended.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch import Tensor
 
-from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.facts.fabric import Collective, ring_load
+from shardwise.metrics.straggler import JUDGED_STEPS, find_straggler
+from shardwise.parallel.comm import Carrier
 
 # Upper bounds of the histogram, in seconds: from a fast unit inside a node to a hang.
 BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
-# A rank is named when the others wait this much longer than it, as a share of the step, in two
-# reports one after the other: a pause that happens once is nobody's fault.
-BEHIND_SHARE = 0.10
-BEHIND_S = 0.005
+# Two parts of a run: where ranks do nothing but meet, and what belongs to no step.
+AGREE, EVAL = "agree", "eval"
 
 
 class Stamp(Protocol):
@@ -64,11 +59,14 @@ class CudaStamp:
         return self.event.elapsed_time(later.event) / 1e3
 
 
+Span = tuple[Stamp, Stamp]
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One collective, its time not yet read."""
 
-    kind: str
+    kind: Collective
     phase: str
     unit: str
     num_bytes: int
@@ -78,15 +76,24 @@ class Sample:
 
 
 @dataclass(slots=True)
-class CollectiveTimer:
+class CollectiveTimer(Carrier):
     """Takes the time of every collective of a model."""
 
     device: torch.device
     phase: str = "forward"
     samples: list[Sample] = field(default_factory=list)
     histograms: dict[str, Histogram] = field(default_factory=dict)
-    suspect: int | None = None
-    """The rank that came last in the report before."""
+    entered: Stamp | None = None
+    """When the part of the step that it is in began, where that is a wait."""
+
+    spans: deque[list[Span]] = field(default_factory=lambda: deque([[]], maxlen=JUDGED_STEPS + 1))
+    """The waits of each step since the last report; of the last one, so far."""
+
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED_STEPS))
+    """Seconds that this rank waited in each of the last steps that were reported."""
+
+    late_rank: int | None = None
+    """The rank that the last report named."""
 
     scattered: dict[str, Stamp] = field(default_factory=dict)
     """When the last reduce-scatter of each unit ended: its all-reduce began then."""
@@ -96,25 +103,72 @@ class CollectiveTimer:
         return CudaStamp() if self.device.type == "cuda" else HostStamp()
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to `forward` or `backward`."""
+        """What follows belongs to this part: `agree`, `forward` and `backward`, or `eval`."""
+        if self.entered is not None:
+            self.spans[-1].append((self.entered, self.stamp()))
+        self.entered = self.stamp() if phase == AGREE else None
         self.phase = phase
 
+    def end_step(self) -> None:
+        """What follows belongs to the next step."""
+        self.enter("other")
+        self.spans.append([])
+
     def note(
-        self, kind: str, unit: str, tensor: Tensor, group: dist.ProcessGroup, started: Stamp
+        self, kind: Collective, unit: str, tensor: Tensor, group: dist.ProcessGroup, started: Stamp
     ) -> None:
         """A collective that was called just now has begun at `started`."""
         ended, size = self.stamp(), group.size()
         self.samples.append(Sample(kind, self.phase, unit, tensor.nbytes, size, started, ended))
+        if self.phase != EVAL:
+            self.spans[-1].append((started, ended))
 
-    def report(self, steps: int, step_s: float) -> dict[str, Any] | None:
+    def all_gather(
+        self,
+        unit: str,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        """FSDP2's own, between two stamps."""
+        started = self.stamp()
+        work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        self.note("all_gather", unit, output_tensor, group, started)
+        return work
+
+    def reduce_scatter(
+        self,
+        unit: str,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """FSDP2's own, between two stamps."""
+        started = self.stamp()
+        work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        self.note("reduce_scatter", unit, input_tensor, group, started)
+        self.scattered[unit] = self.samples[-1].ended
+        return work
+
+    def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
+        """Where nothing is scattered before it, its beginning is not known and it is left out."""
+        if unit in self.scattered:
+            self.note("all_reduce", unit, gradients, group, self.scattered[unit])
+
+    def report(self, step_s: float) -> dict[str, Any] | None:
         """The samples since the last report as an event; all ranks call it at the same step."""
         timed = [(each, each.started.seconds_until(each.ended)) for each in self.samples]
         self.samples = []
         for sample, seconds in timed:
             self.histograms.setdefault(sample.kind, Histogram()).add(seconds)
-        late = find_straggler(sum(s for _, s in timed) / max(1, steps), step_s)
-        straggler = late if late is not None and late["rank"] == self.suspect else None
-        self.suspect = None if late is None else late["rank"]
+        while len(self.spans) > 1:
+            spans = self.spans.popleft()
+            self.waits.append(sum(began.seconds_until(ended) for began, ended in spans))
+        straggler = find_straggler(list(self.waits), step_s, self.device.type, self.late_rank)
+        self.late_rank = None if straggler is None else straggler["rank"]
         if not timed:
             return None
         return {
@@ -145,22 +199,6 @@ class Histogram:
         return {"buckets": buckets, "sum": self.total, "count": sum(self.counts)}
 
 
-def time_collectives(
-    model: nn.Module, units: UnitMap, mesh: DeviceMesh, timer: CollectiveTimer
-) -> None:
-    """Have the collectives of every unit, and of the root, go through `timer`."""
-    replicas = mesh.get_group("replicate") if mesh.ndim > 1 and mesh.size(1) > 1 else None
-    named = {unit.name: next(iter_modules(model, unit)) for unit in units.units}
-    for name, module in {**named, "root": model}.items():
-        if not isinstance(module, FSDPModule):
-            continue
-        # The protocol of both is public, the classes that spell it out are not.
-        module.set_custom_all_gather(cast(Any, _TimedAllGather(timer, name)))
-        module.set_custom_reduce_scatter(cast(Any, _TimedReduceScatter(timer, name)))
-        if replicas is not None:
-            module.set_all_reduce_hook(partial(_note_all_reduce, timer, name, replicas))
-
-
 def summarise(timed: Sequence[tuple[Sample, float]]) -> list[dict[str, Any]]:
     """One row for each kind and phase: how many, how long, how fast."""
     groups: dict[tuple[str, str], list[tuple[Sample, float]]] = defaultdict(list)
@@ -181,86 +219,9 @@ def summarise(timed: Sequence[tuple[Sample, float]]) -> list[dict[str, Any]]:
     ]
 
 
-def find_straggler(waited_s: float, step_s: float) -> dict[str, Any] | None:
-    """The rank that the others wait for in every step, if one stands out; a collective call."""
-    mine = torch.tensor([waited_s], dtype=torch.float64)
-    waits = torch.empty(dist.get_world_size(), dtype=torch.float64)
-    dist.all_gather_into_tensor(waits, mine)
-    return judge_waits(waits.tolist(), step_s)
-
-
-def judge_waits(waits: Sequence[float], step_s: float) -> dict[str, Any] | None:
-    """From what each rank waits in a step: the one that waits least, if by far."""
-    if len(waits) == 1:
-        return None
-    last = min(range(len(waits)), key=lambda rank: waits[rank])
-    others = [wait for rank, wait in enumerate(waits) if rank != last]
-    behind = statistics.median(others) - waits[last]
-    if behind < max(BEHIND_S, BEHIND_SHARE * step_s):
-        return None
-    return {"rank": last, "behind_s": behind}
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""
-
-    timer: CollectiveTimer
-    unit: str
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As FSDP2 does itself."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def run(
-        self, kind: str, whole: Tensor, group: dist.ProcessGroup, call: Callable[[], Any]
-    ) -> Any:
-        """Call it between two stamps."""
-        started = self.timer.stamp()
-        work = call()
-        self.timer.note(kind, self.unit, whole, group, started)
-        return work
-
-
-class _TimedAllGather(_Timed):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:
-        gather = partial(dist.all_gather_into_tensor, output_tensor, input_tensor, group, async_op)
-        return self.run("all_gather", output_tensor, group, gather)
-
-
-class _TimedReduceScatter(_Timed):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        scatter = partial(
-            dist.reduce_scatter_tensor, output_tensor, input_tensor, op, group, async_op
-        )
-        work = self.run("reduce_scatter", input_tensor, group, scatter)
-        self.timer.scattered[self.unit] = self.timer.samples[-1].ended
-        return work
-
-
-def _note_all_reduce(
-    timer: CollectiveTimer, unit: str, replicas: dist.ProcessGroup, gradients: Tensor
-) -> None:
-    """FSDP2 calls it right after its own all-reduce over the replicas."""
-    timer.note("all_reduce", unit, gradients, replicas, timer.scattered[unit])
-
-
 def _bus_rate(members: Sequence[tuple[Sample, float]]) -> float:
-    """Bytes that crossed a link of the ring, per second, over all members."""
-    moved = sum(each.num_bytes * (each.ranks - 1) / each.ranks for each, _ in members)
+    """Bytes that each rank of a ring passed on, per second, as nccl-tests count them."""
+    moved = sum(ring_load("nccl", each.kind, each.num_bytes, each.ranks)[1] for each, _ in members)
     return moved / max(1e-9, sum(seconds for _, seconds in members))
 
 

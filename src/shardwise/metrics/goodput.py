@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 KINDS = ("productive", "compile", "data", "checkpoint", "restore", "recompute", "idle")
+# From these on a run has gone back to `step`.
+_GO_BACK = ("start", "rollback")
 _Event = Mapping[str, Any]
 
 
@@ -20,20 +23,20 @@ def goodput(events: Sequence[_Event]) -> dict[str, float]:
     evaluations, the gaps between a failure and the next start.
     """
     spent = dict.fromkeys(KINDS, 0.0)
+    # The verdict on a run is written when its ranks are gone.
+    events = [event for event in events if event["event"] != "gates"]
     if not events:
         return spent
     windows = _windows(events)
     steady = [window.step_s for window in windows if not window.first]
     usual = statistics.median(steady) if steady else 0.0
     for window in windows:
-        seconds = window.step_s * window.steps
-        extra = max(0.0, seconds - usual * window.steps) if window.first and usual else 0.0
-        waited = window.data_share * (seconds - extra)
-        lost = (seconds - extra - waited) * window.lost / window.steps
+        extra, waited, worked = window.split(usual)
+        lost = worked * window.lost / window.steps
         spent["compile"] += extra
         spent["data"] += waited
         spent["recompute"] += lost
-        spent["productive"] += seconds - extra - waited - lost
+        spent["productive"] += worked - lost
     saves = [e for e in events if e["event"] in ("checkpoint", "checkpoint_failed")]
     spent["checkpoint"] = sum(float(event["stage_s"]) for event in saves)
     spent["restore"] = sum(_restores(events))
@@ -48,6 +51,36 @@ def productive_share(spent: Mapping[str, float]) -> float:
     return spent["productive"] / whole if whole else 0.0
 
 
+class Productive:
+    """The productive seconds while a run goes on; what was counted is never taken back.
+
+    Of a step that is made again the first time counts here. The first window of a start waits until
+    there is a usual one to compare it with.
+    """
+
+    def __init__(self) -> None:
+        self._place = _Place()
+        self._furthest = 0
+        self._recent: deque[float] = deque(maxlen=99)
+        self._waiting: list[tuple[_Window, float]] = []
+
+    def see(self, event: _Event) -> float:
+        """Seconds that an event adds."""
+        window = self._place.follow(event)
+        if window is None:
+            return 0.0
+        new = max(0, window.last - max(self._furthest, window.last - window.steps))
+        self._furthest = max(self._furthest, window.last)
+        self._waiting.append((window, new / window.steps))
+        if not window.first:
+            self._recent.append(window.step_s)
+        if not self._recent:
+            return 0.0
+        usual, waiting = statistics.median(self._recent), self._waiting
+        self._waiting = []
+        return sum(share * each.split(usual)[2] for each, share in waiting)
+
+
 class _Window:
     """The steps between two logged ones."""
 
@@ -59,22 +92,44 @@ class _Window:
         self.first = first
         self.lost = 0
 
+    def split(self, usual: float) -> tuple[float, float, float]:
+        """Seconds of (warm-up, waiting for data, work), where a step usually takes `usual`."""
+        seconds = self.step_s * self.steps
+        extra = max(0.0, seconds - usual * self.steps) if self.first and usual else 0.0
+        waited = self.data_share * (seconds - extra)
+        return extra, waited, seconds - extra - waited
+
+
+class _Place:
+    """Where a run is, as its events tell."""
+
+    def __init__(self) -> None:
+        self.step, self.fresh = 0, True
+
+    def follow(self, event: _Event) -> _Window | None:
+        """The window that the event ends, if any."""
+        if event["event"] in _GO_BACK:
+            self.step, self.fresh = int(event["step"]), self.fresh or event["event"] == "start"
+        if event["event"] != "step":
+            return None
+        window = _Window(event, self.step, first=self.fresh)
+        self.step, self.fresh = window.last, False
+        return window
+
 
 def _windows(events: Sequence[_Event]) -> list[_Window]:
-    """All logged windows; of each, how many of its steps a later start did again."""
+    """All logged windows; of each, how many of its steps were made again later."""
     found: list[_Window] = []
-    previous, first = 0, True
+    place = _Place()
     for event in events:
-        if event["event"] == "start":
-            previous, first = int(event["step"]), True
+        if (window := place.follow(event)) is not None:
+            found.append(window)
+        elif event["event"] in _GO_BACK:
             for window in found:
                 begin = window.last - window.steps
                 window.lost = min(
-                    window.steps, max(window.lost, window.last - max(begin, previous))
+                    window.steps, max(window.lost, window.last - max(begin, place.step))
                 )
-        elif event["event"] == "step":
-            found.append(_Window(event, previous, first=first))
-            previous, first = int(event["step"]), False
     return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.metrics.meters import Efficiency, PeakMemory
+from shardwise.facts.flops import Efficiency
+from shardwise.metrics.meters import PeakMemory
 from shardwise.units import GIB, format_count, format_duration
 
 

@@ -7,31 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
+from shardwise.facts.flops import Efficiency, efficiency_of
 from shardwise.plan.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of the device's dense peak: of the model's FLOPs, and with recompute counted."""
-
-    mfu: float
-    hfu: float
 
 
 def efficiency(plan: Plan, tokens_per_s: float) -> Efficiency | None:
     """MFU and HFU at `tokens_per_s` on one device; None where its peak is not known."""
-    peaks = plan.cluster.gpu.peak_flops if plan.cluster.gpu else {}
-    peak = peaks.get(plan.param_dtype.value)
+    peak = plan.cluster.peak_flops(plan.param_dtype.value)
     if peak is None:
         return None
-    seq_len = plan.config.data.seq_len
-    useful = flops_per_token(plan.model, seq_len)
-    share = {"none": 0.0, "selective": 0.0, "full": 1.0}.get(
-        str(plan.checkpoint_activations.value), plan.checkpoint_activations.value
-    )
-    again = recompute_flops_per_token(plan.model, seq_len, float(share))
-    return Efficiency(useful * tokens_per_s / peak, (useful + again) * tokens_per_s / peak)
+    mode = plan.checkpoint_activations.value
+    return efficiency_of(plan.model, plan.config.data.seq_len, mode, tokens_per_s, peak)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,21 @@ import torch
 import torch.distributed as dist
 
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
-from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
-from shardwise.checkpoint.store import Checkpoint, list_checkpoints
+from shardwise.checkpoint.save import Progress, SaveOutcome, Saver, software_versions
+from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
-from shardwise.metrics.collectives import CollectiveTimer, time_collectives
+from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.metrics.sinks.open import open_sinks
+from shardwise.parallel.comm import apply_carrier
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat
+from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
+from shardwise.training.profile import StepProfiler
 from shardwise.training.session import (
     Say,
     Session,
@@ -32,7 +35,12 @@ from shardwise.training.session import (
 )
 from shardwise.training.signals import StopRequest, stop_requests
 from shardwise.training.step import Stepper, evaluate
-from shardwise.training.surroundings import fast_attention, seed_step, steady_collector
+from shardwise.training.surroundings import (
+    device_name,
+    fast_attention,
+    seed_step,
+    steady_collector,
+)
 from shardwise.training.units import unit_table
 from shardwise.training.window import Window
 
@@ -42,14 +50,15 @@ def run(plan: Plan, say: Say) -> None:
     with _open_events(plan, say) as events, stop_requests() as stop:
         # The launcher passes signals on to ranks that show a sign of life: now they may come.
         heartbeat = Heartbeat(dist.get_rank())
-        _validate_resume(plan)
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
         found = find_newest(plan, events, say)
+        start_history(plan)
         session = build_session(plan, say, resuming=found is not None)
         loop = Loop(session, events, say, stop, heartbeat)
         try:
             loop.run(found)
         finally:
+            loop.profiler.close()
             loop.saver.close()
 
 
@@ -99,6 +108,7 @@ class Loop:
         self.heartbeat = heartbeat
         self.timer = CollectiveTimer(session.device)
         self.stepper = Stepper(session.model, session.optimizer, session.plan, self.timer.enter)
+        self.profiler = StepProfiler(session.plan, session.model, session.units)
         self.saver = Saver(
             self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer
         )
@@ -117,10 +127,17 @@ class Loop:
         if start >= end:
             self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
             return
-        self.events.write("start", step=start, world_size=dist.get_world_size())
+        self.events.write(
+            "start",
+            step=start,
+            world_size=dist.get_world_size(),
+            versions=software_versions(),
+            environment={"device": device_name(self.plan)},
+        )
         if self.plan.config.observe.collectives:
-            time_collectives(self.session.model, self.session.units, self.session.mesh, self.timer)
-        with steady_collector(), fast_attention(self.session.device):
+            apply_carrier(self.session.model, self.session.units, self.session.mesh, self.timer)
+        oom = explained_oom(self.plan, start, lambda: self.place.step)
+        with steady_collector(), fast_attention(self.session.device), oom:
             if start == 0:
                 self._evaluate()
             while self.place.step < end:
@@ -137,7 +154,9 @@ class Loop:
             window = self._window(batches)
             just_started = True
             while self.place.step < end:
-                if not self._step(batches, window):
+                with self.profiler.step(self.place.step + 1):
+                    has_stepped = self._step(batches, window)
+                if not has_stepped:
                     return
                 done = self.place.step
                 is_due = done == end or done % self.plan.config.observe.log_every == 0
@@ -157,6 +176,7 @@ class Loop:
             seed_step(train.seed, place.position)
             rate = learning_rate(self.plan.config.optim, place.step, train.steps)
             result = self.stepper.run(micro_batches, rate, wants_stop=bool(self.stop))
+            self.timer.end_step()
             self.heartbeat.beat()
             place.position += 1
             if result.applied:
@@ -210,6 +230,7 @@ class Loop:
         """What happens between steps on all ranks together; true if it took time worth noting."""
         config, done = self.plan.config, self.place.step
         self._report(self.saver.poll())
+        profiled = self.profiler.finish(done, self.events, self.say)
         if done % config.train.gc_every == 0:
             gc.collect()
         if done == end:
@@ -220,7 +241,7 @@ class Loop:
             self._evaluate()
         if saves:
             self._save(wait=not config.checkpoint.asynchronous)
-        return evaluates or saves
+        return profiled or evaluates or saves
 
     def _finish(self, end: int) -> None:
         steps = self.plan.config.train.steps
@@ -282,19 +303,23 @@ class Loop:
         self.say(format_line(report))
         self.events.write("step", **asdict(report))
         if self.plan.config.observe.collectives:
-            self._log_collectives(step, len(window.results), report.step_s)
+            self._log_collectives(step, report.step_s)
 
-    def _log_collectives(self, step: int, steps: int, step_s: float) -> None:
-        found = self.timer.report(steps, step_s)
+    def _log_collectives(self, step: int, step_s: float) -> None:
+        before = self.timer.late_rank
+        found = self.timer.report(step_s)
         if found is None:
             return
         self.events.write("collectives", step=step, **found)
-        late = found["straggler"]
-        if late is not None:
+        late, rank = found["straggler"], self.timer.late_rank
+        # Said once: the record repeats it for as long as it lasts.
+        if late is not None and rank != before:
             self.say(
                 f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms a step for rank "
-                f"{late['rank']}"
+                f"{rank}"
             )
+        elif late is None and before is not None:
+            self.say(f"rank {before} is in step with the others again")
 
     def _evaluate(self) -> None:
         data = self.session.data.eval
@@ -307,6 +332,7 @@ class Loop:
             rank=dist.get_rank(),
             num_ranks=dist.get_world_size(),
         )
+        self.timer.enter("eval")
         loss = evaluate(self.session.model, list(batches), self.session.device)
         self.heartbeat.beat()
         self.say(f"eval at step {self.place.step}: loss {loss:.4f} on held-out text")
@@ -356,13 +382,3 @@ class Loop:
                 self.saved_step = None
                 self.say(f"ALERT: step {outcome.step} was not saved: {outcome.error}")
                 self.events.write("checkpoint_failed", **outcome.to_dict())
-
-
-def _validate_resume(plan: Plan) -> None:
-    found = list_checkpoints(plan.run_dir / "checkpoints")
-    if found and not plan.config.checkpoint.resume:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
-            why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
-            fix="give the run another name, or move the directory away",
-        )

@@ -59,6 +59,7 @@ class Stepper:
         self, batches: Sequence[MicroBatch], rate: float, *, wants_stop: bool = False
     ) -> StepResult:
         """Forward and backward over all micro-batches, then one update at `rate`."""
+        self.on_phase("agree")
         num_tokens, stops = self._agree(batches, wants_stop)
         loss_sum = torch.zeros((), device=self.device)
         for index, batch in enumerate(batches):
@@ -69,6 +70,7 @@ class Stepper:
             self.on_phase("backward")
             self.scaler.scale(loss / num_tokens).backward()
         grad_norm, applied = self.update(rate)
+        self.on_phase("agree")
         dist.all_reduce(loss_sum)
         return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.item()))
 

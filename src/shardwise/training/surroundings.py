@@ -1,4 +1,4 @@
-"""What surrounds the steps of a run: seeds, garbage collection, attention kernels."""
+"""What surrounds the steps of a run: the device, seeds, garbage collection, attention kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardwise.plan.plan import Plan
+
+
+def device_name(plan: Plan) -> str:
+    """As the driver calls it, which may be more than the plan's cluster says."""
+    is_gpu = plan.cluster.device == "cuda"
+    return torch.cuda.get_device_name() if is_gpu else plan.cluster.device_name
 
 
 def seed_step(seed: int, position: int) -> None:

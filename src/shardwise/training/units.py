@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from shardwise.model.blocks import Unit, UnitMap
-from shardwise.plan.memory import DTYPE_BYTES
+from shardwise.plan.layout import DTYPE_BYTES
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes, format_count
 

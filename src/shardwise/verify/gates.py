@@ -13,7 +13,7 @@ from shardwise.metrics.verdict import plan_misses
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_bytes
 
-Verdict = Literal["pass", "fail", "skip"]
+Verdict = Literal["pass", "warn", "fail", "skip"]
 Steps = Sequence[dict[str, Any]]
 
 
@@ -34,7 +34,7 @@ def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]
     gates, steps = plan.config.gates, _last_of_each_step(events)
     if not steps:
         return [Gate("steps", "none", "at least one", "fail", "the run has logged no step yet")]
-    late = [e["straggler"] for e in events if e["event"] == "collectives" and e["straggler"]]
+    late = [e for e in events if e["event"] == "collectives" and e["straggler"]]
     return [
         _mfu_gate(gates, steps),
         _memory_gate(gates, steps[-1]),
@@ -43,6 +43,7 @@ def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]
         _gradient_gate(gates, steps),
         _plan_gate(plan, steps),
         _straggler_gate(late),
+        _overlap_gate(gates, plan, [event for event in events if event["event"] == "profile"]),
         _checkpoint_gate(damaged),
     ]
 
@@ -62,7 +63,8 @@ def _mfu_gate(gates: GatesConfig, steps: Steps) -> Gate:
     shares = [s["efficiency"]["mfu"] for s in _steady(steps) if s["efficiency"] is not None]
     bound = f"at least {gates.min_mfu:.0%}"
     if not shares:
-        return Gate("mfu", "-", bound, "skip", "the device's peak is not known")
+        why = "the device's peak is not known; cluster.peak_tflops tells it"
+        return Gate("mfu", "-", bound, "skip", why)
     found = statistics.median(shares)
     advice = "compare with `shardwise plan`, then `shardwise tunnel`: compute, links or data?"
     return _judged("mfu", f"{found:.1%}", bound, found >= gates.min_mfu, advice)
@@ -123,13 +125,32 @@ def _plan_gate(plan: Plan, steps: Steps) -> Gate:
     return _judged("plan", figure, "in its bands", not misses, "; ".join(misses))
 
 
-def _straggler_gate(late: Sequence[dict[str, Any]]) -> Gate:
+def _straggler_gate(late: Steps) -> Gate:
+    """`late` are the reports that name a rank."""
     if not late:
         return Gate("ranks", "in step", "none late", "pass")
-    worst = max(late, key=lambda each: float(each["behind_s"]))
+    worst = max((each["straggler"] for each in late), key=lambda found: float(found["behind_s"]))
+    steps = [each["step"] for each in late if each["straggler"]["rank"] == worst["rank"]]
     figure = f"rank {worst['rank']} {1e3 * worst['behind_s']:.0f} ms late"
-    advice = "the others wait for it in every step: its device, its host, its data"
+    seen = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    advice = f"the others waited for it ({seen}): look at its device, its host, its data"
     return Gate("ranks", figure, "none late", "fail", advice)
+
+
+def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
+    """Only a profile can tell what compute hid: a collective's own time includes what it hid."""
+    bound = f"at most {gates.max_exposed:.0%} of a step exposed"
+    if plan.cluster.device == "cpu" or plan.world_size == 1:
+        why = "a processor waits in every collective, and one rank has none"
+        return Gate("overlap", "-", bound, "skip", why)
+    if not profiles:
+        return Gate("overlap", "-", bound, "skip", "no step was profiled: set observe.profile=20")
+    share = profiles[-1]["exposed_share"]
+    advice = (
+        "`shardwise profile` names the units; a larger train.micro_batch, shard.forward_prefetch, "
+        "or a mesh that stays inside a node hides more"
+    )
+    return _judged("overlap", f"{share:.1%}", bound, share <= gates.max_exposed, advice)
 
 
 def _checkpoint_gate(damaged: Sequence[str]) -> Gate:

@@ -1,30 +1,17 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
+from bad_configs import BAD_CONFIGS, BadConfig
 
 from shardwise.cli.main import main
 
 SHARDWISE = Path(sys.executable).with_name("shardwise")
-
-
-def _load_table() -> Any:
-    file = Path(__file__).parents[1] / "config" / "bad_configs.py"
-    spec = importlib.util.spec_from_file_location("bad_configs", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.BAD_CONFIGS
-
-
-BAD_CONFIGS = _load_table()
 
 
 class Refused(NamedTuple):
@@ -170,7 +157,7 @@ def assert_refused(
 
 @pytest.mark.parametrize("bad", BAD_CONFIGS, ids=lambda bad: bad.id)
 def test_bad_config_ends_with_its_reason(
-    bad: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bad: BadConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("run.yaml").write_text(bad.text)
     code = run_cli(monkeypatch, "plan", "run.yaml", *bad.overrides)
@@ -182,7 +169,7 @@ def test_bad_config_ends_with_its_reason(
 
 
 @pytest.mark.parametrize("bad", BAD_CONFIGS[:: len(BAD_CONFIGS) // 2], ids=lambda bad: bad.id)
-def test_bad_config_in_a_process_of_its_own(bad: Any) -> None:
+def test_bad_config_in_a_process_of_its_own(bad: BadConfig) -> None:
     Path("run.yaml").write_text(bad.text)
     command = [str(SHARDWISE), "plan", "run.yaml", *bad.overrides]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,46 +6,27 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+from checkpoints import SHARD, make_checkpoint
 
 from shardwise.checkpoint.files import write_file
-from shardwise.checkpoint.index import Piece, StoredTensor
-from shardwise.checkpoint.manifest import Manifest
-from shardwise.checkpoint.store import begin, publish, quarantine
+from shardwise.checkpoint.store import begin, quarantine
 from shardwise.cli.main import main
 from shardwise.units import format_bytes
 
-SHARD = "rank-00000.bin"
 SHARD_BYTES = 4096
 Cli = pytest.CaptureFixture[str]
 
 
-def make_checkpoint(root: Path, step: int, loss: float | None = 2.5) -> Path:
-    """One tensor of zeros, written as any save is."""
-    shard = write_file(begin(root, step) / SHARD, bytes(SHARD_BYTES))
-    piece = Piece((0,), (SHARD_BYTES,), SHARD, 0)
-    manifest = Manifest(
-        step=step,
-        position=step,
-        tokens=0,
-        loss=loss,
-        global_batch=4,
-        seed=0,
-        world_size=8,
-        loss_scale=None,
-        versions={},
-        created=time.time() - 7200,
-        files={SHARD: shard},
-    )
-    index = {"x": StoredTensor(torch.uint8, (SHARD_BYTES,), (piece,))}
-    return publish(root, manifest, index, b"{}").path
+def save(run: Path, step: int, loss: float | None = 2.5) -> None:
+    created = time.time() - 7200
+    make_checkpoint(run / "checkpoints", step, 1024, loss=loss, world_size=8, created=created)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 20, 40 and 60."""
     for step in (20, 40, 60):
-        make_checkpoint(tmp_path / "demo" / "checkpoints", step)
+        save(tmp_path / "demo", step)
     return tmp_path / "demo"
 
 
@@ -95,7 +76,7 @@ def test_ls_shows_every_state(run: Path, capsys: Cli, monkeypatch: pytest.Monkey
 def test_ls_of_whole_ones_ends_well(
     run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_checkpoint(run / "checkpoints", 80, loss=None)
+    save(run, 80, loss=None)
     quarantine(shard_of(run, 20).parent, ["set aside long ago"])
     assert shardwise(monkeypatch, "ls", run) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ["good", "8", "-"]

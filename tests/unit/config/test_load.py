@@ -1,29 +1,18 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bad_configs import BAD_CONFIGS, BadConfig
 
 from shardwise.config.load import load_config
 from shardwise.config.plain import config_from_dict, config_to_dict, dump_yaml
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
-
-
-def _load_table() -> Any:
-    file = Path(__file__).with_name("bad_configs.py")
-    spec = importlib.util.spec_from_file_location("bad_configs", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.BAD_CONFIGS
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +32,8 @@ def refusal(text: str, *overrides: str, file: str = "run.yaml") -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("bad", _load_table(), ids=lambda bad: bad.id)
-def test_bad_config_is_refused_with_its_reason(bad: Any) -> None:
+@pytest.mark.parametrize("bad", BAD_CONFIGS, ids=lambda bad: bad.id)
+def test_bad_config_is_refused_with_its_reason(bad: BadConfig) -> None:
     message = refusal(bad.text, *bad.overrides)
     assert "fix:" in message
     for words in bad.says:

@@ -66,6 +66,11 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("checkpoint.keep", {"checkpoint": {"keep": 0}}),
     ("checkpoint.every", {"checkpoint": {"every": -1}}),
     ("observe.log_every", {"observe": {"log_every": 0}}),
+    ("observe.profile", {"observe": {"profile": 0}}),
+    ("observe.profile", {"observe": {"profile": 999, "profile_steps": 3}}),
+    ("observe.profile", {"observe": {"profile": 20}, "train": {"stop_after": 21}}),
+    ("observe.profile_steps", {"observe": {"profile": 20, "profile_steps": 0}}),
+    ("gates.max_exposed", {"gates": {"max_exposed": 15.0}}),
     ("observe.prometheus_port", {"observe": {"prometheus_port": 0}}),
     ("observe.prometheus_port", {"observe": {"prometheus_port": 65536}}),
     ("observe.prometheus_host", {"observe": {"prometheus_host": "0.0.0.0"}}),
@@ -94,6 +99,8 @@ KEPT: list[dict[str, Any]] = [
     {"data": {"source": "datasets", "path": "wikitext"}},
     {"optim": {"clip_norm": None}, "checkpoint": {"every": 0}},
     {"cluster": {"datacenters": 2}},
+    {"observe": {"profile": 998, "profile_steps": 3}},
+    {"observe": {"profile": 20}, "train": {"stop_after": 10}},
     {"observe": {"prometheus_port": 9630, "prometheus_host": "0.0.0.0"}},
 ]
 

@@ -1,20 +1,23 @@
-"""Times of collectives as rows, as a histogram, and as the rank that is late."""
+"""Times of collectives as rows, as a histogram, and as what a rank waits in every step."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from shardwise.facts.fabric import Collective
 from shardwise.metrics.collectives import (
     BOUNDS,
+    CollectiveTimer,
     Histogram,
     HostStamp,
     Sample,
-    judge_waits,
     summarise,
 )
+from shardwise.metrics.straggler import JUDGED_STEPS
 
 
-def sample(kind: str, phase: str, num_bytes: int, ranks: int = 4) -> Sample:
+def sample(kind: Collective, phase: str, num_bytes: int, ranks: int = 4) -> Sample:
     return Sample(kind, phase, "block", num_bytes, ranks, HostStamp(), HostStamp())
 
 
@@ -29,6 +32,9 @@ def test_rows_are_by_kind_and_phase() -> None:
     # Three quarters of the bytes cross a link of a ring of four.
     assert first["bus_bytes_per_s"] == pytest.approx(9_000_000 / 0.006)
     assert second["bus_bytes_per_s"] == pytest.approx(6_000_000 / 0.01)
+    # An all-reduce goes around twice.
+    [third] = summarise([(sample("all_reduce", "backward", 8_000_000), 0.01)])
+    assert third["bus_bytes_per_s"] == pytest.approx(12_000_000 / 0.01)
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -42,18 +48,30 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     assert data["count"] == 4 and data["sum"] == pytest.approx(99.15015)
 
 
-@pytest.mark.parametrize(
-    ("waits", "late"),
-    [
-        ([0.25, 0.05, 0.25, 0.26], 1),
-        ([0.05, 0.30], 0),
-        ([0.25, 0.24, 0.25, 0.26], None),
-        ([0.004, 0.001], None),
-        ([0.2], None),
-    ],
-)
-def test_the_rank_that_waits_least_is_the_one_that_is_late(
-    waits: list[float], late: int | None
-) -> None:
-    found = judge_waits(waits, step_s=1.0)
-    assert (None if found is None else found["rank"]) == late
+def test_waits_are_of_steps_and_not_of_evaluations() -> None:
+    timer = CollectiveTimer(torch.device("cpu"))
+    timer.enter("eval")
+    take(timer, 1.0)
+    for step in range(JUDGED_STEPS - 1):
+        timer.enter("agree")
+        timer.enter("forward")
+        take(timer, 2.0 + step)
+        timer.end_step()
+        timer.enter("eval")
+        take(timer, 100.0)
+    timer.report(step_s=1.0)
+    # A little more than the collectives: the ranks' meeting at the begin of a step counts too.
+    assert list(timer.waits) == pytest.approx([2.0 + step for step in range(9)], abs=0.5)
+    assert [len(spans) for spans in timer.spans] == [0]
+
+
+def take(timer: CollectiveTimer, seconds: float) -> None:
+    """A collective that has just ended after so many seconds."""
+    started = HostStamp()
+    started.moment -= seconds
+    timer.note("all_gather", "block", torch.empty(4), SoloGroup(), started)
+
+
+class SoloGroup:
+    def size(self) -> int:
+        return 1

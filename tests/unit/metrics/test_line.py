@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from shardwise.config.schema import (
     PrecisionConfig,
     RunConfig,
 )
+from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.flops import Efficiency
 from shardwise.launch.prepare import choose_plan
 from shardwise.metrics.line import StepReport, format_line
-from shardwise.metrics.meters import Efficiency, PeakMemory, efficiency, peak_memory
+from shardwise.metrics.meters import PeakMemory, efficiency, peak_memory
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB
 
@@ -118,6 +121,16 @@ def test_the_peak_is_that_of_the_format() -> None:
 
 def test_a_processor_has_no_mfu() -> None:
     assert efficiency(plan_of("tiny-llama", "2xCPU"), 1000) is None
+
+
+def test_a_peak_that_the_user_tells_counts() -> None:
+    plan = plan_of("llama-3.2-1b", "8xH100")
+    vendors = efficiency(plan, 1000)
+    told = efficiency(replace(plan, cluster=replace(plan.cluster, peak_tflops=494.7)), 1000)
+    assert vendors is not None and told is not None
+    assert told.mfu == pytest.approx(2 * vendors.mfu)
+    config = ClusterConfig(name="2xCPU", peak_tflops=1e-3)
+    assert resolve_cluster(config, {}).peak_flops("fp32") == pytest.approx(1e9)
 
 
 def test_peak_memory_of_a_process_is_its_resident_set() -> None:

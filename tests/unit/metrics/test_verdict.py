@@ -6,20 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig
-from shardwise.launch.prepare import choose_plan
 from shardwise.metrics.verdict import plan_misses
 from shardwise.plan.plan import Plan
-
-
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    config = RunConfig(
-        model=ModelConfig(name="llama-3.1-8b"),
-        cluster=ClusterConfig(name="8xH100"),
-        data=DataConfig(seq_len=4096),
-    )
-    return choose_plan(config, {})
 
 
 def misses(plan: Plan, speed: float, memory: float = 1.0, waiting: float = 0.0) -> list[str]:

@@ -106,6 +106,13 @@ class SampleRun:
         ]  # fmt: skip
         self.say("collectives", step=step, rows=rows, straggler={"rank": 3, "behind_s": 0.012})
 
+    def profile(self, step: int) -> None:
+        rows = [{"name": "all_gather", "unit": "-", "calls": 66.0, "seconds": 0.2,
+                 "exposed_s": 0.03}]  # fmt: skip
+        self.say("profile", step=step, steps=3, rank=0, step_s=0.8, compute_share=0.9,
+                 exposed_share=0.05, copies_share=0.0, idle_share=0.05, communication_s=0.2,
+                 rows=rows, gaps=12.0, trace="profile/step-160-rank-0.json.gz")  # fmt: skip
+
     def write(self) -> Path:
         folder = self.plan.run_dir
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,6 +150,7 @@ def eventful(plan: Plan, *, slow: float = 1.0, seed: int = 0) -> SampleRun:
     run.now += 20
     run.start(150)
     run.train(151, 260)
+    run.profile(162)
     run.say("nonfinite", step=261, batch=260, sequences=[66560, 66816], in_a_row=1)
     run.train(261, 300)
     for step in range(160, 301, 20):

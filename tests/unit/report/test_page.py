@@ -90,13 +90,14 @@ def test_what_happened_is_on_the_page(folder: Path) -> None:
         "does not fit on one device; all ranks share one fast domain",
         "considered besides",
         "reduce_scatter backward",
-        "rank 3 comes 12.0 ms a step after the others",
+        "rank 3 came up to 12.0 ms a step after the others",
         "raise data.workers, or move the data to a local disk",
         "productive",
         "recompute",
         "2.11.0",
         "first: at work for",
         "nonfinite at step 261",
+        "30.0 ms of it exposed",
         "2, of them 1 after a failure",
     ):
         assert text in page, text
@@ -109,7 +110,20 @@ def test_sections_of_events_that_are_not_there_are_not_there(tmp_path: Path) -> 
     run.train(1, 20)
     page = page_of(run.write())
     assert '<section id="collectives"' not in page
+    assert '<section id="profile"' not in page
     assert '<section id="where"' in page
+
+
+def test_a_verdict_on_an_earlier_end_is_not_shown(tmp_path: Path) -> None:
+    run = SampleRun(plan_of(tmp_path, "train.steps=300"))
+    run.start(0)
+    run.train(1, 20)
+    recorded = {"name": "of step 20", "figure": "", "bound": "", "verdict": "pass", "advice": ""}
+    run.say("gates", gates=[recorded])
+    assert [gate["name"] for gate in gates_of(collect_run(run.write()))] == ["of step 20"]
+    run.start(20)
+    run.train(21, 40)
+    assert "of step 20" not in {gate["name"] for gate in gates_of(collect_run(run.write()))}
 
 
 def test_gates_are_judged_where_the_record_holds_none(tmp_path: Path) -> None:
@@ -118,10 +132,12 @@ def test_gates_are_judged_where_the_record_holds_none(tmp_path: Path) -> None:
     assert '<section id="gates"' not in page_of(run.write())
     run.train(1, 60)
     run.collectives(60)
+    run.profile(50)
     found = {gate["name"]: gate for gate in gates_of(collect_run(run.write()))}
     assert found["mfu"]["verdict"] == "fail"
     assert found["loss"]["verdict"] == "pass"
     assert found["ranks"]["figure"] == "rank 3 12 ms late"
+    assert found["overlap"]["figure"] == "5.0%"
     assert found["plan"]["advice"] in html.unescape(page_of(run.plan.run_dir))
 
 

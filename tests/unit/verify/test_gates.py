@@ -10,21 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
-from shardwise.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.prepare import choose_plan
+from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
 from shardwise.verify.gates import check_gates
-
-
-@pytest.fixture(scope="module")
-def plan() -> Plan:
-    config = RunConfig(
-        model=ModelConfig(name="llama-3.1-8b"),
-        cluster=ClusterConfig(name="8xH100"),
-        data=DataConfig(seq_len=4096),
-    )
-    return choose_plan(config, {})
+from shardwise.verify.judge import judge_run, record_gates
 
 
 def step(plan: Plan, number: int, **changes: Any) -> dict[str, Any]:
@@ -51,9 +41,10 @@ def failed(plan: Plan, events: list[dict[str, Any]], damaged: tuple[str, ...] = 
 
 
 def test_a_good_run_passes_every_gate(plan: Plan) -> None:
-    gates = check_gates(plan, [step(plan, n) for n in range(1, 12)], ())
+    profiled = {"event": "profile", "step": 5, "exposed_share": 0.04}
+    gates = check_gates(plan, [*(step(plan, n) for n in range(1, 12)), profiled], ())
     assert {gate.verdict for gate in gates} == {"pass"}
-    assert len(gates) == 8
+    assert len(gates) == 9
 
 
 @pytest.mark.parametrize(
@@ -83,8 +74,17 @@ def test_a_loss_that_rises_fails(plan: Plan) -> None:
     assert failed(plan, [step(plan, n, loss=3.0 + 0.1 * n) for n in range(1, 12)]) == ["loss"]
 
 
+def test_communication_that_nothing_hides_fails(plan: Plan) -> None:
+    steps = [step(plan, n) for n in range(1, 12)]
+    profiled = {"event": "profile", "step": 5, "exposed_share": 0.31}
+    (gate,) = [g for g in check_gates(plan, [*steps, profiled], ()) if g.verdict == "fail"]
+    assert (gate.name, gate.figure) == ("overlap", "31.0%")
+    (gate,) = [g for g in check_gates(plan, steps, ()) if g.verdict == "skip"]
+    assert gate.name == "overlap" and "observe.profile" in gate.advice
+
+
 def test_a_late_rank_fails_by_its_number(plan: Plan) -> None:
-    late = {"event": "collectives", "straggler": {"rank": 3, "behind_s": 0.2}}
+    late = {"event": "collectives", "step": 8, "straggler": {"rank": 3, "behind_s": 0.2}}
     events = [*(step(plan, n) for n in range(1, 12)), late]
     (gate,) = [g for g in check_gates(plan, events, ()) if g.verdict == "fail"]
     assert gate.name == "ranks" and "rank 3 200 ms" in gate.figure
@@ -117,6 +117,20 @@ def test_the_command_prints_the_table_and_its_exit_code(plan: Plan, tmp_path: Pa
     assert done.exception.code == ExitCode.VERIFY_FAILED
     gates = {gate["name"]: gate["verdict"] for gate in json.loads(done.stdout)}
     assert gates["gradient norm"] == "fail" and gates["mfu"] == "pass"
+
+
+def test_a_verdict_is_recorded_once_for_each_end(plan: Plan, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", plan, [step(plan, n) for n in range(1, 12)])
+    for _ in range(2):
+        record_gates(run, judge_run(run))
+    events = read_events(run / "events.jsonl")
+    assert [event["event"] for event in events[-2:]] == ["step", "gates"]
+    assert {gate["verdict"] for gate in events[-1]["gates"]} <= {"pass", "skip"}
+    with EventLog(run / "events.jsonl", enabled=True) as log:
+        log.write(**step(plan, 12))
+    record_gates(run, judge_run(run))
+    judged = [event for event in read_events(run / "events.jsonl") if event["event"] == "gates"]
+    assert [event["step"] for event in judged] == [11, 12]
 
 
 def test_parity_compares_bits_or_within_a_tolerance(plan: Plan, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The alerts, as rows: what is wrong, for how long, what it means and where to look."""
+"""The alerts, as rows: what is wrong, for how long, what it means and where to look.
+
+Every duration is spelled as Prometheus does it, in texts too, so that all can be stretched alike.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ SEED_ALERTS = (
         "  > 1.10 * avg_over_time(fsdp:step_time_seconds[1h] offset 30m)",
         held="10m",
         summary=f"FSDP step time +10% vs 1h baseline on {_ON_JOB}",
-        description="Steps of the last 5 minutes take {{ $value | humanizeDuration }} on average.",
+        description="Steps of the last 5m take {{ $value | humanizeDuration }} on average.",
         runbook="Compare all-gather p99, data wait and the straggler panel: fabric, data or one "
         "slow rank. RUN/plan.json holds what a step was foreseen to take, and what for.",
     ),
@@ -87,13 +90,13 @@ _HOUR_OF_RESTARTS = "training_restarts_total[1h]"
 RUN_ALERTS = (
     Alert(
         name="TrainingHang",
-        expr=f"{_LATE}\n  > 300 + 5 * (training_log_interval_seconds or\n"
+        expr=f"{_LATE}\n  > seconds(5m) + 5 * (training_log_interval_seconds or\n"
         "    0 * training_last_step_timestamp_seconds)",
         held="2m",
         severity="critical",
         summary=f"{_ON_JOB} has logged no step for a long time",
-        description="The last step was {{ $value | humanizeDuration }} ago, over five minutes and "
-        "five times the usual distance.",
+        description="The last step was {{ $value | humanizeDuration }} ago, over 5m and five times "
+        "the usual distance.",
         runbook="The launcher aborts ranks after train.hang_timeout_s, with all stacks in "
         "RUN/logs: they name the collective and the rank that is not in it.",
     ),
@@ -129,11 +132,10 @@ RUN_ALERTS = (
     ),
     Alert(
         name="TrainingGoodputLow",
-        expr="training:goodput:ratio_rate1h < 0.8\n"
-        "  and training_productive_seconds_total offset 1h",
+        expr="training:goodput:ratio < 0.8\n  and training_productive_seconds_total offset 1h",
         held="15m",
         summary=f"{_ON_JOB} spends over a fifth of its time on other things than new steps",
-        description="{{ $value | humanizePercentage }} of the last hour went to steps that count.",
+        description="{{ $value | humanizePercentage }} of the last 1h went to steps that count.",
         runbook="Restarts, rollbacks, checkpoints and evaluations take the rest: see their panels.",
     ),
     Alert(
@@ -141,7 +143,7 @@ RUN_ALERTS = (
         expr="increase(training_nonfinite_batches_total[15m]) > 0",
         held="0m",
         summary=f"{_ON_JOB} skips batches whose gradient is not finite",
-        description="{{ $value | humanize }} in the last 15 minutes.",
+        description="{{ $value | humanize }} in the last 15m.",
         runbook="events.jsonl names the sequences; after train.max_nonfinite in a row the run goes "
         "back to its newest checkpoint.",
     ),
@@ -151,8 +153,8 @@ RUN_ALERTS = (
         expr=f"max_over_time({_HOUR_OF_RESTARTS}) - min_over_time({_HOUR_OF_RESTARTS}) >= 2",
         held="0m",
         severity="critical",
-        summary=f"{_ON_JOB} was started again twice or more within an hour",
-        description="{{ $value | humanize }} restarts in the last hour.",
+        summary=f"{_ON_JOB} was started again twice or more within 1h",
+        description="{{ $value | humanize }} restarts in the last 1h.",
         runbook="RUN/logs/attempt-N holds the first cause; a rank that dies each time is usually "
         "one GPU: look at XID errors.",
     ),

@@ -54,7 +54,7 @@ TOKENS = Metric("training_tokens", "counter", "Tokens read by the whole run.")
 PRODUCTIVE = Metric(
     "training_productive_seconds",
     "counter",
-    "Time spent on steps that were made for the first time; its rate is the goodput.",
+    "Time of steps that were made for the first time, without warm-up and waiting for data.",
 )
 NONFINITE = Metric("training_nonfinite_batches", "counter", "Batches without a finite gradient.")
 ROLLBACKS = Metric("training_rollbacks", "counter", "Times the run went back to a checkpoint.")
@@ -96,9 +96,3 @@ HISTOGRAMS = {
 METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
 )
-
-
-def exported_names() -> set[str]:
-    """Every name as it stands on the page: counters end in _total, histograms have three."""
-    suffixes = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    return {metric.name + suffix for metric in METRICS for suffix in suffixes[metric.kind]}

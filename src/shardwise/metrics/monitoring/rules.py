@@ -8,6 +8,7 @@ import yaml
 
 from shardwise.metrics.monitoring import names
 from shardwise.metrics.monitoring.alerts import ALERTS
+from shardwise.metrics.monitoring.durations import stretch_durations
 
 _HEAD = """\
 # Recording rules and alerts for shardwise runs; written by `shardwise observe rules`.
@@ -19,14 +20,14 @@ RECORDED = {
     "fsdp:step_time_seconds": names.STEP_DURATION.name,
     "fsdp:allgather_seconds_bucket": f"{names.ALL_GATHER.name}_bucket",
     "fsdp:grad_norm": names.GRAD_NORM.name,
-    "training:goodput:ratio_rate1h": f"rate({names.PRODUCTIVE.name}_total[1h])",
+    "training:goodput:ratio": f"rate({names.PRODUCTIVE.name}_total[1h])",
 }
 
 
-def rules_document() -> dict[str, Any]:
-    """The rules as data."""
+def rules_document(scale: float = 1.0) -> dict[str, Any]:
+    """The rules as data, every window and waiting time multiplied by `scale`."""
     recording = [{"record": name, "expr": expr} for name, expr in RECORDED.items()]
-    return {
+    document = {
         "groups": [
             # Alerts read what the group records, so that it is evaluated often and comes first.
             {"name": "fsdp-recording", "interval": "15s", "rules": recording},
@@ -37,16 +38,29 @@ def rules_document() -> dict[str, Any]:
             },
         ]
     }
+    return dict(_stretched(document, scale))
 
 
-def rules_text() -> str:
+def rules_text(scale: float = 1.0) -> str:
     """rules.yaml."""
-    return _HEAD + dump_document(rules_document())
+    note = (
+        "" if scale == 1 else f"# Every window and waiting time is {scale:g} times the usual one.\n"
+    )
+    return _HEAD + note + dump_document(rules_document(scale))
 
 
 def dump_document(document: dict[str, Any]) -> str:
     """YAML in the order of the document, with texts of several lines as blocks."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _stretched(value: Any, scale: float) -> Any:
+    """All durations inside texts of a document."""
+    if isinstance(value, dict):
+        return {key: _stretched(inner, scale) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_stretched(inner, scale) for inner in value]
+    return stretch_durations(value, scale) if isinstance(value, str) else value
 
 
 class _Dumper(yaml.SafeDumper):

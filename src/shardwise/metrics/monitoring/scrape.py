@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from shardwise.errors import UserError
+from shardwise.metrics.monitoring.durations import spell_duration
 from shardwise.metrics.monitoring.rules import dump_document
 
 Place = Literal["static", "slurm", "kubernetes"]
 # Far from the ports that common exporters have.
 DEFAULT_PORT = 9630
 DCGM_PORT = 9400
+EVERY_S = 15.0
 # A list of nodes such as n[1-1000000000] must not fill the memory.
 MAX_NODES = 10_000
 
@@ -29,10 +31,13 @@ _NOTE = """\
 """
 
 
-def scrape_text(place: Place, nodes: Sequence[str], port: int, server_rules: str) -> str:
+def scrape_text(
+    place: Place, nodes: Sequence[str], port: int, server_rules: str, every_s: float = EVERY_S
+) -> str:
     """prometheus.yml for runs at `place`, with the rules file named."""
+    every = spell_duration(every_s)
     document = {
-        "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
+        "global": {"scrape_interval": every, "evaluation_interval": every},
         "rule_files": [server_rules],
         "scrape_configs": list(_jobs(place, nodes, port)),
     }
@@ -46,22 +51,28 @@ def _jobs(place: Place, nodes: Sequence[str], port: int) -> Iterator[dict[str, A
         return
     expand = expand_nodes if place == "slurm" else _split_nodes
     hosts = [host for text in nodes for host in expand(text)] or ["127.0.0.1"]
-    yield _hosts("shardwise", hosts, port)
-    yield _hosts("dcgm", hosts, DCGM_PORT)
+    yield _hosts("shardwise", [_target(host, port) for host in hosts])
+    # A port that a host names is the run's: scraped twice, its series would have two owners.
+    bare = dict.fromkeys(re.sub(r":\d+$", "", host) if _has_port(host) else host for host in hosts)
+    yield _hosts("dcgm", [_target(host, DCGM_PORT) for host in bare])
 
 
-def _hosts(job: str, hosts: Sequence[str], port: int) -> dict[str, Any]:
+def _hosts(job: str, targets: Sequence[str]) -> dict[str, Any]:
     return {
         "job_name": job,
         # The endpoint's labels are bounded; anything beyond is another server on the port.
         "sample_limit": 50_000,
-        "static_configs": [{"targets": [_target(host, port) for host in hosts]}],
+        "static_configs": [{"targets": list(targets)}],
     }
 
 
 def _target(host: str, port: int) -> str:
     """A host that names its own port keeps it."""
-    return host if re.fullmatch(r"[^:]+:\d+|\[.+\]:\d+", host) else f"{host}:{port}"
+    return host if _has_port(host) else f"{host}:{port}"
+
+
+def _has_port(host: str) -> bool:
+    return re.fullmatch(r"[^:]+:\d+|\[.+\]:\d+", host) is not None
 
 
 def _pods(job: str, label: str, value: str, port_name: str) -> dict[str, Any]:

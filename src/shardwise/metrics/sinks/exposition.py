@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from shardwise.metrics.events import Event
+from shardwise.metrics.goodput import Productive
 from shardwise.metrics.monitoring import names
 
 # What a label may hold. Anything else becomes `other`, so that no event can grow the page.
@@ -58,8 +59,7 @@ class Exposition(Collector):
         self._lock = threading.Lock()
         self._values: dict[tuple[names.Metric, Labels], float] = {}
         self._histograms: dict[names.Metric, Histogram] = {}
-        self._furthest = 0
-        self._last_step = 0
+        self._productive = Productive()
         self.version = 0
         self._on: dict[str, Callable[[Event], None]] = {"step": self._own_step}
         self._on["start"] = self._own_start
@@ -114,17 +114,15 @@ class Exposition(Collector):
 
     def _start(self, event: Event) -> None:
         self._own_start(event)
-        self._last_step = event["step"]
+        self._productive.see(event)
         self._set(names.STEP, event["step"])
         # Histograms are of one start; a new one begins at zero, as Prometheus expects of a reset.
         self._histograms.clear()
 
     def _step(self, event: Event) -> None:
         self._own_step(event)
-        step = event["step"]
-        self._count_productive(step, event["step_s"])
-        self._last_step = step
-        self._set(names.STEP, step)
+        self._count(names.PRODUCTIVE, self._productive.see(event))
+        self._set(names.STEP, event["step"])
         self._set(names.STEPS_PLANNED, event["num_steps"])
         self._set(names.LOSS, event["loss"])
         self._set(names.GRAD_NORM, event["grad_norm"])
@@ -137,24 +135,16 @@ class Exposition(Collector):
         self._set(names.HFU, efficiency.get("hfu"))
         self._set(names.MFU_PLANNED, event["mfu_planned"])
 
-    def _count_productive(self, step: int, step_s: float) -> None:
-        """Steps beyond the furthest one so far; those that are made again are lost time."""
-        new = step - max(self._furthest, self._last_step)
-        if new > 0:
-            self._count(names.PRODUCTIVE, new * step_s)
-        self._furthest = max(self._furthest, step)
-
     def _eval(self, event: Event) -> None:
         self._set(names.EVAL_LOSS, event["loss"])
 
     def _resume(self, event: Event) -> None:
-        self._last_step = event["step"]
         if self._told.checkpoint_every > 0:
             self._set(names.CHECKPOINT_STEP, event["step"])
 
     def _rollback(self, event: Event) -> None:
         self._count(names.ROLLBACKS)
-        self._last_step = event["step"]
+        self._productive.see(event)
 
     def _checkpoint(self, event: Event) -> None:
         self._count(names.CHECKPOINTS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bad_clients import get
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardwise.metrics.events import EventLog, read_events
-from shardwise.metrics.monitoring.names import METRICS, exported_names
+from shardwise.metrics.goodput import goodput
+from shardwise.metrics.monitoring.names import METRICS
 from shardwise.metrics.sinks.exposition import Told
 from shardwise.metrics.sinks.prometheus import Page, PrometheusSink
 
@@ -87,7 +89,6 @@ def test_a_step_is_exported_with_its_own_numbers() -> None:
     assert value(page, "training_memory_peak_bytes", rank="0", state="reserved") == 20
     assert value(page, "training_last_step_timestamp_seconds", rank="0") == 1005.0
     assert value(page, "training_log_interval_seconds", rank="0") == 2.5
-    assert value(page, "training_productive_seconds_total") == 2.5
 
 
 def test_what_is_not_known_has_no_series() -> None:
@@ -117,8 +118,25 @@ def test_steps_that_are_made_again_are_not_productive() -> None:
     resume = {"event": "resume", "time": 1.0, "step": 5}
     start = {"event": "start", "time": 1.0, "step": 5}
     page = page_after(step(5), step(10), resume, start, step(10), step(15))
-    assert value(page, "training_productive_seconds_total") == 15 * 0.5
+    assert value(page, "training_productive_seconds_total") == pytest.approx(15 * 0.5 * 0.99)
     assert value(page, "training_tokens_total") == 15 * 512
+
+
+def test_productive_is_what_the_report_calls_so() -> None:
+    """Compilation, waiting for data, steps that a restart or a rollback repeats: none of it is."""
+    start = {"event": "start", "time": 1.0, "world_size": 2}
+    slow = {"step_s": 9.0, "data_share": 0.2}
+    usual = {"step_s": 1.0, "data_share": 0.2}
+    events = [start | {"step": 0}, step(5, **slow), step(10, **usual), step(12, **usual)]
+    events += [start | {"step": 8}, step(10, **slow), step(15, **usual)]
+    events += [{"event": "rollback", "time": 1.0, "step": 11}, step(15, **usual), step(20, **usual)]
+    page = page_after()
+    counted = [0.0]
+    for event in events:
+        page.see(event)
+        counted.append(value(page, "training_productive_seconds_total") or 0.0)
+    assert counted == sorted(counted)
+    assert counted[-1] == pytest.approx(20 * 0.8) == goodput(events)["productive"]
 
 
 def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -196,10 +214,10 @@ def test_the_page_is_made_anew_only_when_something_changed() -> None:
     assert page.render() is not first
 
 
-def test_names_follow_the_rules_of_prometheus() -> None:
+def test_names_follow_the_rules_of_prometheus(exported_names: set[str]) -> None:
     page = page_after(step(5), COLLECTIVES)
     names = {name for name, _ in series(page)}
-    assert names <= exported_names()
+    assert names <= exported_names
     for name in names:
         assert ":" not in name
         assert name.islower() and name.replace("_", "a").isalnum()

@@ -1,0 +1,60 @@
+"""Which rank the others wait for, step after step.
+
+What a rank spends in a collective includes its wait for the others, so the rank that waits least is
+the one that comes last. In one step that may be any of them: a pause, a busy core. A rank that
+holds the others up does so in nearly every step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# A rank is late in a step in which the others wait so much longer than it: a share of the step,
+# and at least so many seconds. Ranks that share a processor hold each other up all the time.
+BEHIND_SHARE = {"cuda": 0.10, "cpu": 0.25}
+BEHIND_S = {"cuda": 0.005, "cpu": 0.05}
+# It is named when it was late in so many of the last steps: with a report every ten steps, at most
+# 18 steps after it became slow. A coin would fall so for one of two ranks in 2% of all cases, and
+# waits must be long besides.
+JUDGED_STEPS = 10
+LATE_STEPS = 9
+# Once named it stays so until it was late in fewer: an alert must not come and go with noise.
+STILL_LATE_STEPS = 5
+
+
+def find_straggler(
+    waits: Sequence[float], step_s: float, device: str, named: int | None
+) -> dict[str, Any] | None:
+    """From what this rank waited in its last steps, and the others in theirs; a collective call.
+
+    `named` is the rank that was found before, if any.
+    """
+    if len(waits) < JUDGED_STEPS:
+        return None
+    mine = torch.tensor(waits, dtype=torch.float64)
+    everyones = torch.empty(dist.get_world_size() * len(waits), dtype=torch.float64)
+    dist.all_gather_into_tensor(everyones, mine)
+    of_ranks = everyones.view(-1, len(waits)).tolist()
+    return judge_waits(of_ranks, max(BEHIND_S[device], BEHIND_SHARE[device] * step_s), named)
+
+
+def judge_waits(
+    of_ranks: Sequence[Sequence[float]], late_s: float, named: int | None = None
+) -> dict[str, Any] | None:
+    """Of each rank its waits, step by step: the rank that waits least, if nearly always by far."""
+    if len(of_ranks) == 1:
+        return None
+    last = min(range(len(of_ranks)), key=lambda rank: statistics.median(of_ranks[rank]))
+    others = [waits for rank, waits in enumerate(of_ranks) if rank != last]
+    behind = [
+        statistics.median(waits) - own for *waits, own in zip(*others, of_ranks[last], strict=True)
+    ]
+    needed = STILL_LATE_STEPS if last == named else LATE_STEPS
+    if sum(seconds >= late_s for seconds in behind) < needed:
+        return None
+    return {"rank": last, "behind_s": statistics.median(behind)}

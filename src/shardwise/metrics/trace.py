@@ -1,0 +1,270 @@
+"""A Kineto trace as spans of time, each with the unit that it belongs to.
+
+On a GPU a span is a kernel or a copy, and belongs where it was launched. On a processor it is an
+operator of the thread that trains, or a collective of gloo's threads. A unit's forward carries our
+own label. A backward node carries the sequence number of the forward operator that made it, which
+holds through recompute and compiled blocks. FSDP2 labels its own work with the modules of the unit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwise.errors import UserError
+
+What = Literal["compute", "communication", "copy"]
+Event = Mapping[str, Any]
+
+METADATA = "shardwise"
+"""The key of a trace under which the run says what the trace itself does not."""
+
+FOLDER = "profile"
+"""Where a run keeps its traces."""
+
+NO_UNIT = "-"
+OPTIMIZER = "optimizer"
+_FILE = re.compile(r"step-(\d+)-rank-(\d+)\.json\.gz")
+_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_COPIES = ("gpu_memcpy", "gpu_memset")
+_MICRO = 1e-6
+_STEP, _UNIT = "step ", "unit "
+_FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
+_KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
+# On a processor an operator over sharded tensors holds these, and then the true operators.
+_HAND_ON = ("PythonSubclass", "c10d::", "_c10d_functional::")
+# Operators that call a collective, with the names that ours have; others keep their own.
+_CALLS = {
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::allreduce_": "all_reduce",
+}
+
+
+def trace_path(run_dir: Path, step: int, rank: int) -> Path:
+    """Where a rank's trace of the steps from `step` on is."""
+    return run_dir / FOLDER / f"step-{step}-rank-{rank}.json.gz"
+
+
+def newest_trace(run_dir: Path) -> Path | None:
+    """The newest one, of its lowest rank."""
+    named = [(_FILE.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("*.json.gz")]
+    traces = [(-int(match[1]), int(match[2]), path) for match, path in named if match]
+    return min(traces)[-1] if traces else None
+
+
+def step_label(step: int) -> str:
+    """The annotation around a step."""
+    return f"{_STEP}{step}"
+
+
+def unit_label(unit: str) -> str:
+    """The annotation around a unit's forward."""
+    return f"{_UNIT}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that ran from `start` to `end`, in seconds of the trace's clock."""
+
+    what: What
+    name: str
+    """The kernel or operator; of communication its kind, such as `all_gather`."""
+
+    unit: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time of one step."""
+
+    step: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Some steps of one rank."""
+
+    rank: int
+    world_size: int
+    device: str
+    steps: tuple[Window, ...]
+    spans: tuple[Span, ...]
+    """In the order of their starts."""
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace that `observe.profile` had written to `path`."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            data = json.load(file)
+        return parse_trace(data)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no trace {path}") from error
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no trace of a shardwise run",
+            why=f"{type(error).__name__}: {error}",
+            fix="name a .json.gz of RUN/profile; observe.profile=20 has one written at step 20",
+        ) from error
+
+
+def parse_trace(data: Mapping[str, Any]) -> Trace:
+    """The spans of Kineto's JSON."""
+    about = data[METADATA]
+    events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
+    host = _HostSweep({frozenset(names): unit for unit, names in about["units"].items()})
+    host.sweep(event for event in events if event.get("cat") in _HOST)
+    spans = list(_device_spans(events, host.launches)) if about["device"] == "cuda" else host.spans
+    spans.sort(key=lambda span: span.start)
+    if not host.steps:
+        raise ValueError("no step is labelled in it")
+    return Trace(
+        about["rank"], about["world_size"], about["device"], _windows(host.steps, spans),
+        tuple(spans),
+    )  # fmt: skip
+
+
+def _windows(steps: list[Window], spans: list[Span]) -> tuple[Window, ...]:
+    """What the device still owes at the end of a step shows in the next; the last one lasts until
+    the device is done."""
+    *others, last = steps
+    end = max([last.end, *(span.end for span in spans)])
+    return (*others, Window(last.step, last.start, end))
+
+
+def _device_spans(events: Iterable[Event], launches: Mapping[int, str]) -> Iterable[Span]:
+    for event in events:
+        category = event.get("cat")
+        if category != "kernel" and category not in _COPIES:
+            continue
+        unit = launches.get(event["args"].get("correlation"), NO_UNIT)
+        kind = _kind_of_kernel(event["name"])
+        what: What = "copy" if category in _COPIES else "communication" if kind else "compute"
+        yield Span(what, kind or event["name"], unit, *_times(event))
+
+
+def _kind_of_kernel(name: str) -> str | None:
+    """`ncclDevKernel_AllGather_RING_LL(...)` is an all_gather; None for what is no collective."""
+    if not name.startswith("nccl"):
+        return None
+    found = _KINDS.search(name)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[0]).lower() if found else "collective"
+
+
+def _times(event: Event) -> tuple[float, float]:
+    start = _MICRO * event["ts"]
+    return start, start + _MICRO * event["dur"]
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A host event that is under way on its thread, and what is known inside it."""
+
+    end: float
+    unit: str = NO_UNIT
+    is_backward: bool = False
+    operator: int | None = None
+    """The place among the spans of the operator that it is part of."""
+
+
+_OUTSIDE = _Frame(float("inf"))
+
+
+@dataclass(slots=True)
+class _HostSweep:
+    """Goes through what the host did, in time, and notes for which unit it was."""
+
+    units: Mapping[frozenset[str], str]
+    """Units by the modules that they hold."""
+
+    steps: list[Window] = field(default_factory=list)
+    noted: list[Span | None] = field(default_factory=list)
+    launches: dict[int, str] = field(default_factory=dict)
+    """Correlation id of a launch -> the unit that it was for."""
+
+    thread: object = None
+    """The thread that trains."""
+
+    call: tuple[str, str] = ("", NO_UNIT)
+    """Kind and unit of the collective that was called last."""
+
+    made_by: dict[int, str] = field(default_factory=dict)
+    """Sequence number of a forward operator -> its unit."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """What ran on a processor."""
+        return [span for span in self.noted if span is not None]
+
+    def sweep(self, events: Iterable[Event]) -> None:
+        """An event that begins inside another of its thread belongs to that."""
+        stacks: dict[object, list[_Frame]] = defaultdict(list)
+        for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+            start, end = _times(event)
+            stack = stacks[event["tid"]]
+            while stack and stack[-1].end <= start:
+                stack.pop()
+            frame = self._enter(event, stack[-1] if stack else _OUTSIDE, end)
+            self._note(event, frame, start, end)
+            stack.append(frame)
+
+    def _enter(self, event: Event, outer: _Frame, end: float) -> _Frame:
+        """What holds inside of `event`: its own unit where it has one, else what held outside."""
+        name, args = event["name"], event.get("args", {})
+        frame = _Frame(end, outer.unit, outer.is_backward, outer.operator)
+        number = args.get("Sequence number")
+        if event["cat"] == "user_annotation":
+            frame.unit = self._unit_of_label(name) or outer.unit
+        elif number is not None and args.get("Fwd thread id"):
+            frame.unit, frame.is_backward = self.made_by.get(number, outer.unit), True
+        elif number is not None and not outer.is_backward:
+            # The operator that takes a number is the last one to show it.
+            self.made_by[number] = outer.unit
+        return frame
+
+    def _unit_of_label(self, name: str) -> str | None:
+        if name.startswith(_UNIT):
+            return name.removeprefix(_UNIT)
+        if name.startswith("Optimizer.step#"):
+            return OPTIMIZER
+        found = _FSDP_LABEL.match(name)
+        return self.units.get(frozenset(found[1].split(", "))) if found else None
+
+    def _note(self, event: Event, frame: _Frame, start: float, end: float) -> None:
+        name, category = event["name"], event["cat"]
+        if category in ("cuda_runtime", "cuda_driver"):
+            self.launches[event["args"].get("correlation", -1)] = frame.unit
+        elif category == "user_annotation" and name.startswith(_STEP):
+            self.thread = event["tid"]
+            self.steps.append(Window(int(name.removeprefix(_STEP)), start, end))
+        elif name.startswith("gloo:"):
+            kind, unit = self.call
+            self.noted.append(Span("communication", kind or name[5:], unit, start, end))
+        elif event["tid"] == self.thread:
+            self._note_operator(name, frame, start, end)
+
+    def _note_operator(self, name: str, frame: _Frame, start: float, end: float) -> None:
+        """An operator computes as a whole, unless it hands on to others or waits for them."""
+        if name.startswith("c10d::"):
+            self.call = _CALLS.get(name, name.removeprefix("c10d::").strip("_")), frame.unit
+        if name.startswith(_HAND_ON) and frame.operator is not None:
+            self.noted[frame.operator], frame.operator = None, None
+        elif _computes(name) and frame.operator is None:
+            frame.operator = len(self.noted)
+            self.noted.append(Span("compute", name, frame.unit, start, end))
+
+
+def _computes(name: str) -> bool:
+    """On a processor: an operator, or a compiled graph, whose kernels are not operators."""
+    return name.startswith(("aten::", "## Call CompiledFxGraph"))

@@ -1,0 +1,123 @@
+"""Out of device memory: what was held beside what was planned, in a file and in the error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.metrics.trace import FOLDER
+from shardwise.plan.plan import Plan
+from shardwise.units import format_bytes
+
+# By then every kind of step has its peak behind it: Adam's state exists from the second on.
+_STEPS_THAT_FIT = 2
+# Some steps of a large model; the oldest go first.
+_MAX_ENTRIES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The allocator's figures, in bytes."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+    retries: int
+    """How often it had to give cached blocks back before it could go on."""
+
+    capacity: int
+
+
+def device_memory() -> DeviceMemory:
+    """Of this rank's GPU, now."""
+    stats = torch.cuda.memory_stats()
+    return DeviceMemory(
+        allocated=stats["allocated_bytes.all.current"],
+        reserved=stats["reserved_bytes.all.current"],
+        peak_allocated=stats["allocated_bytes.all.peak"],
+        peak_reserved=stats["reserved_bytes.all.peak"],
+        retries=stats["num_alloc_retries"],
+        capacity=torch.cuda.get_device_properties().total_memory,
+    )
+
+
+def start_history(plan: Plan) -> None:
+    """Have the allocator keep a stack for each block, where the plan asks for it."""
+    if plan.config.observe.memory_history and plan.cluster.device == "cuda":
+        # Underscored, yet the documented way: pytorch.org's "Understanding CUDA Memory Usage".
+        torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MAX_ENTRIES)
+
+
+def dump_history(path: Path) -> None:
+    """A snapshot for pytorch.org/memory_viz."""
+    torch.cuda.memory._dump_snapshot(str(path))
+
+
+@contextmanager
+def explained_oom(plan: Plan, start: int, current: Callable[[], int]) -> Iterator[None]:
+    """Turn an out-of-memory error of the steps after `start` into one that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise _explain(plan, error, step=current() + 1, made=current() - start) from error
+
+
+def _explain(plan: Plan, error: Exception, *, step: int, made: int) -> UserError:
+    held, cause = device_memory(), str(error).splitlines()[0]
+    files = _write_files(plan, held, cause, step)
+    written = f"; see {' and '.join(map(str, files))}" if files else ""
+    history = plan.config.observe.memory_history
+    more = "" if history else "; observe.memory_history=true shows what took each block"
+    return UserError(
+        f"out of memory in step {step}: {format_bytes(held.peak_reserved)} reserved of "
+        f"{format_bytes(held.capacity)}, the plan expects {format_bytes(plan.memory.reserved)}",
+        why=f"{cause}{written}",
+        fix=f"{_remedy(plan)}; `shardwise plan FILE --set ...` says what each changes{more}",
+        # A run that has fit until now has fragmented memory: its last checkpoint gets it further.
+        code=ExitCode.DOES_NOT_FIT if made < _STEPS_THAT_FIT else ExitCode.WORKER_DIED,
+    )
+
+
+def _remedy(plan: Plan) -> str:
+    """The settings that still have room, the cheapest first."""
+    found = []
+    if plan.checkpoint_activations.value != "full":
+        found.append("memory.checkpoint_activations=full")
+    if plan.micro_batch.value > 1:
+        found.append(f"train.micro_batch={plan.micro_batch.value // 2}")
+    if not plan.offload.value:
+        found.append("memory.offload=cpu")
+    return f"set {', or '.join(found)}" if found else "use more ranks, or a shorter data.seq_len"
+
+
+def _write_files(plan: Plan, held: DeviceMemory, cause: str, step: int) -> list[Path]:
+    """What can be written is; a full disk must not hide the error that this is about."""
+    rank, folder = dist.get_rank(), plan.run_dir / FOLDER
+    figures: dict[str, Any] = {
+        "step": step,
+        "rank": rank,
+        "error": cause,
+        "micro_batch": plan.micro_batch.value,
+        "seq_len": plan.config.data.seq_len,
+        "measured": asdict(held),
+        "planned": asdict(plan.memory) | {"reserved": plan.memory.reserved},
+    }
+    files: list[Path] = []
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        path = folder / f"oom-rank-{rank}.json"
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        files.append(path)
+        if plan.config.observe.memory_history:
+            dump_history(path.with_suffix(".pickle"))
+            files.append(path.with_suffix(".pickle"))
+    return files

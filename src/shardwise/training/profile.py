@@ -1,0 +1,150 @@
+"""A few steps under torch's profiler: one Kineto trace a rank, with the units labelled.
+
+All ranks are profiled: one that were profiled alone would come late everywhere, and its waits for
+the others would vanish from its own trace. Outside of these steps there is no label and no hook.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.hooks import RemovableHandle
+
+from shardwise.errors import UserError
+from shardwise.metrics.events import EventLog
+from shardwise.metrics.overlap import profile_of
+from shardwise.metrics.trace import METADATA, read_trace, step_label, trace_path, unit_label
+from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.plan.plan import Plan
+
+
+class StepProfiler:
+    """Profiles the steps that the plan names, with one before them to warm up."""
+
+    def __init__(self, plan: Plan, model: nn.Module, units: UnitMap) -> None:
+        observe = plan.config.observe
+        self.plan = plan
+        self.model = model
+        self.units = units
+        self.first = observe.profile
+        self.last = None if self.first is None else self.first + observe.profile_steps - 1
+        self._profile: profile | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around step `number`."""
+        if self.first is not None and self.first - 1 <= number <= self.first:
+            self._begin(warm_up=self.first - number)
+        if self._profile is None:
+            yield
+            return
+        with record_function(step_label(number)):
+            yield
+        # What the step before left to the device would look like a gap.
+        if number + 1 == self.first and self.plan.cluster.device == "cuda":
+            torch.cuda.synchronize()
+        self._profile.step()
+
+    def finish(self, step: int, events: EventLog, say: Callable[[str], None]) -> bool:
+        """After the last profiled step: write the trace, and say what rank 0's holds.
+
+        A trace that cannot be written is no reason to end a run.
+        """
+        if self._profile is None or self.first is None or step != self.last:
+            return False
+        done = self._profile
+        self.close()
+        try:
+            path = self._write(done, self.first)
+            if dist.get_rank() == 0:
+                _tell(path, self.plan, events, say)
+        except (OSError, UserError) as error:
+            say(f"ALERT: steps {self.first} to {step} were profiled in vain: {error}")
+        return True
+
+    def close(self) -> None:
+        """Stop, wherever it is: a process that ends under the profiler ends with a crash."""
+        if self._profile is None:
+            return
+        self._profile.stop()
+        for hook in self._hooks:
+            hook.remove()
+        self._profile, self._hooks = None, []
+
+    def _begin(self, warm_up: int) -> None:
+        """A run that resumes right at the first step has none to warm up with."""
+        if self._profile is not None:
+            return
+        activities = [ProfilerActivity.CPU]
+        if self.plan.cluster.device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.synchronize()
+        steps = self.plan.config.observe.profile_steps
+        self._hooks = list(label_units(self.model, self.units))
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=warm_up, active=steps, repeat=1),
+        )
+        self._profile.start()
+        self._profile.add_metadata_json(METADATA, json.dumps(self._about()))
+
+    def _write(self, done: profile, first: int) -> Path:
+        path = trace_path(self.plan.run_dir, first, dist.get_rank())
+        path.parent.mkdir(exist_ok=True)
+        done.export_chrome_trace(str(path))
+        return path
+
+    def _about(self) -> dict[str, Any]:
+        """What a reader needs and the trace does not say."""
+        return {
+            "rank": dist.get_rank(),
+            "world_size": dist.get_world_size(),
+            "device": self.plan.cluster.device,
+            "units": {unit.name: list(unit.modules) for unit in self.units.units},
+        }
+
+
+def label_units(model: nn.Module, units: UnitMap) -> Iterator[RemovableHandle]:
+    """Put a label around the forward of every unit, FSDP2's own hooks included."""
+    for unit in units.units:
+        for module in iter_modules(model, unit):
+            label = _Label(unit_label(unit.name))
+            yield module.register_forward_pre_hook(label.open, prepend=True)
+            yield module.register_forward_hook(label.close, always_call=True)
+
+
+class _Label:
+    """A label that one hook opens and another closes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.open_ones: list[record_function] = []
+
+    def open(self, *_: object) -> None:
+        """Before a forward."""
+        label = record_function(self.name)
+        label.__enter__()
+        self.open_ones.append(label)
+
+    def close(self, *_: object) -> None:
+        """After it, even where it failed."""
+        self.open_ones.pop().__exit__(None, None, None)
+
+
+def _tell(path: Path, plan: Plan, events: EventLog, say: Callable[[str], None]) -> None:
+    found = profile_of(read_trace(path))
+    say(
+        f"profiled {len(found.steps)} steps: {found.share('compute_s'):.0%} compute, "
+        f"{found.share('exposed_s'):.0%} exposed communication, {found.share('idle_s'):.0%} idle; "
+        f"see shardwise profile {plan.run_dir}"
+    )
+    events.write("profile", **found.summary(), trace=str(path.relative_to(plan.run_dir)))

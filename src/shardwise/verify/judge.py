@@ -1,0 +1,50 @@
+"""The gates of a run directory, and their place in its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from shardwise.checkpoint.store import list_entries
+from shardwise.errors import ExitCode, UserError
+from shardwise.metrics.events import EventLog, read_events
+from shardwise.plan.plan import Plan
+from shardwise.verify.gates import Gate, check_gates
+
+
+def judge_run(run: Path) -> list[Gate]:
+    """Every gate, judged by what the run has left."""
+    plan = Plan.load(find_file(run, "plan.json"))
+    events = read_events(find_file(run, "events.jsonl"))
+    entries = list_entries(run / "checkpoints")
+    damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
+    return check_gates(plan, events, damaged)
+
+
+def record_gates(run: Path, gates: Sequence[Gate]) -> None:
+    """Add them to the record, unless it holds a verdict on the run's last step already."""
+    path = run / "events.jsonl"
+    events = [event for event in read_events(path) if event["event"] in ("step", "gates")]
+    if events and events[-1]["event"] == "step":
+        with EventLog(path, enabled=True) as log:
+            log.write("gates", step=events[-1]["step"], gates=[asdict(gate) for gate in gates])
+
+
+def validate_passed(run: Path, gates: Sequence[Gate]) -> None:
+    """Raise where a gate failed."""
+    failed = [gate.name for gate in gates if gate.verdict == "fail"]
+    if failed:
+        raise UserError(
+            f"{run} did not pass: {', '.join(failed)}",
+            fix="beside each of these gates stands what to do",
+            code=ExitCode.VERIFY_FAILED,
+        )
+
+
+def find_file(run: Path, name: str) -> Path:
+    """A file that every run directory has."""
+    path = run / name
+    if not path.is_file():
+        raise UserError(f"{run} is no run directory", why=f"it has no {name}", fix="name runs/NAME")
+    return path

@@ -1,0 +1,66 @@
+"""Faults inside a rank of a real run. A file of a fault's name switches it on, its removal off."""
+
+from __future__ import annotations
+
+import errno
+import time
+from pathlib import Path
+from typing import Any
+
+from shardwise.checkpoint import files
+from shardwise.training import loop
+
+# Steps are paced, so that their time does not depend on what else the machine does.
+STEP_S = 0.4
+SLOW_RANK, SLOW_S = 1, 0.2
+THROTTLED_S = 0.4
+SPIKE = 1000.0
+
+
+def install(folder: Path, rank: int) -> None:
+    """Lay all of them in the way of this rank."""
+    _slow_and_spoil_steps(folder, rank)
+    _stall_and_fail_saves(folder)
+
+
+def _slow_and_spoil_steps(folder: Path, rank: int) -> None:
+    attach = loop.attach_training_loss
+    met: float | None = None
+
+    def extra_s() -> float:
+        slow = SLOW_S if rank == SLOW_RANK and (folder / "slow_rank").exists() else 0.0
+        return slow + (THROTTLED_S if (folder / "throttled").exists() else 0.0)
+
+    def attach_faulty(session: Any, say: Any) -> None:
+        attach(session, say)
+        sum_loss = session.model.sum_loss
+
+        def faulty(*args: Any) -> Any:
+            nonlocal met
+            now = time.monotonic()
+            time.sleep(max(0.0, (met or now) + STEP_S + extra_s() - now))
+            loss = sum_loss(*args)
+            # All ranks come out of the forward pass together: its last all-gather has them wait.
+            met = time.monotonic()
+            if (folder / "nonfinite").exists():
+                loss = loss * float("nan")
+            if (folder / "gradient_spike").exists():
+                loss = SPIKE * loss - (SPIKE - 1) * loss.detach()
+            return loss
+
+        session.model.sum_loss = faulty
+
+    loop.attach_training_loss = attach_faulty
+
+
+def _stall_and_fail_saves(folder: Path) -> None:
+    write = files.write_all
+
+    def faulty(*args: Any) -> None:
+        if (folder / "failing_save").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        while (folder / "stalled_save").exists():
+            time.sleep(0.05)
+        write(*args)
+
+    files.write_all = faulty

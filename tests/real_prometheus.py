@@ -1,0 +1,73 @@
+"""A real Prometheus server over one endpoint, with the files that `shardwise observe` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+HAS_PROMETHEUS = shutil.which("prometheus") is not None
+WHY_SKIPPED = "prometheus is not installed (Debian: apt-get install prometheus)"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class Prometheus:
+    """A test has no minutes: it scrapes every `every` seconds, and all windows are scaled."""
+
+    def __init__(self, folder: Path, target: int, *, every: float, scale: float) -> None:
+        folder.mkdir()
+        self.rules = folder / "rules.yaml"
+        config = folder / "prometheus.yml"
+        for words in (
+            ("scrape", f"--nodes=127.0.0.1:{target}", f"--every={every}", f"--to={config}"),
+            ("rules", f"--scale={scale}", f"--to={self.rules}"),
+        ):
+            subprocess.run([SHARDWISE, "observe", *words], check=True, capture_output=True)
+        self.port = free_port()
+        self.process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{self.port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "log.txt").open("w"),
+        )
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """Series that match now."""
+        return list(self._get("query", query=expr).get("result", []))
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that are pending or firing."""
+        return list(self._get("alerts").get("alerts", []))
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        return {each["labels"]["alertname"] for each in self.alerts() if each["state"] == "firing"}
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+    def _get(self, what: str, **fields: str) -> dict[str, Any]:
+        """Nothing while the server starts."""
+        address = f"http://127.0.0.1:{self.port}/api/v1/{what}?{urlencode(fields)}"
+        try:
+            with urlopen(address, timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)["data"]
+                return found
+        except OSError:
+            return {}
