@@ -4,8 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: setup demo test test-ranks test-command test-rest lint chaos clean
+.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest lint chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -25,24 +26,32 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Ranks often wait for each other, so three thirds of the tests side by side use two cores well.
-test: lint
-	@echo "three thirds of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-ranks test-command test-rest
+# Alerts are about time, so the test that makes them fire has little beside it. Of the others ranks
+# often wait for each other: four parts side by side keep two cores busy.
+test: $(READY)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
+	@echo "four parts of the tests run side by side; each prints when it ends"
+	@$(MAKE) --no-print-directory -j4 --output-sync=target test-ranks test-command test-faults test-rest
+
+test-alerts: $(READY)
+	$(PYTEST) tests/chaos/test_live_alerts.py
 
 test-ranks: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist
+	$(PYTEST) tests/dist
 
 test-command: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/golden
+	$(PYTEST) tests/golden
+
+test-faults: $(READY)
+	$(PYTEST) tests/chaos --ignore tests/chaos/test_live_alerts.py
 
 test-rest: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/dist --ignore tests/golden
+	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other, every
 # way to spread a run against one process.
 chaos: $(READY)
-	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/chaos \
+	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py
 

@@ -32,6 +32,8 @@ SLOW_RANK = 1
 
 # A machine on which much else runs does make steps slow now and then, and the alerts say so.
 NOISE = {"FSDPStepTimeRegression", "FSDPAllGatherP99", "TrainingGoodputLow"}
+# Five minutes and five steps are three seconds here, which a busy one may well take for a step.
+BUSY_NOISE = NOISE | {"TrainingMFURegression", "TrainingHang", "TrainingCheckpointStale"}
 SLOWER = {"FSDPStepTimeRegression", "TrainingMFURegression"}
 
 
@@ -77,6 +79,9 @@ class Watched:
     """The last step that was logged before it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    busy: bool = False
+    """Whether more processes ran than there are cores: this run's own three leave half a core."""
+
     exitcode: int = -1
     said: str = ""
 
@@ -157,6 +162,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             if each.fault == "gradient_spike":
                 stage.poll(stage.has_history)
             stage.cause(each)
+        stage.watched.busy = os.getloadavg()[0] > (os.cpu_count() or 1)
         stage.run.send_signal(signal.SIGTERM)
         stage.watched.exitcode = stage.run.wait(TIMEOUT_S)
     finally:
@@ -171,9 +177,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_a_fault_fires_its_alerts_and_no_other(watched: Watched, each: Case) -> None:
     assert not each.fires & watched.before[each.fault]
     assert each.fires <= watched.during[each.fault]
-    busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
     others = watched.during[each.fault] - each.fires - each.may_fire
-    assert others <= (NOISE if busy or each.fault in ("nonfinite", "failing_save") else set())
+    if watched.busy:
+        others -= BUSY_NOISE
+    assert others <= (NOISE if each.fault in ("nonfinite", "failing_save") else set())
 
 
 def test_the_run_outlives_all_faults(watched: Watched) -> None:
