@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -30,6 +30,7 @@ from shardwise.config.rules import validate_rules
 from shardwise.errors import UserError
 from shardwise.launch.local import write_run_directory
 from shardwise.launch.prepare import choose_plan
+from shardwise.launch.ranks import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan
@@ -133,9 +134,9 @@ class Job:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        port = _free_port()
+        place = plan_path.parent.parent / f"rendezvous-{uuid4().hex}"
         self.processes = [
-            context.Process(target=_live, args=(plan_path, rank, port, fault, bad), daemon=True)
+            context.Process(target=_live, args=(plan_path, rank, place, fault, bad), daemon=True)
             for rank in range(WORLD)
         ]
         for process in self.processes:
@@ -217,11 +218,12 @@ def logs(run_dir: Path) -> str:
 # ---- inside a rank ---------------------------------------------------------------------------
 
 
-def _live(plan_path: Path, rank: int, port: int, fault: Fault | None, bad: Collection[int]) -> None:
+def _live(
+    plan_path: Path, rank: int, place: Path, fault: Fault | None, bad: Collection[int]
+) -> None:
     """What `python -m shardwise.launch.worker` does, with faults laid in its way."""
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        RENDEZVOUS_VARIABLE: f"file://{place}",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(WORLD),
@@ -294,9 +296,3 @@ def _poison(bad: Collection[int]) -> None:
         )
 
     loop.seed_step, loop.attach_training_loss = note_position, attach_poisoned
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -194,8 +194,8 @@ def test_asked_to_stop_saves_and_goes_on(
 
 def test_asked_to_stop_before_the_first_step(train: Callable[..., Training]) -> None:
     """The ranks are still importing: the request must not be lost."""
-    training = train(train__steps=4)
-    training.wait_until(lambda: len(training.ranks()) == WORLD)
+    training = train(train__steps=4, cluster__name="1xCPU")
+    training.wait_until(training.ranks)
     training.process.send_signal(signal.SIGTERM)
     assert training.finish() == ExitCode.PREEMPTED, training.said()
     assert not training.ranks()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.dist
 
 SAVES = range(2, STEPS + 1, 2)
 SHORT_SWEEP_KILLS = 6
-RANDOM_RUNS = 12 if LONG else 2
+RANDOM_RUNS = 12 if LONG else 1
 RANDOM_KILLS = 4
 RANDOM_STEPS = 24
 

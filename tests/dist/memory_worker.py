@@ -1,4 +1,4 @@
-"""Build a 267M-parameter model on a rank, and say how far its resident memory rose."""
+"""Build a 216M-parameter model on a rank, and say how far its resident memory rose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.training.session import build_model
 SHAPE = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 9,
     "num_attention_heads": 16,
     "num_key_value_heads": 16,
     "head_dim": 64,

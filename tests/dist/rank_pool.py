@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from shardwise.launch.ranks import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import join_process_group
 
 JOB_TIMEOUT_S = 180.0
@@ -60,10 +61,10 @@ class Ranks:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        port = _free_port()
+        self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.world, port))
+            process = context.Process(target=_serve, args=(theirs, rank, self.world, self._folder.name))
             process.daemon = True
             process.start()
             theirs.close()
@@ -94,17 +95,10 @@ def _receive(pipe: Connection) -> tuple[str, Any]:
     return answer
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _serve(pipe: Connection, rank: int, world: int, port: int) -> None:
+def _serve(pipe: Connection, rank: int, world: int, folder: str) -> None:
     """The life of one rank: join, then answer until the parent is gone."""
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        RENDEZVOUS_VARIABLE: f"file://{folder}/rendezvous",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
