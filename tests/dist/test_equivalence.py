@@ -89,7 +89,7 @@ def pairs_for(
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=label)
 @pytest.mark.parametrize(
     ("model", "world"),
-    product(MODELS, WORLDS) if FULL_GRID else [*product(MODELS[:1], WORLDS), (MODELS[1], 2)],
+    [*product(MODELS, WORLDS)] if FULL_GRID else [*product(MODELS[:1], WORLDS), (MODELS[1], 2)],
 )
 def test_equals_one_process(
     ranks: Pools,
@@ -138,7 +138,7 @@ def one_model_each() -> Iterator[Any]:
             yield pytest.param(world, option, model, id=f"{world}-{label(option)}-{model}")
 
 
-@pytest.mark.parametrize(("world", "option", "model"), one_model_each())
+@pytest.mark.parametrize(("world", "option", "model"), [*one_model_each()])
 def test_an_option_changes_no_number(
     ranks: Pools,
     plain: Callable[..., Trained],
