@@ -25,9 +25,7 @@ def test_a_slow_link_is_measured_and_its_pair_named() -> None:
     ways = [{(flow["sender"], flow["receiver"]) for flow in each["flows"]} for each in between]
     assert ways == [{(0, 2), (1, 3)}, {(2, 0), (3, 1)}]
     for each in between:
-        # Both flows of a pair share the link: where one begins late, on a busy machine, each has it
-        # to itself for a while. benchmarks/fabric.py is to be within 10% on a quiet one.
-        assert 8e-6 * each["bytes_per_s"] == pytest.approx(SPEED, rel=0.15)
+        assert 8e-6 * each["bytes_per_s"] == pytest.approx(SPEED, rel=0.1)
         assert each["verdict"] == "slow"
     gates = {gate["name"]: gate for gate in found["gates"]}
     assert gates["data"]["verdict"] == "pass"

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,25 @@ THOROUGH = {"cuda": Patience(1.2, 3), "cpu": Patience(0.6, 5)}
 QUICK = {"cuda": Patience(0.1, 1), "cpu": Patience(0.05, 1)}
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Some calls in a row on every rank."""
+
+    calls: int
+    begun: tuple[float, ...]
+    """By rank, on the clock of its machine, which ranks of one machine share."""
+
+    ended: tuple[float, ...]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of one call, by rank."""
+        return [
+            (ended - begun) / self.calls
+            for begun, ended in zip(self.begun, self.ended, strict=True)
+        ]
+
+
 class Clock:
     """Measures on this rank's device, in step with the other ranks."""
 
@@ -41,11 +60,11 @@ class Clock:
         """Of one call on the slowest rank, which all the others wait for in training."""
         self._round(work, 1)
         count = self._calls_of_a_round(self._round(work, 2))
-        rounds = [max(self._round(work, count)) for _ in range(self.patience.rounds)]
+        rounds = [max(self._round(work, count).seconds) for _ in range(self.patience.rounds)]
         return statistics.median(rounds)
 
-    def times(self, work: Work) -> list[float]:
-        """Of one call on every rank, for work that has been done once already.
+    def one_round(self, work: Work) -> Round:
+        """For work that has been done once already.
 
         What takes long enough is not done again: over a slow link there is no time for it.
         """
@@ -63,24 +82,26 @@ class Clock:
         threads = dist.get_world_size() * torch.get_num_threads()
         return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
 
-    def _calls_of_a_round(self, times: Sequence[float]) -> int:
+    def _calls_of_a_round(self, tried: Round) -> int:
         """The same on all ranks, so that all of them are loaded to the end."""
-        return max(1, math.ceil(self.patience.load_s / self.patience.rounds / max(times)))
+        load_s = self.patience.load_s / self.patience.rounds
+        return max(1, math.ceil(load_s / max(tried.seconds)))
 
-    def _round(self, work: Work, count: int) -> list[float]:
-        """Seconds of one call out of `count`, by rank."""
+    def _round(self, work: Work, count: int) -> Round:
         self.wait()
         dist.barrier()
         started, processor = time.perf_counter(), time.process_time()
         for _ in range(count):
             work()
         self.wait()
-        elapsed = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        ended = time.perf_counter()
         self._processor_s += time.process_time() - processor
-        self._wall_s += float(elapsed)
-        everywhere = torch.empty(dist.get_world_size(), dtype=torch.float64)
-        dist.all_gather_into_tensor(everywhere, elapsed)
-        return [seconds / count for seconds in everywhere.tolist()]
+        self._wall_s += ended - started
+        everywhere = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
+        mine = torch.tensor([started, ended], dtype=torch.float64)
+        dist.all_gather_into_tensor(everywhere, mine)
+        moments = everywhere.tolist()
+        return Round(count, tuple(moments[::2]), tuple(moments[1::2]))
 
     def wait(self) -> None:
         """Until the device has done all that it was told."""

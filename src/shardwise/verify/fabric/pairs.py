@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from shardwise.metrics.clock import Clock
+from shardwise.metrics.clock import Clock, Round
 from shardwise.verify.fabric.exchange import pattern
 from shardwise.verify.fabric.found import Flow, Pair
 
@@ -33,13 +33,11 @@ def measure_pairs(clock: Clock, domain: int, num_bytes: int) -> list[Pair]:
     sender = Sender(clock, max(1, num_bytes // _ELEMENT))
     pairs: list[Pair] = []
     for couples in _both_ways(domain):
-        flows = sender.measure([(start + a, start + b) for start in starts for a, b in couples])
-        pairs += [Pair("inside", sender.num_bytes, (flow,)) for flow in flows]
+        members = [[(start + a, start + b)] for start in starts for a, b in couples]
+        pairs += [Pair("inside", sender.num_bytes, flows) for flows in sender.measure(members)]
     for couples in _both_ways(world // domain):
         members = [[(a * domain + i, b * domain + i) for i in range(domain)] for a, b in couples]
-        flows = sender.measure([couple for each in members for couple in each])
-        for first in range(0, len(flows), domain):
-            pairs.append(Pair("between", sender.num_bytes, tuple(flows[first : first + domain])))
+        pairs += [Pair("between", sender.num_bytes, flows) for flows in sender.measure(members)]
     return pairs
 
 
@@ -53,9 +51,12 @@ class Sender:
         self._sent = pattern(self.rank, 0, count, clock.device)
         self._arrived = torch.empty_like(self._sent)
 
-    def measure(self, couples: Sequence[Couple]) -> list[Flow]:
-        """From the first to the second of each couple; no rank is in two of them."""
-        mine = next((couple for couple in couples if self.rank in couple), None)
+    def measure(self, members: Sequence[Sequence[Couple]]) -> list[tuple[Flow, ...]]:
+        """From the first to the second of each couple; no rank is in two of them.
+
+        Those that share a link stand together, and lead from one machine to one other.
+        """
+        mine = next((couple for each in members for couple in each if self.rank in couple), None)
         work = self._work(mine)
         self._arrived.zero_()
         work()
@@ -64,8 +65,14 @@ class Sender:
             expected = pattern(mine[0], 0, self._arrived.numel(), self.clock.device)
             wrong[self.rank] = (self._arrived != expected).sum().cpu()
         dist.all_reduce(wrong)
-        times = self.clock.times(work)
-        return [Flow(a, b, max(times[a], times[b]), int(wrong[b])) for a, b in couples]
+        found = self.clock.one_round(work)
+        return [
+            tuple(
+                Flow(*couple, seconds, int(wrong[couple[1]]))
+                for couple, seconds in zip(each, shared_seconds(each, found), strict=True)
+            )
+            for each in members
+        ]
 
     def _work(self, couple: Couple | None) -> Callable[[], None]:
         if couple is None:
@@ -82,6 +89,16 @@ class Sender:
                 request.wait()
 
         return work
+
+
+def shared_seconds(couples: Sequence[Couple], found: Round) -> list[float]:
+    """Of each flow, from when the first of them began: one that begins late has had the link to
+    itself, but the link has not carried more for it."""
+    first = [min(found.begun[couple[side]] for couple in couples) for side in (0, 1)]
+    return [
+        max(found.ended[couple[side]] - first[side] for side in (0, 1)) / found.calls
+        for couple in couples
+    ]
 
 
 def _both_ways(count: int) -> Iterator[list[Couple]]:

@@ -5,9 +5,10 @@ from itertools import combinations
 
 import pytest
 
+from shardwise.metrics.clock import Round
 from shardwise.verify.fabric.found import Flow, Pair
 from shardwise.verify.fabric.judge import good_rate
-from shardwise.verify.fabric.pairs import rounds_of
+from shardwise.verify.fabric.pairs import rounds_of, shared_seconds
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 16])
@@ -38,3 +39,10 @@ def test_a_pair_is_as_fast_as_all_its_flows_together() -> None:
 )
 def test_what_a_good_pair_reaches(rates: list[float], good: float) -> None:
     assert good_rate(rates) == good
+
+
+def test_a_flow_that_begins_late_makes_no_link_faster() -> None:
+    # Ranks 0 and 1 send to 2 and 3, whose machine has another clock; 1 and 3 begin 0.4 s later.
+    found = Round(2, begun=(0.0, 0.4, 50.0, 50.4), ended=(1.0, 1.4, 51.0, 51.4))
+    assert shared_seconds([(0, 2), (1, 3)], found) == pytest.approx([0.5, 0.7])
+    assert shared_seconds([(1, 3)], found) == pytest.approx([0.5])
