@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calibrations import make_calibration
 
 from shardwise.errors import UserError
 from shardwise.facts.calibration import (
     Calibration,
     calibration_folder,
-    device_key,
     load_calibration,
     rates_for,
     with_measured_links,
@@ -37,18 +37,8 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def calibration_of(cluster: ClusterSpec, inside: Link | None = LINK) -> Calibration:
-    return Calibration(
-        device=device_key(cluster),
-        device_name=cluster.device_name,
-        created="2026-11-15 06:00:00",
-        torch="2.11.0",
-        ranks=cluster.world_size,
-        domain=cluster.nvlink_domain,
-        rates=RATES,
-        inside=inside,
-        between=None,
-        curves={"matmul": [{"format": "bf16", "width": 4096, "flops": 6.4e14}]},
-    )
+    curves = {"matmul": [{"format": "bf16", "width": 4096, "flops": 6.4e14}]}
+    return make_calibration(cluster, RATES, inside=inside, curves=curves)
 
 
 def test_a_saved_calibration_comes_back() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from calibrations import make_calibration
 
-from shardwise.facts.calibration import Calibration, device_key
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates
@@ -31,18 +31,7 @@ RUN = ("model=small-llama", "data=synthetic", "data.seq_len=64", "train.micro_ba
 def _calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / "cache"))
     cluster = parse_cluster(CLUSTER)
-    Calibration(
-        device=device_key(cluster),
-        device_name=cluster.device_name,
-        created="2026-11-15 06:00:00",
-        torch="2.11.0",
-        ranks=cluster.world_size,
-        domain=cluster.nvlink_domain,
-        rates=RATES,
-        inside=LOOPBACK,
-        between=LOOPBACK,
-        curves={},
-    ).save()
+    make_calibration(cluster, RATES, inside=LOOPBACK, between=LOOPBACK).save()
 
 
 @pytest.fixture
