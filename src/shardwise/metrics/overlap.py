@@ -73,7 +73,7 @@ class Profile:
     @property
     def step_s(self) -> float:
         """The mean time of a step."""
-        return sum(step.seconds for step in self.steps) / len(self.steps)
+        return self.mean("seconds")
 
     def mean(self, part: str) -> float:
         """The mean of a part of the steps, such as `exposed_s`."""
