@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from shardwise.config.schema import RunConfig
@@ -26,8 +26,9 @@ class Candidate:
     why: str
     source: Source
     recompute_allowed: bool = True
-    keeps_until: float = 0.03
-    """It stands, as the decision tree's earlier answer, until a later mesh is faster by this."""
+    keeps_until: float = 0.02
+    """It stands, as the decision tree's earlier answer, until a later one is faster by this: about
+    as much as forecasts of one model on one cluster err against each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,9 @@ def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
         if not reshard_divides(config, mesh):
             raise reshard_error(config, mesh.shard)
         return Choice(given, "given", "user")
-    why = "frees gathered parameters" if mesh.reshard_after_forward else "keeps them for backward"
-    return Choice(mesh.reshard_after_forward, f"{why}, as the strategy says", "rule")
+    if mesh.reshard_after_forward:
+        return Choice(True, "frees gathered parameters, which backward gathers again", "rule")
+    return Choice(False, "keeps gathered parameters for backward: one all-gather less", "rule")
 
 
 def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
@@ -122,6 +124,13 @@ def _all_meshes(config: RunConfig, cluster: ClusterSpec) -> Iterator[Candidate]:
         reshard = mesh_of_strategy(name, world, given[1]).reshard_after_forward
         yield Candidate(name, MeshShape(*given, reshard), "mesh given", "user")
         return
+    for answer in _decision_tree(world, domain):
+        yield answer
+        if answer.mesh.reshard_after_forward and config.shard.reshard_after_forward == "auto":
+            yield _keeping_parameters(answer)
+
+
+def _decision_tree(world: int, domain: int) -> Iterator[Candidate]:
     alone = "a whole copy fits on one device: plain data parallelism has the least traffic"
     yield Candidate(
         "no_shard", mesh_of_strategy("no_shard", world, domain), alone, "rule", world == 1
@@ -135,6 +144,15 @@ def _all_meshes(config: RunConfig, cluster: ClusterSpec) -> Iterator[Candidate]:
     yield Candidate("full_shard", mesh_of_strategy("full_shard", world, domain), why, "rule")
 
 
+def _keeping_parameters(answer: Candidate) -> Candidate:
+    """The same mesh with memory spent on traffic: nothing is gathered twice."""
+    return replace(
+        answer,
+        strategy="shard_grad_op" if answer.strategy == "full_shard" else answer.strategy,
+        mesh=replace(answer.mesh, reshard_after_forward=False),
+    )
+
+
 def _hybrid_meshes(world: int, domain: int) -> Iterator[Candidate]:
     sizes = [size for size in range(domain, world, domain) if world % size == 0]
     for smaller, size in zip([None, *sizes], sizes, strict=False):
@@ -146,8 +164,7 @@ def _hybrid_meshes(world: int, domain: int) -> Iterator[Candidate]:
         else:
             why = f"a copy over {smaller} GPUs does not fit; {size} do"
         mesh = mesh_of_strategy("hybrid_shard", world, size)
-        # Traffic between nodes is the least certain part of a forecast: it must promise more.
-        yield Candidate("hybrid_shard", mesh, why, "rule", keeps_until=0.04)
+        yield Candidate("hybrid_shard", mesh, why, "rule")
 
 
 def _given_strategy(

@@ -47,8 +47,11 @@ class Option:
         recompute = f"recompute {mode:.0%}" if isinstance(mode, float) else f"recompute {mode}"
         passes = f" x {layout.accumulation}" if layout.accumulation > 1 else ""
         kept = ", whole gradients kept" if layout.accumulates_unsharded else ""
+        strategy = self.candidate.strategy
+        if strategy == "hybrid_shard" and layout.keeps_gathered:
+            strategy = "hybrid_shard (parameters kept)"
         return (
-            f"{self.candidate.strategy} {mesh.replicate} x {mesh.shard}, {recompute}, micro-batch "
+            f"{strategy} {mesh.replicate} x {mesh.shard}, {recompute}, micro-batch "
             f"{layout.micro_batch}{passes}{kept}"
         )
 

@@ -50,12 +50,24 @@ def test_the_decision_tree_follows_model_and_links(
 
 
 def test_the_search_leaves_the_tree_for_a_clear_gain_only(plan_of: PlanOf) -> None:
-    words = ("model.name=llama-3.1-8b", "data.seq_len=4096")
-    assert mesh_of(plan_of(*words, "cluster.name=4x8xH100")) == ("hybrid_shard", 4, 8)
+    words = ("model.name=qwen2.5-7b", "data.seq_len=4096")
+    plan = plan_of(*words, "cluster.name=2x8xH200")
+    assert mesh_of(plan) == ("hybrid_shard", 2, 8)
+    assert any("too little to leave" in other.why_not for other in plan.alternatives)
     plan = plan_of("model.name=llama-3.1-70b", "data.seq_len=4096", "cluster.name=8x8xH100")
     assert mesh_of(plan) == ("full_shard", 1, 64)
     assert plan.strategy.source == "search"
     assert "faster than hybrid_shard 2 x 32" in plan.strategy.why
+
+
+def test_parameters_stay_gathered_where_memory_allows_and_it_pays(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "data.seq_len=4096", "cluster.name=2x8xH200")
+    slow = (*words, "cluster.interconnect=ethernet-100")
+    names = [other.label for other in plan_of(*slow).alternatives]
+    assert any(name.startswith("hybrid_shard (parameters kept) 2 x 8") for name in names)
+    assert any(name.startswith("shard_grad_op 1 x 16") for name in names)
+    given = plan_of(*words, "shard.reshard_after_forward=true")
+    assert not any("shard_grad_op" in other.label for other in given.alternatives)
 
 
 def test_slow_networks_keep_the_gathers_inside_a_node(plan_of: PlanOf) -> None:
@@ -337,6 +349,7 @@ def test_accumulate_keeps_whole_gradients_where_they_fit(
 
 def test_memory_counts_the_whole_gradients_that_accumulation_keeps(plan_of: PlanOf) -> None:
     words = ("model.name=llama-3.1-8b", "cluster.name=8xH100", "data.seq_len=2048")
+    words = (*words, "shard.strategy=full_shard", "memory.checkpoint_activations=none")
     batch = ("train.micro_batch=1", "train.accumulation=4")
     whole = plan_of(*words, *batch, "memory.accumulate=unsharded")
     parts = plan_of(*words, *batch, "memory.accumulate=sharded")
