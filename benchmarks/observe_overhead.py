@@ -3,7 +3,8 @@
     python benchmarks/observe_overhead.py [run.yaml a.b=v ...] [--ranks 2] [--blocks 20]
 
 Without a file: four layers of small-llama on gloo ranks. On GPUs: --ranks 8 cluster.name=local and
-a model that fits on a device twice.
+a model that fits on a device twice. On one GPU: --rank-of 8 cluster.name=8xH200; it is then rank 0
+of 8, whose collectives are copies inside the device.
 
 Both contenders live in the same processes: two models with two loops, whose own code makes the
 steps and the logs. They take turns in short blocks of steps, off on on off, and every two blocks
@@ -28,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 from urllib.request import urlopen
 
 CONFIG = """
@@ -48,11 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="a configuration file first, then overrides")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rank-of", type=int, help="be rank 0 of so many that are not there")
     parser.add_argument("--blocks", type=int, default=20, help="blocks of ten steps of each")
     parser.add_argument("--out", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.out:
-        run_rank(options.words, options.blocks, Path(options.out))
+        run_rank(options, Path(options.out))
         return
     with tempfile.TemporaryDirectory() as folder:
         result = launch(options, Path(folder))
@@ -66,8 +69,10 @@ def launch(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
         file.write_text(CONFIG.replace("RANKS", str(options.ranks)))
         words.insert(0, str(file))
     words += [f"runs_dir={folder}", f"observe.log_every={LOG_EVERY}"]
+    ranks = 1 if options.rank_of else options.ranks
     launcher = ["-m", "torch.distributed.run", "--standalone"]
-    launcher += [f"--nproc-per-node={options.ranks}", __file__, *words]
+    launcher += [f"--nproc-per-node={ranks}", __file__, *words]
+    launcher += [f"--rank-of={options.rank_of}"] if options.rank_of else []
     out = folder / "times.json"
     subprocess.run(
         [sys.executable, *launcher, f"--blocks={options.blocks}", f"--out={out}"],
@@ -91,21 +96,26 @@ def report(times: dict[str, list[float]]) -> None:
 # ---- inside a rank ---------------------------------------------------------------------------
 
 
-def run_rank(words: list[str], blocks: int, out: Path) -> None:
+def run_rank(options: argparse.Namespace, out: Path) -> None:
     import torch.distributed as dist
 
     from shardwise.config.load import load_config
     from shardwise.launch.group import join_process_group
     from shardwise.launch.prepare import choose_plan
 
+    words, blocks = options.words, options.blocks
     port = free_port(out)
     on = [*ON, f"observe.prometheus_port={port}", *["observe.wandb=offline"] * HAS_WANDB]
     plans = {
         name: choose_plan(load_config(words[0], [*words[1:], *changes]))
         for name, changes in (("off", OFF), ("on", on))
     }
-    join_process_group(plans["off"].cluster.device)
     with ExitStack() as stack:
+        if options.rank_of:
+            stack.enter_context(alone_of(options.rank_of))
+        else:
+            join_process_group(plans["off"].cluster.device)
+            stack.callback(dist.destroy_process_group)
         runs = {name: stack.enter_context(contender(plan)) for name, plan in plans.items()}
         scraped = stack.enter_context(scraping(port if dist.get_rank() == 0 else None))
         # Warm-up, and then midway between two logs.
@@ -120,7 +130,38 @@ def run_rank(words: list[str], blocks: int, out: Path) -> None:
                 print(f"pair {pair + 1}: on / off {times['off'][-1] / times['on'][-1]:.4f}")
         if dist.get_rank() == 0:
             out.write_text(json.dumps(times))
-    dist.destroy_process_group()
+
+
+@contextmanager
+def alone_of(world_size: int) -> Iterator[None]:
+    """Rank 0 of a world without peers, for both contenders: every other rank's shard is a copy of
+    this one's, and a reduce-scatter adds up this rank's own slots."""
+    import torch
+    import torch.distributed as dist
+
+    from shardwise.tunnel.world import rank_zero_of
+
+    def gather(output_tensor, input_tensor, group=None, async_op=False):
+        slots = output_tensor.view(dist.get_world_size(group), -1)
+        slots[1:].copy_(input_tensor.view(-1))
+        if slots.data_ptr() != input_tensor.data_ptr():
+            slots[0].copy_(input_tensor.view(-1))
+
+    def scatter(output, input, op=None, group=None, async_op=False):
+        torch.sum(input.view(dist.get_world_size(group), -1), dim=0, out=output.view(-1))
+
+    def same_group(*args, **kwargs):
+        return dist.group.WORLD
+
+    # FSDP2 of torch 2.13 calls the two by new names.
+    gathers, scatters = (
+        ("all_gather_into_tensor", "all_gather_single"),
+        ("reduce_scatter_tensor", "reduce_scatter_single"),
+    )
+    copies = {**dict.fromkeys(gathers, gather), **dict.fromkeys(scatters, scatter)}
+    copies = {name: call for name, call in copies.items() if hasattr(dist, name)}
+    with rank_zero_of(world_size), patch.multiple(dist, new_group=same_group, **copies):
+        yield
 
 
 def free_port(out: Path) -> int:
@@ -150,6 +191,7 @@ class Contender:
 
     def timed(self, steps: int) -> float:
         """Seconds of these steps."""
+        import torch
         import torch.distributed as dist
 
         dist.barrier()
@@ -157,6 +199,8 @@ class Contender:
         self.window = self.loop._window(self.batches)
         started = time.perf_counter()
         self.advance(steps)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         dist.barrier()
         return time.perf_counter() - started
 
