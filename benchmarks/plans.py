@@ -1,10 +1,11 @@
 """The planner's own choice against a sweep of everything else, each run for real as rank 0 of N.
 
-    python benchmarks/plans.py [--pairs llama-3.1-8b:8xH200 ...] [--seconds 1500] [--json FILE]
+    python benchmarks/plans.py [--pairs llama-3.1-8b:8xH200 ...] [--seconds 1500] [--steps 4]
+        [--json FILE]
 
 For each pair of a model and a cluster: the plan that `shardwise plan` chooses, and every other
-layout (strategy, recompute, micro-batch) that could fit the card, each in `shardwise tunnel`: the
-real step on this device, with the modelled time of the cluster's links. The layouts run in the
+layout (mesh, reshard, recompute, micro-batch) that could fit the card, each in `shardwise tunnel`:
+the real step on this device, with the modelled time of the cluster's links. The layouts run in the
 order of their forecasts, from the fastest down, until the pair's share of the time is spent; those
 that were not run are counted, with the best forecast among them. Every layout gets a process of its
 own, forked from one that has imported torch already, so that one that runs out of memory disturbs
@@ -43,8 +44,8 @@ PAIRS = (
     "qwen2.5-7b:2x8xH200",
     "llama-3.1-70b:8x8xH200",
 )
-STRATEGIES = ("no_shard", "shard_grad_op", "full_shard", "hybrid_shard")
-STEPS = 4
+
+Sections = dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="+", default=PAIRS, help="model:cluster")
     parser.add_argument("--seq-len", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=1500, help="for all pairs together")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of each layout")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -73,29 +75,29 @@ def main() -> None:
     ends = time.monotonic()
     for pair in given.pairs:
         ends += given.seconds / len(given.pairs)
-        found[pair] = sweep(pair, given.seq_len, given.device, ends)
-    if given.json:
-        rows = {pair: [asdict(point) for point in points] for pair, points in found.items()}
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        found[pair] = sweep(pair, given, ends)
+        if given.json:
+            rows = {pair: [asdict(point) for point in points] for pair, points in found.items()}
+            given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print("\nplanner's choice against the best of the sweep, tokens/s of a device")
     for pair, (chosen, *others) in found.items():
         print_verdict(pair, chosen, others)
 
 
-def sweep(pair: str, seq_len: int, device: str, ends: float) -> list[Point]:
+def sweep(pair: str, given: argparse.Namespace, ends: float) -> list[Point]:
     """The planner's choice first, then the others until the time is spent."""
     model, _, name = pair.partition(":")
-    cluster = parse_cluster(name)
+    cluster, seq_len = parse_cluster(name), given.seq_len
     chosen = plan_of(model, cluster, seq_len, {})
     others = sorted(all_others(model, cluster, seq_len, chosen), key=speed_of, reverse=True)
     print(f"\n{pair}, sequences of {seq_len}: {1 + len(others)} layouts could fit", flush=True)
-    points = [measure(chosen, device)]
+    points = [measure(chosen, given)]
     for number, plan in enumerate(others):
         if time.monotonic() > ends:
             left = others[number:]
             print(f"  {len(left)} not run; the best forecast of them: {speed_of(left[0]):,.0f}")
             break
-        points.append(measure(plan, device))
+        points.append(measure(plan, given))
     return points
 
 
@@ -106,16 +108,10 @@ def all_others(model: str, cluster: ClusterSpec, seq_len: int, chosen: Plan) -> 
     )
     # A card that is a little larger on paper lets through what the planner finds too tight.
     roomy = replace(cluster, memory_bytes=int(1.1 * cluster.memory_bytes))
-    for strategy, mode, micro in product(STRATEGIES, RECOMPUTE_MODES, micros):
-        if strategy == "hybrid_shard" and cluster.num_nodes == 1:
-            continue
-        sections: dict[str, dict[str, object]] = {
-            "shard": {"strategy": strategy},
-            "memory": {"checkpoint_activations": mode},
-            "train": {"micro_batch": micro},
-        }
+    for mesh, mode, micro in product(all_meshes(cluster), RECOMPUTE_MODES, micros):
+        memory, train = {"checkpoint_activations": mode}, {"micro_batch": micro}
         try:
-            plan = plan_of(model, roomy, seq_len, sections)
+            plan = plan_of(model, roomy, seq_len, {**mesh, "memory": memory, "train": train})
         except UserError as error:
             if error.code != ExitCode.DOES_NOT_FIT:
                 raise
@@ -124,9 +120,18 @@ def all_others(model: str, cluster: ClusterSpec, seq_len: int, chosen: Plan) -> 
             yield plan
 
 
-def plan_of(
-    model: str, cluster: ClusterSpec, seq_len: int, sections: dict[str, dict[str, object]]
-) -> Plan:
+def all_meshes(cluster: ClusterSpec) -> Iterator[Sections]:
+    """Every strategy; copies over any number of whole nodes, with parameters freed and kept."""
+    for strategy in ("no_shard", "shard_grad_op", "full_shard"):
+        yield {"shard": {"strategy": strategy}}
+    world, node = cluster.world_size, cluster.devices_per_node
+    for shard in (size for size in range(node, world, node) if world % size == 0):
+        for reshard in (True, False):
+            strategy = {"strategy": "hybrid_shard", "reshard_after_forward": reshard}
+            yield {"shard": strategy, "mesh": {"shard": shard}}
+
+
+def plan_of(model: str, cluster: ClusterSpec, seq_len: int, sections: Sections) -> Plan:
     data = {"source": "synthetic", "seq_len": seq_len}
     config = config_from_dict({"model": {"name": model}, "data": data, **sections})
     source = read_model_config(config.model)
@@ -134,11 +139,11 @@ def plan_of(
     return choose_plan(config, spec, cluster, source, rates_for(cluster))
 
 
-def measure(plan: Plan, device: str) -> Point:
+def measure(plan: Plan, given: argparse.Namespace) -> Point:
     """One layout in a process of its own."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(plan, device, theirs))
+    process = context.Process(target=_measure, args=(plan, given, theirs))
     started = time.monotonic()
     process.start()
     theirs.close()
@@ -153,11 +158,11 @@ def measure(plan: Plan, device: str) -> Point:
     return point
 
 
-def _measure(plan: Plan, device: str, answer: Connection) -> None:
+def _measure(plan: Plan, given: argparse.Namespace, answer: Connection) -> None:
     from shardwise.tunnel.run import run_tunnel
 
     try:
-        result = run_tunnel(plan, where=device, link_speed=1.0, num_steps=STEPS)
+        result = run_tunnel(plan, where=given.device, link_speed=1.0, num_steps=given.steps)
     except UserError as error:
         answer.send((None, None, error.what))
         return
@@ -174,14 +179,18 @@ def speed_of(plan: Plan) -> float:
 
 def label_of(plan: Plan) -> str:
     mesh = f"{plan.replicate.value} x {plan.shard.value}"
+    kept = "" if plan.reshard_after_forward.value else ", parameters kept"
     mode = plan.checkpoint_activations.value
-    return f"{plan.strategy.value} {mesh}, recompute {mode}, micro-batch {plan.micro_batch.value}"
+    return (
+        f"{plan.strategy.value} {mesh}{kept}, recompute {mode}, micro-batch "
+        f"{plan.micro_batch.value}"
+    )
 
 
 def format_point(point: Point) -> str:
     measured = point.problem if point.measured is None else f"{point.measured:>9,.0f}"
     held = "" if point.reserved_gib is None else f"{point.reserved_gib:6.1f} GiB"
-    return f"{point.label:<56} foreseen {point.predicted:>9,.0f}  measured {measured} {held}"
+    return f"{point.label:<66} foreseen {point.predicted:>9,.0f}  measured {measured} {held}"
 
 
 def print_verdict(pair: str, chosen: Point, others: list[Point]) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwise.config.schema import OptimConfig
 from shardwise.plan.plan import Plan
@@ -27,6 +27,21 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         eps=optim.eps,
         fused=plan.fused_optimizer.value,
     )
+
+
+def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None) -> None:
+    """One update by gradients of this norm, clipped. Where it is not finite the device leaves the
+    update out, so that nobody has to read it first.
+
+    A fused optimizer takes both on its way through the gradients, in the form in which GradScaler
+    hands them over; clipping beforehand would read and write all of them once more.
+    """
+    fused: Any = optimizer
+    fused.found_inf = (~norm.isfinite()).float()
+    if clip_norm is not None:
+        # clip_grad_norm_ multiplies by the inverse of this.
+        fused.grad_scale = ((norm + 1e-6) / clip_norm).clamp(min=1.0)
+    optimizer.step()
 
 
 def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from shardwise.data.loader import MicroBatch
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
-from shardwise.training.optim import set_learning_rate
+from shardwise.training.optim import set_learning_rate, step_if_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,31 @@ class StepResult:
     """Whether some rank was asked to stop; the same on all of them."""
 
 
+class Reading:
+    """A number of the device that the host reads later, without a wait for what is queued since."""
+
+    def __init__(self, value: Tensor) -> None:
+        # To page-locked memory, since it does not block.
+        self._copy = value.to("cpu", non_blocking=True)
+        self._arrived = None
+        if value.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def value(self) -> float:
+        """Waits until the device has come to where it was taken."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy.item()
+
+
 class Stepper:
     """Runs optimizer steps of one sharded model."""
 
     def __init__(
         self,
         model: Any,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.AdamW,
         plan: Plan,
         on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
@@ -47,6 +65,7 @@ class Stepper:
         self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
         self.clip_norm = plan.config.optim.clip_norm
+        self.is_fused = plan.fused_optimizer.value
         self.reduces_every_pass = plan.accumulate.value == "sharded"
         # fp16 gradients underflow without a scale; other formats have the range.
         self.scaler = torch.amp.GradScaler(
@@ -72,21 +91,38 @@ class Stepper:
         grad_norm, applied = self.update(rate)
         self.on_phase("agree")
         dist.all_reduce(loss_sum)
-        return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.item()))
+        return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.value()))
 
     def update(self, rate: float) -> tuple[float, bool]:
         """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
         set_learning_rate(self.optimizer, rate)
+        if self.scaler.is_enabled() or not self.is_fused:
+            norm, applied = self._update_when_read()
+        else:
+            norm, applied = self._update_ahead()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm, applied
+
+    def _update_ahead(self) -> tuple[float, bool]:
+        """The update is on its way before its norm is read: meanwhile the device has work."""
+        grads = [param.grad for param in self.model.parameters() if param.grad is not None]
+        norm = _whole(torch.nn.utils.get_total_norm(grads))
+        reading = Reading(norm)
+        step_if_finite(self.optimizer, norm, self.clip_norm)
+        value = reading.value()
+        return value, math.isfinite(value)
+
+    def _update_when_read(self) -> tuple[float, bool]:
+        """For other optimizers, and for fp16, whose scaler judges the gradients itself."""
         self.scaler.unscale_(self.optimizer)
         limit = float("inf") if self.clip_norm is None else self.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        value = float(_whole(norm))
         # An fp16 overflow is ordinary: the scaler skips the update and lowers its scale.
         applied = self.scaler.is_enabled() or math.isfinite(value)
         if applied:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
         return value, applied
 
     def scale_state(self) -> dict[str, float] | None:
@@ -100,13 +136,13 @@ class Stepper:
             state = {**self.scaler.state_dict(), "scale": saved["scale"]}
             self.scaler.load_state_dict({**state, "_growth_tracker": int(saved["held"])})
 
-    def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Tensor]:
+    def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Reading]:
         """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
         many ranks want to stop after it."""
         tokens = sum(batch.num_valid_tokens for batch in batches)
         counts = torch.tensor([tokens, int(wants_stop)], device=self.device)
         dist.all_reduce(counts)
-        return counts[0].clamp(min=1), counts[1]
+        return counts[0].clamp(min=1), Reading(counts[1])
 
     def _set_sync(self, *, last: bool) -> None:
         """Gradients are reduced on the last pass; replicas never exchange them before it."""
@@ -126,6 +162,10 @@ def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device) ->
     reshard_all(model)
     dist.all_reduce(totals)
     return (totals[0] / totals[1]).item()
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _on(device: torch.device, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,12 @@ from torch import nn
 
 from shardwise.config.schema import ClusterConfig, OptimConfig, RunConfig
 from shardwise.launch.prepare import choose_plan
-from shardwise.training.optim import build_optimizer, learning_rate, set_learning_rate
+from shardwise.training.optim import (
+    build_optimizer,
+    learning_rate,
+    set_learning_rate,
+    step_if_finite,
+)
 
 STEPS = 100
 
@@ -111,3 +116,48 @@ def test_the_rate_reaches_every_group(make: Callable[[], nn.Module]) -> None:
     optimizer = optimizer_of(make())
     set_learning_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+@pytest.fixture
+def twins() -> list[tuple[nn.Linear, torch.optim.AdamW]]:
+    """Two equal layers with equal gradients and fused optimizers."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    second.load_state_dict(first.state_dict())
+    for layer in (first, second):
+        layer(torch.arange(8.0)).square().sum().backward()
+    return [
+        (layer, torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True))
+        for layer in (first, second)
+    ]
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, None])
+def test_an_update_clips_on_its_way(
+    twins: list[tuple[nn.Linear, torch.optim.AdamW]], limit: float | None
+) -> None:
+    (ours, fused), (plain, stock) = twins
+    for _ in range(3):
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in ours.parameters() if p.grad is not None]
+        )
+        step_if_finite(fused, norm, limit)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), float("inf") if limit is None else limit)
+        stock.step()
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+            assert mine.grad is not None and theirs.grad is not None
+            mine.grad.copy_(theirs.grad * 2)
+            theirs.grad.mul_(2)
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_an_update_without_a_finite_norm_changes_nothing(
+    twins: list[tuple[nn.Linear, torch.optim.AdamW]], norm: float
+) -> None:
+    (layer, optimizer), (untouched, _) = twins
+    step_if_finite(optimizer, torch.tensor(norm), 1.0)
+    for mine, theirs in zip(layer.parameters(), untouched.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert optimizer.state[mine]["step"] == 0
+        assert not optimizer.state[mine]["exp_avg"].any()
