@@ -11,8 +11,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -125,33 +126,48 @@ def parse_trace(data: Mapping[str, Any]) -> Trace:
     events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
     host = _HostSweep({frozenset(names): unit for unit, names in about["units"].items()})
     host.sweep(event for event in events if event.get("cat") in _HOST)
-    spans = list(_device_spans(events, host.launches)) if about["device"] == "cuda" else host.spans
-    spans.sort(key=lambda span: span.start)
     if not host.steps:
         raise ValueError("no step is labelled in it")
-    return Trace(
-        about["rank"], about["world_size"], about["device"], _windows(host.steps, spans),
-        tuple(spans),
-    )  # fmt: skip
+    steps, spans = host.steps, host.spans
+    if about["device"] == "cuda":
+        on_device = [event for event in events if event.get("cat") in ("kernel", *_COPIES)]
+        steps = list(_device_windows(steps, on_device, host.launches))
+        spans = [_device_span(event, host.launches) for event in on_device]
+    spans.sort(key=lambda span: span.start)
+    about_rank = (about["rank"], about["world_size"], about["device"])
+    return Trace(*about_rank, tuple(steps), tuple(spans))
 
 
-def _windows(steps: list[Window], spans: list[Span]) -> tuple[Window, ...]:
-    """What the device still owes at the end of a step shows in the next; the last one lasts until
-    the device is done."""
-    *others, last = steps
-    end = max([last.end, *(span.end for span in spans)])
-    return (*others, Window(last.step, last.start, end))
+def _device_windows(
+    steps: list[Window], on_device: Iterable[Event], launches: Mapping[int, Launch]
+) -> Iterator[Window]:
+    """The host is ahead of the device: a step lasts until the device has done what it was told in
+    it, and the next one begins there."""
+    until = {step.step: step.end for step in steps[-1:]}
+    starts = [step.start for step in steps]
+    for event in on_device:
+        launch = _launch_of(event, launches)
+        place = bisect_right(starts, launch.moment) - 1
+        if place >= 0:
+            number = steps[place].step
+            until[number] = max(until.get(number, 0.0), _times(event)[1])
+    start = steps[0].start
+    for step in steps:
+        end = until.get(step.step, step.end)
+        yield Window(step.step, start, end)
+        start = end
 
 
-def _device_spans(events: Iterable[Event], launches: Mapping[int, str]) -> Iterable[Span]:
-    for event in events:
-        category = event.get("cat")
-        if category != "kernel" and category not in _COPIES:
-            continue
-        unit = launches.get(event["args"].get("correlation"), NO_UNIT)
-        kind = _kind_of_kernel(event["name"])
-        what: What = "copy" if category in _COPIES else "communication" if kind else "compute"
-        yield Span(what, kind or event["name"], unit, *_times(event))
+def _device_span(event: Event, launches: Mapping[int, Launch]) -> Span:
+    kind = _kind_of_kernel(event["name"])
+    is_copy = event["cat"] in _COPIES
+    what: What = "copy" if is_copy else "communication" if kind else "compute"
+    return Span(what, kind or event["name"], _launch_of(event, launches).unit, *_times(event))
+
+
+def _launch_of(event: Event, launches: Mapping[int, Launch]) -> Launch:
+    """Of what was launched before the trace began nothing is known."""
+    return launches.get(event["args"].get("correlation"), Launch(NO_UNIT, float("-inf")))
 
 
 def _kind_of_kernel(name: str) -> str | None:
@@ -165,6 +181,14 @@ def _kind_of_kernel(name: str) -> str | None:
 def _times(event: Event) -> tuple[float, float]:
     start = _MICRO * event["ts"]
     return start, start + _MICRO * event["dur"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """When the host told the device to do something, and for which unit."""
+
+    unit: str
+    moment: float
 
 
 @dataclass(slots=True)
@@ -190,8 +214,8 @@ class _HostSweep:
 
     steps: list[Window] = field(default_factory=list)
     noted: list[Span | None] = field(default_factory=list)
-    launches: dict[int, str] = field(default_factory=dict)
-    """Correlation id of a launch -> the unit that it was for."""
+    launches: dict[int, Launch] = field(default_factory=dict)
+    """By correlation id."""
 
     thread: object = None
     """The thread that trains."""
@@ -244,7 +268,7 @@ class _HostSweep:
     def _note(self, event: Event, frame: _Frame, start: float, end: float) -> None:
         name, category = event["name"], event["cat"]
         if category in ("cuda_runtime", "cuda_driver"):
-            self.launches[event["args"].get("correlation", -1)] = frame.unit
+            self.launches[event["args"].get("correlation", -1)] = Launch(frame.unit, start)
         elif category == "user_annotation" and name.startswith(_STEP):
             self.thread = event["tid"]
             self.steps.append(Window(int(name.removeprefix(_STEP)), start, end))

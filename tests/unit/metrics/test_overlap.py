@@ -52,8 +52,8 @@ class Host:
         self.event(cat, name, 7, at, dur, correlation=self.launched, device=0, stream=7)
 
 
-def hand_made() -> dict[str, Any]:
-    """Two steps of 1 ms: the second holds only compute.
+def hand_made(host_s: float = 1000) -> dict[str, Any]:
+    """Two steps of 1 ms, the second holds only compute; the host is done with the first earlier.
 
     First step, device:  0-100 gather of the layer, alone; 100-300 its matmul; 250-400 gather of the
     head, of which 250-300 is hidden; 400-500 the head; 500-520 a copy to the host; 520-600 nothing;
@@ -61,7 +61,7 @@ def hand_made() -> dict[str, Any]:
     the all-reduce of 840-860 follows; 860-980 nothing, 980-1000 Adam.
     """
     host = Host()
-    host.label("step 7", 0, 1000)
+    host.label("step 7", 0, host_s)
     host.event("gpu_user_annotation", "step 7", 7, 0, 1000)
     host.label(f"unit {LAYER}", 1, 40)
     host.label(f"FSDP::all_gather ({LAYER})", 2, 8)
@@ -87,16 +87,16 @@ def hand_made() -> dict[str, Any]:
     host.launch(REDUCE, 230, 840, 20, tid=AUTOGRAD)
     host.label("Optimizer.step#AdamW.step", 300, 20)
     host.launch("adam", 301, 980, 20)
-    host.label("step 8", 1000, 500)
-    host.launch("gemm", 1001, 1000, 1000)
+    host.label("step 8", host_s, 500)
+    host.launch("gemm", host_s + 1, 1000, 1000)
     units = {LAYER: [LAYER], HEAD: ["model.norm", "lm_head"]}
     about = {"rank": 3, "world_size": 8, "device": "cuda", "units": units}
     return {"schemaVersion": 1, "shardwise": about, "traceEvents": host.events}
 
 
-@pytest.fixture(scope="module")
-def found() -> Profile:
-    return profile_of(parse_trace(hand_made()))
+@pytest.fixture(scope="module", params=[1000, 330], ids=["in-step", "host-ahead"])
+def found(request: pytest.FixtureRequest) -> Profile:
+    return profile_of(parse_trace(hand_made(request.param)))
 
 
 def test_the_parts_of_a_step_add_up_to_it(found: Profile) -> None:
