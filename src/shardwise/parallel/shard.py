@@ -36,6 +36,9 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
         mp_policy=root_policy(plan),
         **common,
     )
+    if plan.world_size == 1:
+        # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
+        return
     for module in sharded_modules(model):
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
