@@ -162,10 +162,10 @@ def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
     if option.forecast is None or best.forecast is None:
         return "comes later in the decision tree"
     loss = 1 - option.speed / best.speed
-    if loss <= 0:
-        return f"{-loss:.0%} faster: too little to leave the decision tree's answer"
-    if loss < EQUAL:
+    if abs(loss) < EQUAL:
         return "as fast, within 1%"
+    if loss < 0:
+        return f"{-loss:.0%} faster: too little to leave the decision tree's answer"
     return f"{loss:.0%} slower: {_cause(option.forecast, best.forecast)}"
 
 
