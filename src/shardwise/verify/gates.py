@@ -39,7 +39,7 @@ def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]
         _mfu_gate(gates, steps),
         _memory_gate(gates, steps[-1]),
         _steady_gate(gates, plan, steps),
-        _loss_gate(steps),
+        _loss_gate(plan, steps),
         _gradient_gate(gates, steps),
         _plan_gate(plan, steps),
         _straggler_gate(late),
@@ -94,7 +94,7 @@ def _steady_gate(gates: GatesConfig, plan: Plan, steps: Steps) -> Gate:
     return _judged("step time", f"±{spread:.1%}", bound, spread <= gates.step_spread, advice)
 
 
-def _loss_gate(steps: Steps) -> Gate:
+def _loss_gate(plan: Plan, steps: Steps) -> Gate:
     losses = [step["loss"] for step in steps]
     if not all(math.isfinite(loss) for loss in losses):
         return Gate("loss", "not finite", "finite", "fail", "lower optim.lr, or look at the data")
@@ -102,6 +102,9 @@ def _loss_gate(steps: Steps) -> Gate:
     first, last = statistics.mean(losses[:quarter]), statistics.mean(losses[-quarter:])
     if len(losses) < 4:
         return Gate("loss", f"{losses[-1]:.4f}", "falls", "skip", "fewer than four logged steps")
+    if plan.config.data.source == "synthetic":
+        why = "random tokens: there is nothing to learn"
+        return Gate("loss", f"{first:.4f} -> {last:.4f}", "falls", "skip", why)
     advice = "a loss that does not fall: optim.lr, the schedule, or data that was seen before"
     return _judged("loss", f"{first:.4f} -> {last:.4f}", "falls", last < first, advice)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,13 @@ def test_unsteady_steps_fail(plan: Plan) -> None:
 
 
 def test_a_loss_that_rises_fails(plan: Plan) -> None:
-    assert failed(plan, [step(plan, n, loss=3.0 + 0.1 * n) for n in range(1, 12)]) == ["loss"]
+    rising = [step(plan, n, loss=3.0 + 0.1 * n) for n in range(1, 12)]
+    assert failed(plan, rising) == ["loss"]
+    # Random tokens cannot be learnt; a loss that is not finite is wrong all the same.
+    data = replace(plan.config.data, source="synthetic")
+    random = replace(plan, config=replace(plan.config, data=data))
+    assert failed(random, rising) == []
+    assert "loss" in failed(random, [step(plan, n, loss=float("nan")) for n in range(1, 12)])
 
 
 def test_communication_that_nothing_hides_fails(plan: Plan) -> None:
