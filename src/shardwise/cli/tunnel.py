@@ -24,7 +24,8 @@ def tunnel(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps to measure in each pass.")] = 8,
     link_speed: Annotated[
-        float, typer.Option(help="What if all links had this factor of their speed.")
+        float,
+        typer.Option(help="What if all links had this factor of their speed; inf: no time."),
     ] = 1.0,
     device: Annotated[
         str,

@@ -56,6 +56,8 @@ def traffic_title(result: TunnelResult) -> str:
     """Over which links."""
     if not result.collectives:
         return "no collectives: one rank has nobody to talk to"
+    if result.links.are_free:
+        return "collectives of one step; links of infinite speed"
     fabric = result.links.fabric
     speed = f" at {result.links.speed:g} x their speed" if result.links.speed != 1 else ""
     rates = f"{fabric.inside.name} {fabric.inside.bytes_per_s / 1e9:.3g} GB/s"
@@ -103,7 +105,7 @@ def next_lines(result: TunnelResult, config: str) -> list[str]:
     if not result.collectives:
         return [f"next: shardwise tunnel {config} --cluster 8xH100   (rank 0 of more)"]
     command = f"shardwise tunnel {config} --cluster {result.plan.cluster.name}"
-    slower = result.links.speed / 2
+    slower = 1 if result.links.are_free else result.links.speed / 2
     lines = [f"next: {command} --link-speed {slower:g}   (slower links)"]
     if result.mode == "fake":
         lines.append("      the same on a machine with a GPU   (measures the step)")

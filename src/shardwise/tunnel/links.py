@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from shardwise.facts.fabric import Collective as Kind
@@ -14,19 +15,31 @@ class Links:
     """A cluster's fabric, made faster or slower by a factor."""
 
     fabric: Fabric
-    """At that speed."""
+    """At that speed; as published where the speed is infinite."""
 
     speed: float
 
     @classmethod
     def of(cls, fabric: Fabric, speed: float = 1.0) -> Links:
-        """Rates change with the speed, the latency of a hop does not."""
+        """Rates change with the speed, the latency of a hop does not.
+
+        At an infinite speed no time passes at all, and the fabric stays as it is.
+        """
+        if math.isinf(speed):
+            return cls(fabric, speed)
         inside, between = (
             replace(link, bytes_per_s=speed * link.bytes_per_s)
             for link in (fabric.inside, fabric.between)
         )
         return cls(replace(fabric, inside=inside, between=between), speed)
 
+    @property
+    def are_free(self) -> bool:
+        """Whether their speed is infinite."""
+        return math.isinf(self.speed)
+
     def seconds(self, kind: Kind, num_bytes: int, place: Place) -> float:
         """The modelled time of one collective; `num_bytes` is the whole tensor's."""
+        if self.are_free:
+            return 0.0
         return self.fabric.seconds(kind, num_bytes, place.ranks, place.stride)

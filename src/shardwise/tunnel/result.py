@@ -88,7 +88,8 @@ class TunnelResult:
             "shard": plan.shard.value,
             "mode": self.mode,
             "device": self.device_name,
-            "link_speed": self.links.speed,
+            # JSON has no infinity.
+            "link_speed": None if self.links.are_free else self.links.speed,
             "links": self.links.fabric.to_dict(),
             "steps": timing.num_steps if timing else 1,
             "step_s": timing.step_s if timing else None,

@@ -60,10 +60,10 @@ def _validate(where: str, link_speed: float, num_steps: int) -> None:
             f"--device {where} is no device of the tunnel",
             fix=f"use one of {', '.join(get_args(Where))}",
         )
-    if not 0 < link_speed < float("inf"):
+    if not link_speed > 0:
         raise UserError(
             f"--link-speed {link_speed:g} is no speed",
-            why="it is a factor on the rates of all links: 0.5 is half as fast, 2 twice",
+            why="it is a factor on the rates of all links: 0.5 is half as fast, inf takes no time",
             fix="use a number above 0",
         )
     if num_steps < 1:

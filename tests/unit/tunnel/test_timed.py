@@ -14,6 +14,7 @@ import pytest
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.probe import probe_cpu
+from shardwise.tunnel.timed import WARM_UP_STEPS, _Stand
 
 Tunnel = Callable[..., dict[str, Any]]
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
@@ -35,6 +36,20 @@ def test_slow_links_are_felt(slow: dict[str, Any]) -> None:
     assert slow["tokens_per_s_per_gpu"] == pytest.approx(2 * 16 / slow["step_s"])
     assert slow["mfu"] is None
     assert any("nothing overlaps" in note for note in slow["notes"])
+
+
+def test_links_of_infinite_speed_are_measured_once(
+    tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    run = _Stand.run
+    monkeypatch.setattr(_Stand, "run", lambda stand, num: passes.append(num) or run(stand, num))
+    found = tunnel(*ON_CPU, "--link-speed", "inf")
+    assert passes == [WARM_UP_STEPS, 2]
+    assert found["link_speed"] is None
+    assert found["step_s"] == found["free_step_s"]
+    assert found["communication_s"] == found["exposed_s"] == 0
+    assert found["collectives"]
 
 
 def test_real_steps_make_the_collectives_of_fake_ones(tunnel: Tunnel, slow: dict[str, Any]) -> None:
@@ -61,7 +76,7 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
     [
         (("--device", "tpu"), ExitCode.CONFIG, ["--device tpu", "auto, cuda, cpu, fake"]),
         (("--link-speed", "0"), ExitCode.CONFIG, ["--link-speed 0 is no speed", "above 0"]),
-        (("--link-speed", "inf"), ExitCode.CONFIG, ["--link-speed inf"]),
+        (("--link-speed", "nan"), ExitCode.CONFIG, ["--link-speed nan"]),
         (("--steps", "0"), ExitCode.CONFIG, ["--steps 0"]),
         (
             ("--device", "cpu", "--cluster", "64x8xH100", "model.name=llama-3.1-405b",
