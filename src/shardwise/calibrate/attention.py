@@ -24,10 +24,7 @@ def measure_attention(clock: Clock, dtype: torch.dtype) -> Iterator[dict[str, An
     (heads, width), tokens = _HEADS[kind], _TOKENS[kind]
     for length in _LENGTHS[kind]:
         shape = (tokens // length, heads, length, width)
-        sides = [torch.randn(shape, device=clock.device).to(dtype) for _ in range(3)]
-        for side in sides:
-            side.requires_grad_()
-        forward_s, backward_s = _times(clock, sides)
+        forward_s, backward_s = attention_seconds(clock, dtype, shape)
         flops = 4.0 * tokens * heads * width * length / 2
         yield {"length": length, "forward": flops / forward_s, "backward": 2.5 * flops / backward_s}
 
@@ -45,7 +42,13 @@ def fit_attention(points: Sequence[dict[str, Any]]) -> tuple[float, float, float
     return scale * longest["forward"], scale * longest["backward"], half
 
 
-def _times(clock: Clock, sides: list[torch.Tensor]) -> tuple[float, float]:
+def attention_seconds(
+    clock: Clock, dtype: torch.dtype, shape: tuple[int, int, int, int]
+) -> tuple[float, float]:
+    """(forward, backward) of causal attention over (sequences, heads, length, width)."""
+    sides = [torch.randn(shape, device=clock.device).to(dtype) for _ in range(3)]
+    for side in sides:
+        side.requires_grad_()
     query, key, value = sides
     with fast_attention(clock.device):
         output = scaled_dot_product_attention(query, key, value, is_causal=True)

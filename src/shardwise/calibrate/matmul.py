@@ -26,15 +26,18 @@ def measure_matmul(clock: Clock, base: str, computes: frozenset[str]) -> Iterato
     device = clock.device
     for width in _WIDTHS[device.type]:
         tokens = _TOKENS[device.type]
-        work = _linear_work(device, DTYPES[base], tokens, width)
+        work = linear_work(device, DTYPES[base], tokens, width, 4 * width)
         yield _point(clock, base, tokens, width, work)
     common = _COMMON[device.type]
     for name, dtype in DTYPES.items():
         tokens, width = common if name in computes else _EMULATED
         if name != base:
-            yield _point(clock, name, tokens, width, _linear_work(device, dtype, tokens, width))
+            work = linear_work(device, dtype, tokens, width, 4 * width)
+            yield _point(clock, name, tokens, width, work)
     if why_no_float8(device) is None:
-        yield _point(clock, "fp8", *common, _float8_work(device, *common))
+        tokens, width = common
+        work = float8_work(device, tokens, width, 4 * width)
+        yield _point(clock, "fp8", tokens, width, work)
 
 
 def fit_matmul(points: Sequence[dict[str, Any]], base: str) -> tuple[dict[str, float], float]:
@@ -65,9 +68,12 @@ def _point(clock: Clock, name: str, tokens: int, width: int, work: Work) -> dict
     return {"format": name, "tokens": tokens, "width": width, "flops": flops}
 
 
-def _linear_work(device: torch.device, dtype: torch.dtype, tokens: int, width: int) -> Work:
-    inputs = torch.randn(tokens, width, device=device).to(dtype)
-    weight = torch.randn(4 * width, width, device=device).to(dtype)
+def linear_work(
+    device: torch.device, dtype: torch.dtype, tokens: int, wide_in: int, wide_out: int
+) -> Work:
+    """The three matmuls of a layer: its forward, and backward to its input and to its weight."""
+    inputs = torch.randn(tokens, wide_in, device=device).to(dtype)
+    weight = torch.randn(wide_out, wide_in, device=device).to(dtype)
     outputs = inputs @ weight.T
 
     def work() -> None:
@@ -78,8 +84,11 @@ def _linear_work(device: torch.device, dtype: torch.dtype, tokens: int, width: i
     return work
 
 
-def _float8_work(device: torch.device, tokens: int, width: int) -> Work:
-    """torch has no public float8 matmul in all the versions we support; torchao uses this one."""
+def float8_work(device: torch.device, tokens: int, wide_in: int, wide_out: int) -> Work:
+    """The same three on numbers that are float8 already.
+
+    torch has no public float8 matmul in all the versions we support; torchao uses this one.
+    """
     scale = torch.ones((), device=device)
 
     def operands(rows: int, inner: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,9 +97,9 @@ def _float8_work(device: torch.device, tokens: int, width: int) -> Work:
         return left, right.T
 
     pairs = [
-        operands(tokens, width, 4 * width),
-        operands(tokens, 4 * width, width),
-        operands(4 * width, tokens, width),
+        operands(tokens, wide_in, wide_out),
+        operands(tokens, wide_out, wide_in),
+        operands(wide_out, tokens, wide_in),
     ]
 
     def work() -> None:

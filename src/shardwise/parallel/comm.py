@@ -54,13 +54,18 @@ def apply_carrier(model: nn.Module, units: UnitMap, mesh: DeviceMesh, carrier: C
     for name, module in {**modules, "the root": model}.items():
         if not isinstance(module, FSDPModule):
             continue
-        gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
-        # Their protocol is public, the classes that spell it out are not; it is met by shape.
-        module.set_custom_all_gather(cast(Any, _Comm(carrier.allocate, gather)))
-        module.set_custom_reduce_scatter(cast(Any, _Comm(carrier.allocate, scatter)))
+        apply_to_unit(module, name, carrier)
         if mesh.ndim > 1:
             replicas = mesh.get_group("replicate")
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, replicas))
+
+
+def apply_to_unit(module: FSDPModule, name: str, carrier: Carrier) -> None:
+    """Have one unit's all-gathers and reduce-scatters go through `carrier`."""
+    gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
+    # Their protocol is public, the classes that spell it out are not; it is met by shape.
+    module.set_custom_all_gather(cast(Any, _Comm(carrier.allocate, gather)))
+    module.set_custom_reduce_scatter(cast(Any, _Comm(carrier.allocate, scatter)))
 
 
 @dataclass(frozen=True, slots=True)
