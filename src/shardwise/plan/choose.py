@@ -69,7 +69,11 @@ def choose_plan(
         accumulation=accumulation,
         global_batch=global_batch,
         accumulate=_choose_accumulate(config, best, model),
-        warnings=[*_tight(best, cluster), *_padded_experts(config, model, mesh.shard)],
+        warnings=[
+            *_tight(best, cluster),
+            *_padded_experts(config, model, mesh.shard),
+            *_without_effect(config, cluster),
+        ],
         **common,
     )
 
@@ -283,6 +287,13 @@ def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str
         f"leaves out: FSDP2 reshards to groups along the first dim only, and {experts} stacked "
         f"experts are padded to {shard} ranks there; true and false cut another dim"
     ]
+
+
+def _without_effect(config: RunConfig, cluster: ClusterSpec) -> list[str]:
+    """The warning of a setting that only GPUs know."""
+    if config.observe.memory_history and cluster.device == "cpu":
+        return ["observe.memory_history has no effect here: torch keeps it for GPUs alone"]
+    return []
 
 
 def _weights_dir(config: RunConfig, source: ModelSource) -> str | None:

@@ -371,3 +371,10 @@ def test_weights_are_read_where_they_lie(plan_of: PlanOf, tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").touch()
     assert plan_of(*words).weights_dir == str(tmp_path)
     assert plan_of(*words, "model.weights=random").weights_dir is None
+
+
+def test_a_setting_without_effect_is_said(plan_of: PlanOf) -> None:
+    words = ("model.name=tiny-llama", "observe.memory_history=true")
+    (warning,) = plan_of(*words, "cluster.name=2xCPU").warnings
+    assert "observe.memory_history has no effect" in warning
+    assert plan_of(*words, "cluster.name=2xH100").warnings == []
