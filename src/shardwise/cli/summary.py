@@ -39,7 +39,8 @@ def summary_lines(plan: Plan, config_path: str, gates: Sequence[Gate]) -> Iterat
         yield f"next: shardwise train {config_path}   (goes on at step {last['step']})"
     else:
         more = 2 * total
-        yield f"next: shardwise train {config_path} name=longer train.steps={more}"
+        yield f"next: shardwise report {plan.run_dir}   (one page of plots, gates and the plan)"
+        yield f"      shardwise train {config_path} name=longer train.steps={more}"
         yield "      shardwise plan examples/llama-3.1-8b-8xh100.yaml   (no GPU needed)"
         yield "      shardwise config ls   (models and examples)"
 
