@@ -140,7 +140,10 @@ class Stepper:
         """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
         many ranks want to stop after it."""
         tokens = sum(batch.num_valid_tokens for batch in batches)
-        counts = torch.tensor([tokens, int(wants_stop)], device=self.device)
+        # From page-locked memory, since a copy from other memory waits for all that is queued.
+        counts = torch.tensor([tokens, int(wants_stop)], pin_memory=self.device.type == "cuda").to(
+            self.device, non_blocking=True
+        )
         dist.all_reduce(counts)
         return counts[0].clamp(min=1), Reading(counts[1])
 
