@@ -1,9 +1,11 @@
 """Predicted against measured peak memory, on steps that were measured on one H200.
 
     python benchmarks/memory.py [--rows FILE]
+    python benchmarks/memory.py --measure NEW [--rows FILE] [--seconds 900]
 
 Reads rows of benchmarks/results/h200_steps.json's form, predicts each with the planner's memory
-model, and prints allocated and reserved peaks beside the measurement.
+model, and prints allocated and reserved peaks beside the measurement. With --measure the steps of
+these rows are run again on this GPU, as rank 0 over links that take no time, and written to NEW.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
+from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from shardwise.facts.cluster import parse_cluster
+from forked import import_torch, measure, plan_of
+from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.choose import loss_slice_tokens
 from shardwise.plan.layout import Layout
 from shardwise.plan.memory import estimate_memory
-from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.plan import MemoryEstimate, Plan
 from shardwise.units import GIB
 
 ROWS = Path(__file__).parent / "results" / "h200_steps.json"
@@ -29,12 +35,67 @@ ROWS = Path(__file__).parent / "results" / "h200_steps.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, default=ROWS)
-    data = json.loads(parser.parse_args().rows.read_text(encoding="utf-8"))
+    parser.add_argument("--measure", type=Path, help="the file for what is measured now")
+    parser.add_argument("--seconds", type=float, default=900, help="begin no step after these")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    given = parser.parse_args()
+    data = json.loads(given.rows.read_text(encoding="utf-8"))
+    if given.measure:
+        data["rows"] = list(measure_rows(data["rows"], given))
+        given.measure.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     print(f"{data['machine']}: {data['how']}")
     print("  alloc  predicted  error   reserved  predicted  error   peak      step")
     errors = [_print_row(row) for row in data["rows"]]
     _print_bars("allocated", [each[0] for each in errors])
     _print_bars("reserved", [each[1] for each in errors if each[1] is not None])
+
+
+def measure_rows(rows: list[dict[str, Any]], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Those that the time is enough for, measured on this device."""
+    import_torch()
+    ends = time.monotonic() + given.seconds
+    for number, row in enumerate(rows):
+        if time.monotonic() > ends:
+            print(f"{len(rows) - number} of {len(rows)} were not run: the time is spent")
+            return
+        found = measure(planned(row), device=given.device, link_speed=inf, steps=2)
+        if isinstance(found, str):
+            print(f"not measured: {describe(row)}: {found}", flush=True)
+            continue
+        print(f"{found.allocated_gib:7.2f} GiB  {describe(row)}", flush=True)
+        yield {
+            **row,
+            "allocated_gib": round(found.allocated_gib, 3),
+            "reserved_gib": None if found.reserved_gib is None else round(found.reserved_gib, 3),
+            "step_ms": round(1e3 * found.step_s, 1),
+            "tokens_per_s": round(found.tokens_per_s),
+        }
+
+
+def planned(row: dict[str, Any]) -> Plan:
+    """The run of a row."""
+    overrides = {"num_hidden_layers": row["layers"]} if row["layers"] else {}
+    return plan_of(
+        cluster_of(row),
+        {
+            "model": {"name": row["model"], "overrides": overrides},
+            "data": {"seq_len": row["seq_len"]},
+            "shard": {"strategy": row["strategy"]},
+            "memory": {
+                "checkpoint_activations": row["checkpoint_activations"],
+                "compile": row["compile"],
+                "loss": row["loss"],
+                "accumulate": row["accumulate"],
+            },
+            "train": {"micro_batch": row["micro_batch"], "accumulation": row["accumulation"]},
+        },
+    )
+
+
+def cluster_of(row: dict[str, Any]) -> ClusterSpec:
+    """Nodes of eight."""
+    world = row["world"]
+    return parse_cluster(f"{max(1, world // 8)}x{min(8, world)}xH200")
 
 
 def spec_of(row: dict[str, Any]) -> ModelSpec:
@@ -74,9 +135,7 @@ def _replicas(row: dict[str, Any]) -> int:
 
 def predict(row: dict[str, Any]) -> MemoryEstimate:
     """The planner's estimate for a measured row."""
-    world = row["world"]
-    cluster = parse_cluster(f"{max(1, world // 8)}x{min(8, world)}xH200")
-    return estimate_memory(spec_of(row), cluster, layout_of(row))
+    return estimate_memory(spec_of(row), cluster_of(row), layout_of(row))
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -16,26 +16,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-from shardwise.config.plain import config_from_dict
+from forked import Sections, import_torch, measure, plan_of
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
-from shardwise.facts.models import read_model_config, spec_from_config
-from shardwise.launch.ranks import ALLOCATOR
 from shardwise.plan.batch import micro_batch_candidates
 from shardwise.plan.candidates import RECOMPUTE_MODES
-from shardwise.plan.choose import choose_plan
 from shardwise.plan.plan import Plan
-from shardwise.units import GIB
 
 PAIRS = (
     "llama-3.2-1b:8xH200",
@@ -44,8 +36,6 @@ PAIRS = (
     "qwen2.5-7b:2x8xH200",
     "llama-3.1-70b:8x8xH200",
 )
-
-Sections = dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +58,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    os.environ.setdefault(*ALLOCATOR)
-    import shardwise.tunnel.timed  # noqa: F401 - once, for all processes that are forked off
-
+    import_torch()
     found = {}
     ends = time.monotonic()
     for pair in given.pairs:
@@ -88,16 +76,16 @@ def sweep(pair: str, given: argparse.Namespace, ends: float) -> list[Point]:
     """The planner's choice first, then the others until the time is spent."""
     model, _, name = pair.partition(":")
     cluster, seq_len = parse_cluster(name), given.seq_len
-    chosen = plan_of(model, cluster, seq_len, {})
+    chosen = plan_with(model, cluster, seq_len, {})
     others = sorted(all_others(model, cluster, seq_len, chosen), key=speed_of, reverse=True)
     print(f"\n{pair}, sequences of {seq_len}: {1 + len(others)} layouts could fit", flush=True)
-    points = [measure(chosen, given)]
+    points = [run(chosen, given)]
     for number, plan in enumerate(others):
         if time.monotonic() > ends:
             left = others[number:]
             print(f"  {len(left)} not run; the best forecast of them: {speed_of(left[0]):,.0f}")
             break
-        points.append(measure(plan, given))
+        points.append(run(plan, given))
     return points
 
 
@@ -111,7 +99,7 @@ def all_others(model: str, cluster: ClusterSpec, seq_len: int, chosen: Plan) -> 
     for mesh, mode, micro in product(all_meshes(cluster), RECOMPUTE_MODES, micros):
         memory, train = {"checkpoint_activations": mode}, {"micro_batch": micro}
         try:
-            plan = plan_of(model, roomy, seq_len, {**mesh, "memory": memory, "train": train})
+            plan = plan_with(model, roomy, seq_len, {**mesh, "memory": memory, "train": train})
         except UserError as error:
             if error.code != ExitCode.DOES_NOT_FIT:
                 raise
@@ -131,45 +119,22 @@ def all_meshes(cluster: ClusterSpec) -> Iterator[Sections]:
             yield {"shard": strategy, "mesh": {"shard": shard}}
 
 
-def plan_of(model: str, cluster: ClusterSpec, seq_len: int, sections: Sections) -> Plan:
-    data = {"source": "synthetic", "seq_len": seq_len}
-    config = config_from_dict({"model": {"name": model}, "data": data, **sections})
-    source = read_model_config(config.model)
-    spec = spec_from_config(model, source.hf_config)
-    return choose_plan(config, spec, cluster, source, rates_for(cluster))
+def plan_with(model: str, cluster: ClusterSpec, seq_len: int, sections: Sections) -> Plan:
+    return plan_of(cluster, {"model": {"name": model}, "data": {"seq_len": seq_len}, **sections})
 
 
-def measure(plan: Plan, given: argparse.Namespace) -> Point:
+def run(plan: Plan, given: argparse.Namespace) -> Point:
     """One layout in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(plan, given, theirs))
     started = time.monotonic()
-    process.start()
-    theirs.close()
-    try:
-        speed, reserved, problem = ours.recv()
-    except EOFError:
-        speed, reserved, problem = None, None, "the process died"
-    process.join()
-    point = Point(label_of(plan), speed_of(plan), speed, reserved, problem)
+    found = measure(plan, device=given.device, link_speed=1.0, steps=given.steps)
+    label, foreseen = label_of(plan), speed_of(plan)
+    if isinstance(found, str):
+        point = Point(label, foreseen, None, None, found)
+    else:
+        point = Point(label, foreseen, found.tokens_per_s, found.reserved_gib)
     took = time.monotonic() - started
     print(f"  {format_point(point)}   {took:.0f} s", flush=True)
     return point
-
-
-def _measure(plan: Plan, given: argparse.Namespace, answer: Connection) -> None:
-    from shardwise.tunnel.run import run_tunnel
-
-    try:
-        result = run_tunnel(plan, where=given.device, link_speed=1.0, num_steps=given.steps)
-    except UserError as error:
-        answer.send((None, None, error.what))
-        return
-    assert result.timing is not None
-    reserved = result.memory.reserved_bytes
-    gib = None if reserved is None else reserved / GIB
-    answer.send((result.timing.tokens_per_s_per_gpu, gib, ""))
 
 
 def speed_of(plan: Plan) -> float:

@@ -1,0 +1,78 @@
+"""Runs of the tunnel, each in a process of its own: one without memory disturbs no other.
+
+They are forked from a process that has imported torch already, which saves seconds each time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from shardwise.config.plain import config_from_dict
+from shardwise.errors import UserError
+from shardwise.facts.calibration import rates_for
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import read_model_config, spec_from_config
+from shardwise.launch.ranks import ALLOCATOR
+from shardwise.plan.choose import choose_plan
+from shardwise.plan.plan import Plan
+from shardwise.units import GIB
+
+Sections = dict[str, dict[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rank 0 of a plan, on this device."""
+
+    step_s: float
+    tokens_per_s: float
+    allocated_gib: float
+    reserved_gib: float | None
+
+
+def plan_of(cluster: ClusterSpec, sections: Sections) -> Plan:
+    """The plan of a configuration on random tokens."""
+    config = config_from_dict({**sections, "data": {"source": "synthetic", **sections["data"]}})
+    source = read_model_config(config.model)
+    spec = spec_from_config(config.model.name, source.hf_config)
+    return choose_plan(config, spec, cluster, source, rates_for(cluster))
+
+
+def import_torch() -> None:
+    """Before the first fork; nothing of it may touch the GPU, which a fork cannot share."""
+    os.environ.setdefault(*ALLOCATOR)
+    import shardwise.tunnel.timed  # noqa: F401 - once, for all processes that are forked off
+
+
+def measure(plan: Plan, *, device: str, link_speed: float, steps: int) -> Measured | str:
+    """What was found, or why nothing was."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    arguments = (plan, device, link_speed, steps, theirs)
+    process = context.Process(target=_measure, args=arguments)
+    process.start()
+    theirs.close()
+    try:
+        found: Measured | str = ours.recv()
+    except EOFError:
+        found = "the process died"
+    process.join()
+    return found
+
+
+def _measure(plan: Plan, device: str, link_speed: float, steps: int, answer: Connection) -> None:
+    from shardwise.tunnel.run import run_tunnel
+
+    try:
+        result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps)
+    except UserError as error:
+        answer.send(error.what)
+        return
+    assert result.timing is not None
+    memory, timing = result.memory, result.timing
+    reserved = None if memory.reserved_bytes is None else memory.reserved_bytes / GIB
+    allocated = memory.allocated_bytes / GIB
+    answer.send(Measured(timing.step_s, timing.tokens_per_s_per_gpu, allocated, reserved))
