@@ -135,7 +135,7 @@ def test_gates_are_judged_where_the_record_holds_none(tmp_path: Path) -> None:
     run.profile(50)
     found = {gate["name"]: gate for gate in gates_of(collect_run(run.write()))}
     assert found["mfu"]["verdict"] == "fail"
-    assert found["loss"]["verdict"] == "pass"
+    assert found["gradient norm"]["verdict"] == "pass"
     assert found["ranks"]["figure"] == "rank 3 12 ms late"
     assert found["overlap"]["figure"] == "5.0%"
     assert found["plan"]["advice"] in html.unescape(page_of(run.plan.run_dir))
