@@ -49,6 +49,7 @@ _DOUBT = {
     "copies": 0.4,
     "launch": 0.6,
     "tensor_parallel": 0.3,
+    "expert_parallel": 0.3,
     "exposed": 0.5,
     "waiting": 0.7,
     "bubble": 0.3,

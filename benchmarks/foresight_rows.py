@@ -243,6 +243,7 @@ def _layout(row: Row) -> Layout:
         float8="fp8" in precision,
         tensor=tensor,
         context=context,
+        expert=_count(row, "ep", 1),
         pipeline=pipeline,
         pipeline_chunks=2 if "interleaved" in notes else 1,
     )

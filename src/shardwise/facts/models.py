@@ -65,6 +65,11 @@ class ModelSpec:
         """Those of all blocks together, without the output head."""
         return self.matmul_params_per_token - self.vocab_size * self.hidden_size
 
+    @property
+    def expert_params(self) -> int:
+        """Those of one block that experts hold; 0 where there is one MLP for all tokens."""
+        return 3 * self.hidden_size * self.ffn_size * self.num_experts * (self.num_experts > 1)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
         return asdict(self)

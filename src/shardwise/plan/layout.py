@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.facts.models import ModelSpec
+
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -27,6 +29,9 @@ class Layout:
     float8: bool = False
     tensor: int = 1
     context: int = 1
+    expert: int = 1
+    """Groups that the experts of a block are dealt out to; they lie on the shard axis."""
+
     pipeline: int = 1
     pipeline_chunks: int = 1
     """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
@@ -35,3 +40,14 @@ class Layout:
     def tokens(self) -> int:
         """Tokens that one rank works on in one micro-batch."""
         return self.micro_batch * self.seq_len // self.context
+
+
+def gathered_block_params(model: ModelSpec, layout: Layout) -> int:
+    """Those of a block that one rank gathers: the experts of other groups it never has."""
+    return model.block_params - model.expert_params + model.expert_params // layout.expert
+
+
+def gathered_params(model: ModelSpec, layout: Layout) -> int:
+    """Those of the whole model."""
+    elsewhere = model.block_params - gathered_block_params(model, layout)
+    return model.total_params - model.num_layers * elsewhere

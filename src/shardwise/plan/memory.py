@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.layout import DTYPE_BYTES, Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout, gathered_block_params, gathered_params
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
@@ -88,7 +88,7 @@ def _at_loss(model: ModelSpec, layout: Layout) -> _Moment:
     tokens = layout.tokens
     gathered = _gathered_bytes(model, layout)
     # The last unit stays gathered, and the block before it is gathered ahead.
-    buffers = 0 if layout.keeps_gathered else width * (head + model.block_params)
+    buffers = 0 if layout.keeps_gathered else width * (head + gathered_block_params(model, layout))
     if layout.loss_chunk_tokens is None:
         loss = tokens * model.vocab_size * (width + 8) + 2 * width * head
     else:
@@ -115,7 +115,7 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
     else:
         # Without the compiler the head's gradients outlive the start of the recomputation.
         in_flight, transient = (8 + 2 * width) * head, 0
-    buffers = own * width * model.block_params + in_flight
+    buffers = own * width * gathered_block_params(model, layout) + in_flight
     kept = tokens * _kept_bytes(model, layout)
     return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
 
@@ -123,7 +123,7 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
 def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
     """Parameters that stay whole from forward to backward."""
     if layout.keeps_gathered:
-        return model.total_params * DTYPE_BYTES[layout.param_dtype]
+        return gathered_params(model, layout) * DTYPE_BYTES[layout.param_dtype]
     if layout.float8 and layout.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0

@@ -15,7 +15,13 @@ from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.layout import DTYPE_BYTES, Layout
 from shardwise.plan.software import OURS, Software
-from shardwise.plan.traffic import copied_bytes, exposed_seconds, tensor_seconds, unit_traffic
+from shardwise.plan.traffic import (
+    block_traffic,
+    copied_bytes,
+    expert_seconds,
+    exposed_seconds,
+    tensor_seconds,
+)
 
 __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
 
@@ -38,6 +44,7 @@ class TimeEstimate:
     copies: float
     launch: float
     tensor_parallel: float
+    expert_parallel: float
     exposed: float
     waiting: float
     bubble: float
@@ -109,10 +116,11 @@ def estimate_time(
     loss, head_matmul = _loss_seconds(model, layout, rates, software)
     again = _recompute_seconds(layout, block, software)
     tensor = layers * tensor_seconds(model, fabric, layout, software)
+    expert = layers * expert_seconds(model, fabric, layout)
     forward, backward = block.forward, block.backward + again
     # Launches run ahead of the device; they cost only where a block's kernels are shorter.
     short = max(0.0, block.launch - (forward + backward) * software.overlaps)
-    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor)
+    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     copied = software.copy_factor * copied_bytes(model, layout, software)
     shard_params = model.total_params / (layout.shard * layout.tensor * layout.pipeline)
     return TimeEstimate(
@@ -124,6 +132,7 @@ def estimate_time(
         copies=copied / rates.memory_bytes_per_s,
         launch=passes * layers * short,
         tensor_parallel=passes * tensor,
+        expert_parallel=passes * expert,
         exposed=exposed_seconds(model, fabric, layout, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, layout) * busy,
         bubble=_idle_share(model, layout) * busy,
@@ -284,7 +293,7 @@ def _tokens_to_hide(
     model: ModelSpec, fabric: Fabric, layout: Layout, rates: Rates, software: Software
 ) -> int:
     """Tokens at which a block's backward lasts as long as its gather and its reduce-scatter."""
-    traffic = unit_traffic(model.block_params, fabric, layout, software)
+    traffic = block_traffic(model, fabric, layout, software)
     block = _block_seconds(model, layout, rates, software)
     backward = block.backward + _recompute_seconds(layout, block, software)
     in_backward = traffic.gather * (not layout.keeps_gathered) + traffic.reduce

@@ -8,11 +8,11 @@ the last all-reduce of the replicas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.layout import DTYPE_BYTES, Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout, gathered_params
 from shardwise.plan.software import Software
 
 _PACKED_WIDTH = 0.5  # four bits
@@ -59,12 +59,25 @@ def unit_traffic(params: float, fabric: Fabric, layout: Layout, software: Softwa
     )
 
 
+def block_traffic(
+    model: ModelSpec, fabric: Fabric, layout: Layout, software: Software
+) -> UnitTraffic:
+    """Of one block. Experts that are dealt out are gathered by the ranks of their own group."""
+    if layout.expert == 1:
+        return unit_traffic(model.block_params, fabric, layout, software)
+    dense = unit_traffic(model.block_params - model.expert_params, fabric, layout, software)
+    ranks = max(1, layout.shard // layout.expert)
+    group = replace(layout, shard=ranks, tensor=layout.tensor * layout.expert)
+    experts = unit_traffic(model.expert_params, fabric, group, software)
+    return UnitTraffic(dense.gather + experts.gather, dense.reduce + experts.reduce)
+
+
 def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     """What a step moves in memory for its collectives: their own writing, and the copies into and
     out of their buffers."""
     if layout.shard * layout.context * layout.replicate == 1:
         return 0.0
-    params = model.total_params / (layout.tensor * layout.pipeline)
+    params = gathered_params(model, layout) / (layout.tensor * layout.pipeline)
     width: float = DTYPE_BYTES[layout.param_dtype]
     reduce = DTYPE_BYTES[layout.reduce_dtype]
     if software.unpack_passes:
@@ -88,7 +101,7 @@ def exposed_seconds(
     if not software.overlaps:
         return _all_in_turn(model, fabric, layout, software)
     layers = model.num_layers / layout.pipeline
-    block = unit_traffic(model.block_params, fabric, layout, software)
+    block = block_traffic(model, fabric, layout, software)
     edge = unit_traffic(max(model.embedding_params, model.tail_params), fabric, layout, software)
     counts = collectives_of(layout, software)
     exposed = counts.in_forward * (edge.gather + block.gather) + counts.reductions * edge.reduce
@@ -115,6 +128,14 @@ def tensor_seconds(model: ModelSpec, fabric: Fabric, layout: Layout, software: S
     context = 3 * fabric.seconds("all_gather", keys / layout.tensor, layout.context, layout.tensor)
     # Half of the keys' exchange hides behind the attention of the keys that are there.
     return tensor + context / 2
+
+
+def expert_seconds(model: ModelSpec, fabric: Fabric, layout: Layout) -> float:
+    """Tokens of one block that go to their experts and come back, in forward and in backward."""
+    rounds = 4 + 2 * (layout.checkpoint_activations == "full")
+    width = DTYPE_BYTES[layout.param_dtype]
+    sent = layout.tokens * model.experts_per_token * model.hidden_size * width / layout.tensor
+    return rounds * fabric.seconds("all_to_all", sent, layout.expert, layout.tensor)
 
 
 def _all_in_turn(model: ModelSpec, fabric: Fabric, layout: Layout, software: Software) -> float:

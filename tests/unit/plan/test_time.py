@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.fabric import Fabric, Link, fabric_of
 from shardwise.facts.flops import flops_per_token
 from shardwise.facts.gpus import find_gpu
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
-from shardwise.plan.layout import Layout
+from shardwise.plan.layout import Layout, gathered_block_params
+from shardwise.plan.memory import estimate_memory
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
 
 NO_LINK = Link(name="at once", bytes_per_s=inf, hop_s=0.0)
@@ -260,6 +262,43 @@ def test_overlapped_tensor_traffic_is_cheaper() -> None:
     plain = estimate_time(LLAMA, fabric, layout, rates_of(H100))
     hidden = estimate_time(LLAMA, fabric, layout, rates_of(H100), half)
     assert hidden.tensor_parallel == pytest.approx(plain.tensor_parallel / 2)
+
+
+def test_tokens_travel_to_experts_and_back_by_hand() -> None:
+    # 2 of 8 experts for each of 16384 tokens of 4096 numbers, there and back in both directions:
+    # 4 x 268 MB a block, 7/8 of it over a link of 100 GB/s.
+    link = Link(name="wire", bytes_per_s=100e9, hop_s=0.0)
+    fabric = Fabric(inside=link, between=link, domain=8)
+    mixtral = spec_from_config("mixtral-8x7b", PRESETS["mixtral-8x7b"])
+    layout = replace(EIGHT, micro_batch=4, seq_len=4096, expert=8)
+    found = estimate_time(mixtral, fabric, layout, rates_of(H100))
+    sent = 4 * 16384 * 2 * 4096 * 2 * 7 / 8
+    assert found.expert_parallel == pytest.approx(32 * sent / 100e9)
+    alone = estimate_time(mixtral, fabric, replace(layout, expert=1), rates_of(H100))
+    assert alone.expert_parallel == 0.0
+
+
+def test_experts_that_are_dealt_out_are_gathered_by_nobody_else() -> None:
+    mixtral = spec_from_config("mixtral-8x7b", PRESETS["mixtral-8x7b"])
+    node, rates = fabric_of(H100, 8), rates_of(H100)
+    whole = replace(EIGHT, micro_batch=1, seq_len=512)
+    dealt = replace(whole, expert=8)
+    # Seven of eight experts, 1.23 of a block's 1.45 billion parameters, stay where they are.
+    assert mixtral.expert_params == 3 * 4096 * 14336 * 8
+    assert gathered_block_params(mixtral, dealt) == mixtral.block_params - 7 * 3 * 4096 * 14336
+    for estimate in ("exposed", "copies"):
+        before = getattr(estimate_time(mixtral, node, whole, rates), estimate)
+        assert getattr(estimate_time(mixtral, node, dealt, rates), estimate) < before / 2
+    # Between nodes each group of four carries an eighth, and eight of them share the cards.
+    far, slow = replace(whole, shard=32), fabric_of(H100, 8, "ethernet-100")
+    before, after = (
+        estimate_time(mixtral, slow, layout, rates).exposed
+        for layout in (far, replace(far, expert=8))
+    )
+    assert 0.7 * before < after < before
+    cluster = parse_cluster("8xH100")
+    held = [estimate_memory(mixtral, cluster, layout).total for layout in (whole, dealt)]
+    assert held[0] - held[1] >= 2 * 7 * 3 * 4096 * 14336
 
 
 def test_a_pipelines_bubble_by_hand() -> None:
