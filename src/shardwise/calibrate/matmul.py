@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shardwise.calibrate.fit import fit_saturation
+from shardwise.facts.gpus import FLOAT8_CAPABILITY
 from shardwise.metrics.clock import Clock, Work
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -18,7 +19,6 @@ _WIDTHS = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
 # processor without bf16 takes a thousand times as long for it.
 _COMMON = {"cuda": (8192, 4096), "cpu": (512, 256)}
 _EMULATED = (32, 64)
-_FLOAT8_CAPABILITY = (8, 9)
 
 
 def measure_matmul(clock: Clock, base: str, computes: frozenset[str]) -> Iterator[dict[str, Any]]:
@@ -58,7 +58,7 @@ def why_no_float8(device: torch.device) -> str | None:
     if torch.version.hip is not None:
         return "AMD's formats are others"
     major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < _FLOAT8_CAPABILITY:
+    if (major, minor) < FLOAT8_CAPABILITY:
         return f"compute capability {major}.{minor} is below 8.9"
     return None
 

@@ -36,7 +36,7 @@ class ClusterSpec:
     """Of one device. Ranks on one CPU share its memory evenly."""
 
     compute_formats: frozenset[str]
-    """Which of fp32, fp16 and bf16 the device has arithmetic for."""
+    """Which of fp32, fp16, bf16 and fp8 the device has arithmetic for."""
 
     nvlink_domain: int
     """Devices that the fast links join: a node, or the rack of an NVL72 system."""

@@ -18,7 +18,8 @@ from typing import Any
 from shardwise.errors import UserError
 from shardwise.units import MIB
 
-COMPUTE_FORMATS = frozenset({"fp32", "fp16", "bf16"})
+COMPUTE_FORMATS = frozenset({"fp32", "fp16", "bf16", "fp8"})
+FLOAT8_CAPABILITY = (8, 9)  # CUDA's: Ada (L4, L40S, RTX 40), Hopper, Blackwell
 NODE = 8  # GPUs that one NVSwitch or full NVLink mesh joins in a usual server
 
 
@@ -42,7 +43,7 @@ class GpuSpec:
 
     @property
     def compute_formats(self) -> frozenset[str]:
-        """The formats that a training run may compute in."""
+        """The formats that a training run may compute in; fp8 in linear layers only."""
         return COMPUTE_FORMATS & self.peak_flops.keys()
 
     def to_dict(self) -> dict[str, Any]:

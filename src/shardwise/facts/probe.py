@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.gpus import GpuSpec, match_gpu
+from shardwise.facts.gpus import FLOAT8_CAPABILITY, GpuSpec, match_gpu
 from shardwise.units import MIB
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -124,12 +124,11 @@ def _memory_bytes(mib: str, gpu: GpuSpec | None) -> int:
 
 
 def _formats_of_capability(capability: str) -> frozenset[str]:
-    """Tensor cores came with 7.0 (fp16) and took bf16 with 8.0."""
-    major = capability.split(".")[0]
-    generation = int(major) if major.isdecimal() else 0
-    if generation >= 8:
-        return frozenset({"fp32", "fp16", "bf16"})
-    return frozenset({"fp32", "fp16"} if generation == 7 else {"fp32"})
+    """Tensor cores came with 7.0 (fp16), and took bf16 with 8.0 and fp8 with 8.9."""
+    numbers = capability.split(".")
+    version = tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0,)
+    since = {"fp32": (0,), "fp16": (7, 0), "bf16": (8, 0), "fp8": FLOAT8_CAPABILITY}
+    return frozenset(name for name, first in since.items() if version >= first)
 
 
 def _ram_bytes() -> int:

@@ -127,7 +127,8 @@ def test_cuda_visible_devices_is_respected(tmp_path: Path, visible: str, num_dev
 @pytest.mark.parametrize(
     ("capability", "formats"),
     [
-        ("12.0", {"fp32", "fp16", "bf16"}),
+        ("12.0", {"fp32", "fp16", "bf16", "fp8"}),
+        ("8.9", {"fp32", "fp16", "bf16", "fp8"}),
         ("8.6", {"fp32", "fp16", "bf16"}),
         ("7.5", {"fp32", "fp16"}),
         ("6.1", {"fp32"}),

@@ -59,6 +59,18 @@ def test_bf16_only_where_the_chip_has_it() -> None:
     assert find_gpu("V100").compute_formats == {"fp32", "fp16"}
 
 
+def test_float8_only_since_ada_and_hopper() -> None:
+    without = {gpu.name.split("-")[0] for gpu in GPUS if "fp8" not in gpu.compute_formats}
+    assert without == {"V100", "T4", "A10G", "A100", "RTX"}
+    assert {
+        name: "fp8" in find_gpu(name).compute_formats for name in ("3090", "4090", "A6000")
+    } == {
+        "3090": False,
+        "4090": True,
+        "A6000": False,
+    }
+
+
 def test_catalogue_is_sane() -> None:
     assert len({gpu.name for gpu in GPUS}) == len(GPUS)
     for gpu in GPUS:
