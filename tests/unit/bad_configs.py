@@ -126,6 +126,24 @@ BAD_CONFIGS: tuple[BadConfig, ...] = (
         ("run.yaml:3", "optim.warmup_steps is 20", "train.steps=10"),
     ),
     BadConfig("rule on an override", "", ("optim.lr=-1",), ("override 'optim.lr=-1'", "above 0")),
+    BadConfig(
+        "float8 that is not compiled",
+        "precision: {linear: float8}\nmemory: {compile: false}\n",
+        (),
+        ('run.yaml:1: precision.linear is "float8"', "memory.compile is false"),
+    ),
+    BadConfig(
+        "float8 with a loss scale",
+        "precision: {linear: float8_rowwise, param: fp16}\n",
+        (),
+        ("precision.param is fp16", "write precision.param=bf16"),
+    ),
+    BadConfig(
+        "float8 with odd sequences",
+        "precision: {linear: float8}\ndata: {seq_len: 1000}\n",
+        (),
+        ("run.yaml:2: data.seq_len is 1000", "a multiple of 16"),
+    ),
     BadConfig("path with stdlib", "data: {path: a.txt}\n", (), ("data.path", "data.source=stdlib")),
     BadConfig("text without path", "data: text\n", (), ("data.path is null", "data.source=text")),
 )

@@ -178,6 +178,10 @@ def _profile_fits(c: RunConfig) -> bool:
     return last <= c.train.steps and (stop is None or not first <= stop < last)
 
 
+def _is_float8(c: RunConfig) -> bool:
+    return c.precision.linear in ("float8", "float8_rowwise")
+
+
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
@@ -206,6 +210,7 @@ RULES: tuple[Rule, ...] = (
     *_at_least(1, "mesh.replicate", "mesh.shard", "cluster.nvlink_domain", "optim.decay_steps"),
     *_at_least(1, "shard.all_gather_limit", "shard.unit_min_params", "memory.loss_chunk_tokens"),
     *_at_least(2, "data.seq_len"),
+    *_at_least(16, "precision.float8_min_features"),
     *_at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
     *_at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
     *_at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
@@ -292,6 +297,28 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.shard.strategy != "no_shard" or c.mesh.shard in ("auto", 1),
         "shard.strategy=no_shard keeps a whole copy on every rank",
         "write mesh.shard=1, or shard.strategy=full_shard",
+    ),
+    Rule(
+        "float8-is-compiled",
+        "precision.linear",
+        lambda c: not _is_float8(c) or c.memory.compile is not False,
+        "memory.compile is false, and casts that are not compiled into the kernels around them "
+        "cost more than float8 gains",
+        "drop memory.compile, or precision.linear",
+    ),
+    Rule(
+        "float8-needs-no-loss-scale",
+        "precision.linear",
+        lambda c: not _is_float8(c) or c.precision.param != "fp16",
+        "precision.param is fp16; GPUs that compute float8 have bf16, which needs no loss scale",
+        "write precision.param=bf16, or drop it",
+    ),
+    Rule(
+        "float8-takes-sixteen-tokens",
+        "data.seq_len",
+        lambda c: not _is_float8(c) or c.data.seq_len % 16 == 0,
+        "float8 matmuls take tokens sixteen at a time",
+        "write a multiple of 16, or drop precision.linear={c.precision.linear}",
     ),
     Rule(
         "weights-from-is-read",

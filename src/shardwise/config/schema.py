@@ -163,6 +163,16 @@ class PrecisionConfig:
     """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,
     fp16 with loss scaling where it has only that, else fp32."""
 
+    linear: Literal["auto", "param", "float8", "float8_rowwise"] = "auto"
+    """What the linear layers of blocks multiply in. `float8`: one scale a tensor, weights gathered
+    in eight bits; `float8_rowwise`: one scale a row, weights gathered in `param`. Both need a GPU
+    that computes float8, torch.compile and `pip install shardwise[float8]`. `auto` is `param`, the
+    format above: float8 changes the numbers, so it is never chosen for you."""
+
+    float8_min_features: int = 1024
+    """The least width, in and out, of a layer that float8 is used for: casts grow with the width,
+    what they gain with its square. Unused otherwise."""
+
     reduce: DtypeName | Auto = "auto"
     """Format of the gradient reduction. `auto` is fp32; bf16 can diverge on long runs."""
 

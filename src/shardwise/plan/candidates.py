@@ -9,7 +9,9 @@ from itertools import product
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
+from shardwise.plan.float8 import choose_float8_gather, counts_as_float8
 from shardwise.plan.layout import Layout
 from shardwise.plan.mesh import MeshShape, complete_mesh, mesh_of_strategy, strategy_of_mesh
 from shardwise.plan.plan import Choice, Source
@@ -40,6 +42,7 @@ class Common:
     compile: bool
     offload: bool
     loss_chunk_tokens: int | None
+    linear: str
 
 
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
@@ -52,7 +55,11 @@ def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
 
 
 def layouts(
-    config: RunConfig, cluster: ClusterSpec, common: Common, candidate: Candidate
+    config: RunConfig,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    common: Common,
+    candidate: Candidate,
 ) -> Iterator[Layout]:
     """Least recompute first, then the largest micro-batch."""
     modes = RECOMPUTE_MODES
@@ -63,6 +70,7 @@ def layouts(
     micros = micro_batch_candidates(
         config.train, cluster.world_size, config.data.seq_len, cluster.device
     )
+    gather = choose_float8_gather(config, model, candidate.mesh.shard).value
     for mode, micro in product(modes, micros):
         passes = choose_batch(config.train, cluster.world_size, Choice(micro, "", "rule"))[0].value
         for unsharded in _ways_to_accumulate(config, passes):
@@ -80,6 +88,9 @@ def layouts(
                 seq_len=config.data.seq_len,
                 loss_chunk_tokens=common.loss_chunk_tokens,
                 accumulates_unsharded=unsharded,
+                float8=counts_as_float8(common.linear, model),
+                float8_gather=gather,
+                float8_rowwise=common.linear == "float8_rowwise",
             )
 
 

@@ -14,6 +14,7 @@ from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.candidates import Common, choose_reshard, layouts, mesh_candidates
+from shardwise.plan.float8 import choose_float8_gather, choose_linear
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.plan import Choice, Plan, Source
@@ -69,6 +70,7 @@ def choose_plan(
         accumulation=accumulation,
         global_batch=global_batch,
         accumulate=_choose_accumulate(config, best, model),
+        float8_gather=choose_float8_gather(config, model, mesh.shard),
         warnings=[
             *_tight(best, cluster),
             *_padded_experts(config, model, mesh.shard),
@@ -95,11 +97,12 @@ def judge_all(
         compile=common["compile"].value,
         offload=offload,
         loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
+        linear=common["linear"].value,
     )
     return [
         judge(candidate, rank, layout, model, cluster, rates, price)
         for rank, candidate in enumerate(mesh_candidates(config, cluster))
-        for layout in layouts(config, cluster, settled, candidate)
+        for layout in layouts(config, model, cluster, settled, candidate)
     ]
 
 
@@ -128,6 +131,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": _choice_of(precision.param, param, why_param),
+        "linear": choose_linear(config, model, cluster),
         "reduce_dtype": _choice_of(
             precision.reduce, "fp32", "sums over many ranks lose bits in less"
         ),

@@ -27,6 +27,12 @@ class Layout:
     loss_chunk_tokens: int | None
     accumulates_unsharded: bool
     float8: bool = False
+    float8_gather: bool = True
+    """Float8 weights are cast before they are gathered."""
+
+    float8_rowwise: bool = False
+    """One scale a row instead of one a tensor."""
+
     tensor: int = 1
     context: int = 1
     expert: int = 1

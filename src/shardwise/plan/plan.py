@@ -27,6 +27,10 @@ class Choice(Generic[T]):
     source: Source
 
 
+# Saved plans that are older say nothing of it.
+_BEFORE_FLOAT8: Choice[str] = Choice("param", "this plan is older than float8", "rule")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Expected bytes on one rank at the peak of a step, by what they hold."""
@@ -141,6 +145,8 @@ class Plan:
     forward_prefetch: Choice[int]
     backward_prefetch: Choice[int]
     param_dtype: Choice[str]
+    linear: Choice[str] = _BEFORE_FLOAT8
+    float8_gather: Choice[bool] = Choice(False, _BEFORE_FLOAT8.why, "rule")
     reduce_dtype: Choice[str]
     output_dtype: Choice[str | None]
     checkpoint_activations: Choice[str | float]

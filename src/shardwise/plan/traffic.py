@@ -168,7 +168,8 @@ def _beside(traffic: float, compute: float, software: Software) -> float:
 def _gather_width(layout: Layout, software: Software) -> float:
     if software.unpack_passes:
         return _PACKED_WIDTH
-    return 1 if layout.float8 and software.float8_gathers else DTYPE_BYTES[layout.param_dtype]
+    narrow = layout.float8 and layout.float8_gather and software.float8_gathers
+    return 1 if narrow else DTYPE_BYTES[layout.param_dtype]
 
 
 def _replica_seconds(
