@@ -32,9 +32,20 @@ def train_compiled(world: int, settings: Settings) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "selective"])
-def test_compiled_blocks_give_the_same_losses(ranks: Callable[[int], Ranks], remat: str) -> None:
-    settings = {**SETTINGS, "memory.checkpoint_activations": remat}
+FLOAT8: Settings = {
+    "cluster.name": "1xH200",
+    "precision.linear": "float8",
+    "precision.float8_min_features": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("remat", "more"), [("none", {}), ("full", {}), ("selective", {}), ("selective", FLOAT8)]
+)
+def test_compiled_blocks_give_the_same_losses(
+    ranks: Callable[[int], Ranks], remat: str, more: Settings
+) -> None:
+    settings = {**SETTINGS, **more, "memory.checkpoint_activations": remat}
     eager = ranks(1).run(train, 1, settings)[0]
     compiled = ranks(1).run(train_compiled, 1, settings)[0]
     assert compiled["losses"] == pytest.approx(eager.losses, rel=1e-4)

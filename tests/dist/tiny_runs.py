@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.data.loader import MicroBatch
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.parallel.float8 import bare
+from shardwise.plan.plan import Choice, Plan
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import (
     Session,
@@ -90,13 +91,22 @@ class Tally:
 
 def tiny_plan(world: int, settings: Settings) -> Plan:
     """The plan for `DEFAULTS` with dotted `settings` laid over them, on CPU ranks."""
-    sections: dict[str, dict[str, Any]] = defaultdict(dict)
+    sections: dict[str, Any] = defaultdict(dict)
     for path, value in {**DEFAULTS, "cluster.name": f"{world}xCPU", **settings}.items():
-        section, name = path.split(".")
-        sections[section][name] = value
+        section, _, name = path.rpartition(".")
+        (sections[section] if section else sections)[name] = value
     config = config_from_dict(dict(sections))
     validate_rules(config)
-    return choose_plan(config, environ={})
+    return on_processor(choose_plan(config, environ={}))
+
+
+def on_processor(plan: Plan) -> Plan:
+    """A plan for GPUs, which float8 needs, for ranks on CPU; compiled only where that was asked."""
+    if plan.cluster.device == "cpu":
+        return plan
+    here = replace(plan, cluster=replace(plan.cluster, device="cpu"))
+    eager = Choice(False, "start-up costs more than it gains", "rule")
+    return here if plan.compile.source == "user" else replace(here, compile=eager)
 
 
 def train(world: int, settings: Settings) -> Trained | None:
@@ -143,7 +153,7 @@ def whole_params(model: torch.nn.Module) -> Arrays:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor in one piece."""
-    tensor = tensor.detach()
+    tensor = bare(tensor.detach())
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

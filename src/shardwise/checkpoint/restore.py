@@ -17,6 +17,7 @@ from shardwise.checkpoint.state import model_tensors, optimizer_tensors, set_opt
 from shardwise.checkpoint.storage import ShardReader
 from shardwise.checkpoint.store import Checkpoint, clear_partials, list_entries, quarantine
 from shardwise.errors import UserError
+from shardwise.parallel.float8 import refresh_scales
 from shardwise.plan.plan import Plan
 
 Tell = Callable[[Path, list[str]], None]
@@ -53,6 +54,7 @@ def restore_checkpoint(
         planner=DefaultLoadPlanner(flatten_state_dict=False),
     )
     set_optimizer_tensors(model, optimizer, optimizer_state)
+    refresh_scales(model, plan)
 
 
 def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:

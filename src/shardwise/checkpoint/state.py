@@ -12,17 +12,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from shardwise.parallel.float8 import bare
+
 # One flat name a tensor, so that any mesh can read what any other wrote.
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under `model.`; a tied tensor once, by its first name."""
+    """Parameters and persistent buffers under `model.`; a tied tensor once, by its first name.
+
+    What float8 wraps is stored bare, so that runs with and without it read each other.
+    """
     params = dict(model.named_parameters(remove_duplicate=False))
     first = {id(param): name for name, param in reversed(params.items())}
     aliases = {name for name, param in params.items() if first[id(param)] != name}
     state = model.state_dict()
-    return {f"model.{name}": tensor for name, tensor in state.items() if name not in aliases}
+    return {f"model.{name}": bare(tensor) for name, tensor in state.items() if name not in aliases}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

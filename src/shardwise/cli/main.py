@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import typer
@@ -58,6 +59,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; a UserError becomes one panel and its exit code."""
+    _hush_torchao()
     try:
         app()
     except UserError as error:
@@ -65,6 +67,13 @@ def main() -> None:
         sys.exit(int(error.code))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _hush_torchao() -> None:
+    """Where torchao is installed transformers imports it, and torch warns twice of its enums:
+    nothing that whoever runs a command could mend."""
+    torch_log = logging.getLogger("torch.utils._pytree")
+    torch_log.addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
 
 
 def _show(error: UserError) -> None:

@@ -22,6 +22,7 @@ from shardwise.launch.supervise import (
     may_restart,
     relayed_signals,
 )
+from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.plan import Plan
 
 PLAN_NAME = "plan.json"
@@ -40,6 +41,7 @@ def train(config: RunConfig) -> Path:
 def run_plan(plan: Plan) -> Path:
     """Run an already chosen plan."""
     validate_sinks(plan.config)
+    validate_torchao(plan.linear.value)
     if "RANK" in os.environ:
         _run_as_one_rank(plan)
         return plan.run_dir

@@ -1,1 +1,1 @@
-"""Recompute, compile, shard, prefetch: what is done to a model, in one order."""
+"""Float8, recompute, compile, shard, prefetch: what is done to a model, in one order."""

@@ -1,4 +1,4 @@
-"""The one order in which a model is changed: recompute, compile, shard, prefetch."""
+"""The one order in which a model is changed: float8, recompute, compile, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.model.blocks import UnitMap, find_units, iter_modules
 from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.mesh import build_mesh
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
@@ -23,6 +24,7 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
     mesh = mesh or build_mesh(plan)
     shard = plan.config.shard
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
+    apply_float8(model, units, plan)
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     apply_remat(blocks, plan.checkpoint_activations.value)
     if plan.compile.value:

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import (
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
-# Results that cost much to compute and little to keep: every matmul and every attention.
+# Results that cost much to compute and little to keep: every matmul and every attention, and the
+# largest values that float8 scales are made of.
 SAVED_OPS = frozenset(
     op.default
     for op in (
@@ -27,6 +28,8 @@ SAVED_OPS = frozenset(
         _ATEN.baddbmm,
         _ATEN._scaled_mm,
         _ATEN._grouped_mm,
+        _ATEN.max,
+        _ATEN.amax,
         _ATEN._scaled_dot_product_flash_attention,
         _ATEN._scaled_dot_product_efficient_attention,
         _ATEN._scaled_dot_product_cudnn_attention,

@@ -21,6 +21,7 @@ from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.metrics.sinks.open import open_sinks
 from shardwise.parallel.comm import apply_carrier
+from shardwise.parallel.float8 import float8_layers
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.oom import explained_oom, start_history
@@ -41,7 +42,7 @@ from shardwise.training.surroundings import (
     seed_step,
     steady_collector,
 )
-from shardwise.training.units import unit_table
+from shardwise.training.units import float8_table, unit_table
 from shardwise.training.window import Window
 
 
@@ -270,8 +271,9 @@ class Loop:
         return Window(self.plan, self.session.device, batches.wait_s)
 
     def _describe(self) -> None:
-        data = self.session.data
-        for line in unit_table(self.session.units, self.plan):
+        data, units, plan = self.session.data, self.session.units, self.plan
+        layers = float8_layers(self.session.model, units, plan)
+        for line in [*unit_table(units, plan, layers), *float8_table(layers, plan)]:
             self.say(line)
         for record in data.skipped:
             self.say(f"skipped corrupt record {record}")

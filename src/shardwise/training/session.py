@@ -19,6 +19,7 @@ from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.weights import allocate_shards, initialise_buffers, initialise_weights
 from shardwise.parallel.apply import parallelize
+from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
@@ -79,18 +80,12 @@ def fill_model(
     twin = _build_on_meta(plan)
     if with_weights and plan.weights_dir is None:
         initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
-        return
-    initialise_buffers(model, twin, device)
+    else:
+        initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
-        # Loaded on need: it leans on parts of transformers that change between releases.
-        from shardwise.model.pretrained import load_pretrained
-        from shardwise.model.stored import find_weights, unread_state
-
-        place = Path(plan.weights_dir)
-        num_bytes = load_pretrained(model, place)
-        say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}")
-        if unread := unread_state(place):
-            say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")
+        _read_weights(model, Path(plan.weights_dir), say)
+    if with_weights:
+        refresh_scales(model, plan)
 
 
 def build_loader(session: Session) -> BatchLoader:
@@ -121,6 +116,17 @@ def attach_training_loss(session: Session, say: Say) -> None:
             chunked = False
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
+
+
+def _read_weights(model: Any, place: Path, say: Say) -> None:
+    # Loaded on need: it leans on parts of transformers that change between releases.
+    from shardwise.model.pretrained import load_pretrained
+    from shardwise.model.stored import find_weights, unread_state
+
+    num_bytes = load_pretrained(model, place)
+    say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}")
+    if unread := unread_state(place):
+        say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")
 
 
 def _build_on_meta(plan: Plan) -> PreTrainedModel:

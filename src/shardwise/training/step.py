@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwise.data.loader import MicroBatch
+from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import set_learning_rate, step_if_finite
@@ -62,6 +63,7 @@ class Stepper:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.plan = plan
         self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
         self.clip_norm = plan.config.optim.clip_norm
@@ -109,6 +111,7 @@ class Stepper:
         norm = _whole(torch.nn.utils.get_total_norm(grads))
         reading = Reading(norm)
         step_if_finite(self.optimizer, norm, self.clip_norm)
+        refresh_scales(self.model, self.plan)
         value = reading.value()
         return value, math.isfinite(value)
 
@@ -123,6 +126,7 @@ class Stepper:
         if applied:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            refresh_scales(self.model, self.plan)
         return value, applied
 
     def scale_state(self) -> dict[str, float] | None:

@@ -1,29 +1,53 @@
-"""The unit table that a run prints: what each all-gather moves."""
+"""The tables that a run prints of its model: what each all-gather moves, what float8 changes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from shardwise.model.blocks import Unit, UnitMap
+from shardwise.parallel.float8 import Layer, gathered_in_float8
 from shardwise.plan.layout import DTYPE_BYTES
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes, format_count
 
 
-def unit_table(units: UnitMap, plan: Plan) -> list[str]:
-    """Header and one line a unit; equal neighbours share a line."""
+def unit_table(units: UnitMap, plan: Plan, layers: Sequence[Layer] = ()) -> list[str]:
+    """Header and one line a unit; equal neighbours share a line. `layers` are those of float8."""
     width = DTYPE_BYTES[plan.param_dtype.value]
     rows = []
     for _, run in groupby(units.units, key=lambda unit: (unit.is_block, unit.num_params)):
         members = list(run)
         size = members[0].num_params
-        rows.append((_label(members), format_count(size), format_bytes(size * width)))
+        gathered = size * width - gathered_in_float8(members[0], layers) * (width - 1)
+        rows.append((_label(members), format_count(size), format_bytes(gathered)))
     if units.root_params:
         size = units.root_params
         rows.append(("the root", format_count(size), format_bytes(size * width)))
     longest = max(len(row[0]) for row in rows)
     head = f"{len(units.units)} units, found by {units.found_by}:"
     return [head, *(f"  {name:<{longest}}  {num:>8}  gathers {size}" for name, num, size in rows)]
+
+
+def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
+    """How many layers multiply in float8, then each kind that does not, and why; none without."""
+    if not layers:
+        return []
+    changed = [layer for layer in layers if layer.why_not is None]
+    gathered = sum(layer.gathers_float8 for layer in changed)
+    scales = "one scale a row" if plan.linear.value == "float8_rowwise" else "one scale a tensor"
+    head = (
+        f"{len(changed)} of {len(layers)} linear layers multiply in float8 ({scales}), and "
+        f"{gathered} are gathered in it"
+    )
+    left: dict[tuple[str, str], int] = {}
+    for layer in layers:
+        if layer.why_not is not None:
+            kind = (layer.name.split(".")[-1], layer.why_not)
+            left[kind] = left.get(kind, 0) + 1
+    dtype = plan.param_dtype.value
+    rows = [f"  {dtype}: {count} x {name} ({why})" for (name, why), count in left.items()]
+    return [head, *rows]
 
 
 def _label(members: list[Unit]) -> str:

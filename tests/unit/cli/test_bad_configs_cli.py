@@ -100,6 +100,21 @@ REFUSED_PLANS = (
         ("cluster.nvlink_domain=3 does not divide 8",),
     ),
     Refused(
+        "float8 on a processor",
+        ("precision.linear=float8",),
+        ("precision.linear=float8, but ", "CPU does not compute float8", "8.9", "H100"),
+    ),
+    Refused(
+        "float8 on a GPU without it",
+        ("precision.linear=float8_rowwise", "cluster.name=8xA100"),
+        ("precision.linear=float8_rowwise, but A100-80GB does not compute float8",),
+    ),
+    Refused(
+        "float8 for narrow layers only",
+        ("precision.linear=float8", "cluster.name=8xH100"),
+        ("changes no layer of tiny-llama", "128 x 384 is below", "precision.float8_min_features"),
+    ),
+    Refused(
         "405B on one GPU",
         ("model.name=llama-3.1-405b", "cluster.name=1xH100"),
         ("llama-3.1-405b does not fit on 1xH100", " such devices (", "Adam"),
@@ -108,6 +123,11 @@ REFUSED_PLANS = (
 )
 
 REFUSED_TRAINING = (
+    Refused(
+        "float8 on a processor",
+        ("precision.linear=float8",),
+        ("CPU does not compute float8", "write precision.linear=param"),
+    ),
     Refused(
         "GPUs that are not here",
         ("cluster.name=8xH100",),
@@ -191,6 +211,25 @@ def test_training_on_another_machine_is_refused(
     row: Refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_refused(monkeypatch, capsys, "train", row)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("verb", "how"), [("train", ()), ("tunnel", ("--device", "fake"))])
+def test_float8_without_torchao_is_refused(
+    verb: str,
+    how: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    Path("run.yaml").write_text(
+        "model: tiny-llama\ndata: synthetic\ncluster: 2xH200\n"
+        "precision: {linear: float8, float8_min_features: 16}\n"
+    )
+    assert run_cli(monkeypatch, verb, "run.yaml", *how) == 4
+    said = capsys.readouterr().err
+    assert "precision.linear=float8 needs torchao, which is not installed" in said
+    assert "pip install shardwise[float8]" in said
     assert not Path("runs").exists()
 
 

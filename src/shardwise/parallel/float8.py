@@ -1,0 +1,143 @@
+"""Float8 in the linear layers of blocks, by torchao: the same modules, names and fp32 masters.
+
+torchao is imported where it is first needed: it is optional, and takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardwise.facts.gpus import FLOAT8_CAPABILITY
+from shardwise.model.blocks import Unit, UnitMap
+from shardwise.plan.float8 import (
+    is_float8,
+    no_float8_here,
+    no_layer_fits,
+    validate_torchao,
+    why_not_float8,
+)
+from shardwise.plan.plan import Plan
+
+# Which expert a token goes to is decided by small differences, which float8 would blur.
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer, or one stack of experts, and what becomes of it."""
+
+    name: str
+    num_weights: int
+    why_not: str | None
+    """Why it stays as it is; None: it multiplies in float8."""
+
+    gathers_float8: bool
+    """Whether its weight is cast before it is gathered."""
+
+
+def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
+    """Convert the linear layers that float8 is for. Before all else that is done to a model."""
+    linear = plan.linear.value
+    if not is_float8(linear):
+        return
+    validate_torchao(linear)
+    _validate_device(plan)
+    layers = float8_layers(model, units, plan)
+    if all(layer.why_not for layer in layers):
+        reasons = sorted({layer.why_not or "" for layer in layers})
+        raise no_layer_fits(linear, type(model).__name__, reasons)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    recipe = "rowwise" if linear == "float8_rowwise" else "tensorwise"
+    # A processor has the format but not the arithmetic: the same numbers by way of fp32.
+    base = replace(
+        Float8LinearConfig.from_recipe_name(recipe), emulate=plan.cluster.device == "cpu"
+    )
+    for gathers in (True, False):
+        names = {x.name for x in layers if not x.why_not and x.gathers_float8 is gathers}
+        if names:
+            convert_to_float8_training(
+                model,
+                module_filter_fn=lambda _, name, names=names: name in names,
+                config=replace(base, enable_fsdp_float8_all_gather=gathers),
+            )
+
+
+def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
+    """Every linear layer and every stack of experts; the same before and after the conversion."""
+    if not is_float8(plan.linear.value):
+        return []
+    blocks = tuple(f"{name}." for unit in units.blocks for name in unit.modules)
+    layers = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            why_not = _why_not(name, module, f"{name}.".startswith(blocks), plan)
+            # FSDP2 pads rows that do not divide, which a shard that is already cast cannot be.
+            gathers = plan.float8_gather.value and module.out_features % plan.shard.value == 0
+            size = module.in_features * module.out_features
+            layers.append(Layer(name, size, why_not, gathers and not why_not))
+        for key, param in module.named_parameters(recurse=False):
+            stack = f"{name}.{key}"
+            if param.dim() == 3 and "expert" in stack:
+                layers.append(Layer(stack, param.numel(), "stacked in one tensor", False))
+    return layers
+
+
+def gathered_in_float8(unit: Unit, layers: Sequence[Layer]) -> int:
+    """How many weights of a unit are gathered in one byte each."""
+    inside = tuple(f"{name}." for name in unit.modules)
+    ours = (layer for layer in layers if f"{layer.name}.".startswith(inside))
+    return sum(layer.num_weights for layer in ours if layer.gathers_float8)
+
+
+def refresh_scales(model: nn.Module, plan: Plan) -> None:
+    """Compute the scales of all weights that are gathered in float8, with one all-reduce.
+
+    For whoever has changed the parameters: a cast with an old scale cuts off what has grown. In a
+    model that was never refreshed every gather finds its own scales, an all-reduce for each weight.
+    """
+    if plan.float8_gather.value:
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def bare(tensor: Tensor) -> Tensor:
+    """The fp32 tensor, in the same memory, that torchao's wrapper of a weight holds."""
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local()
+        inner = bare(local)
+        if inner is local:
+            return tensor
+        layout: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(
+            inner, tensor.device_mesh, tensor.placements, run_check=False, **layout
+        )
+    # The wrapper is known by FSDP2's protocol for it, and survives only some operators.
+    return tensor.expand_as(tensor) if hasattr(tensor, "fsdp_pre_all_gather") else tensor
+
+
+def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | None:
+    last = name.split(".")[-1]
+    if not in_block:
+        return "outside the blocks"
+    if last in _ROUTERS:
+        return "a router"
+    if "lora_" in name:
+        return "LoRA's own"
+    least = plan.config.precision.float8_min_features
+    return why_not_float8(module.in_features, module.out_features, least)
+
+
+def _validate_device(plan: Plan) -> None:
+    """The plan's cluster computes float8; what is here may be another device."""
+    if plan.cluster.device != "cuda" or torch.version.hip is not None:
+        return
+    if torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
+        raise no_float8_here(plan.linear.value, torch.cuda.get_device_name())
