@@ -26,6 +26,11 @@ Sequence = list[tuple[str, int]]
 FULL: Settings = {"shard.strategy": "full_shard"}
 HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
 PLAIN: Settings = {"shard.strategy": "no_shard"}
+FLOAT8: Settings = {
+    "cluster.name": "2xH200",
+    "precision.linear": "float8",
+    "precision.float8_min_features": 16,
+}
 # What moves, and which argument is the whole of it.
 OPERATORS = {
     "c10d::_allgather_base_": ("all_gather", 0),
@@ -97,6 +102,7 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
         pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16"),
         pytest.param(2, {**FULL, "memory.offload": "cpu"}, id="offloaded"),
         pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits"),
+        pytest.param(2, {**FULL, **FLOAT8}, id="float8"),
     ],
 )
 def test_tunnel_lists_what_real_ranks_issue(

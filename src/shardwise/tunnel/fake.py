@@ -28,6 +28,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
     """One optimizer step of the real code, after Adam has its state."""
     here = plan_on(plan, "cpu", compiled=False)
     ledger = Ledger()
+    notes: list[str] = []
     emulator = Emulator(
         links, StoppedClock(), on_buffer=lambda buffer: ledger.classify([buffer], "gathered")
     )
@@ -35,7 +36,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
         shell = shard_rank(here, emulator)
         groups = groups_of(shell.mesh)
         with fake_tensors():
-            rank = fill_rank(shell, lambda text: None, has_values=False)
+            rank = fill_rank(shell, notes.append, has_values=False)
             batches = [_without_values(batch) for batch in rank.loader.step_batches(0)]
             with Observer(Ledger(), Traffic(), links, groups):
                 _make_first_update(rank)
@@ -50,7 +51,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
         memory=_memory(ledger.peak(_OFFLOADED if here.offload.value else ())),
         timing=None,
         collectives=emulator.traffic.items,
-        notes=_notes(plan),
+        notes=[*notes, *_notes(plan)],
     )
 
 

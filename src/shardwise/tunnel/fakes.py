@@ -78,6 +78,9 @@ class Observer(TorchDispatchMode):
         if DTensor in types:
             # It turns into operators on this rank's shard, and those come here again.
             return _shard_by_shard(func, args, kwargs) if func in _UPDATES else NotImplemented
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # So do float8's tensors, on what they are made of.
+            return NotImplemented
         if func is _READ and self._ledger.moment not in ("forward", "loss"):
             # A gradient norm, a request to stop: what the step reads from the device is 0. What
             # a model would decide by the values is not guessed.

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shardwise.parallel.float8 import bare
+
 Class = Literal["params", "grads", "optimizer", "gathered", "activations", "loss", "other"]
 Moment = Literal["at rest", "forward", "loss", "backward", "update"]
 
@@ -140,7 +142,7 @@ def resizes_seen(ledger: Ledger) -> Iterator[None]:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part; without a gradient it is the very tensor, not a view that autograd made."""
     with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return bare(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
 
 
 def held_bytes(tensors: Iterable[Tensor], device: str) -> int:

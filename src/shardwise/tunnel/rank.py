@@ -15,6 +15,7 @@ from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
+from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Choice, Plan
 from shardwise.training.loss import attach_loss
@@ -28,6 +29,7 @@ from shardwise.training.session import (
     shard_model,
 )
 from shardwise.training.step import Stepper
+from shardwise.training.units import float8_table
 from shardwise.tunnel.emulate import Emulator
 
 
@@ -91,6 +93,10 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     Whether the loss may be chunked is tried out on the weights; without values the plan is trusted.
     """
     plan, model = shell.plan, shell.model
+    if layers := float8_layers(model, shell.units, plan):
+        say("; ".join(line.strip() for line in float8_table(layers, plan)))
+        if plan.cluster.device == "cpu":
+            say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)
     device = torch.device(plan.cluster.device)

@@ -31,6 +31,8 @@ KEYS = {
     "peak_reserved_bytes", "peak_moment", "memory", "largest_memory", "planned_memory",
     "collectives", "sequence", "notes",
 }  # fmt: skip
+# 66 columns are no multiple of 16, so gate, up and down stay as they are.
+FLOAT8 = ("precision.linear=float8", "precision.float8_min_features=16")
 
 
 def shard_numel(ranks: int) -> tuple[int, int]:
@@ -104,6 +106,23 @@ def test_accumulation(tunnel: Tunnel, how: str, reductions: int) -> None:
     assert counts["all_gather"] == 3 * 7
 
 
+def test_float8_weights_are_gathered_in_a_byte(tunnel: Tunnel, four: dict[str, Any]) -> None:
+    found = tunnel("--cluster", "4xH100", "--device", "fake", *FLOAT8)
+    block = next(item for item in found["sequence"] if item["unit"] == "model.layers.0")
+    attention, others = 2 * 32 * 32 + 2 * 16 * 32, 2 * 68 * 32 + 32 * 66 + 2 * 32
+    assert block["num_bytes"] == attention + 2 * others
+    # Besides what ranks agree on in every step: the scales of all weights.
+    counts = [{row["kind"]: row["count"] for row in each["collectives"]} for each in (four, found)]
+    assert counts[1] == {**counts[0], "all_reduce": counts[0]["all_reduce"] + 1}
+    assert any("8 of 15 linear layers multiply in float8" in note for note in found["notes"])
+    # The shards are those of any run; of activations eager float8 keeps what it was given, and the
+    # scales of eight inputs.
+    assert found["largest_memory"]["params"] == four["largest_memory"]["params"]
+    assert found["memory"]["activations"] == four["memory"]["activations"] + 8 * 4
+    left = "bf16: 2 x down_proj (66 x 32 is no multiple of 16)"
+    assert any(left in note for note in found["notes"])
+
+
 def test_slower_links_take_longer(tunnel: Tunnel, four: dict[str, Any]) -> None:
     halved = tunnel("--cluster", "4xH100", "--device", "fake", "--link-speed", "0.5")
     rate = halved["links"]["inside"]["bytes_per_s"]
@@ -127,6 +146,8 @@ def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, A
         ("memory.checkpoint_activations=selective",),
         ("memory.loss=full", "train.accumulation=2", "memory.accumulate=unsharded"),
         ("precision.param=fp16",),
+        FLOAT8,
+        (*FLOAT8, "memory.checkpoint_activations=selective"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
