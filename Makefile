@@ -4,14 +4,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Beside the other packages: transformers imports it wherever it is, half a second in every process.
+FLOAT8 := .venv/float8
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest lint chaos clean
+.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-float8 lint chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(FLOAT8) torchao
 	touch $@
 
 demo: $(READY)
@@ -31,7 +34,7 @@ lint: $(READY)
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
 	@echo "parts of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j4 --output-sync=target test-ranks test-command test-faults test-rest
+	@$(MAKE) --no-print-directory -j4 --output-sync=target test-ranks test-command test-faults test-rest test-float8
 
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
@@ -47,6 +50,9 @@ test-faults: $(READY)
 
 test-rest: $(READY)
 	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos
+
+test-float8: $(READY)
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) tests/dist tests/unit/parallel tests/unit/tunnel -m torchao
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other, every
 # way to spread a run against one process, a step over a slow link.

@@ -40,7 +40,13 @@ FLOAT8: Settings = {
 
 
 @pytest.mark.parametrize(
-    ("remat", "more"), [("none", {}), ("full", {}), ("selective", {}), ("selective", FLOAT8)]
+    ("remat", "more"),
+    [
+        ("none", {}),
+        ("full", {}),
+        ("selective", {}),
+        pytest.param("selective", FLOAT8, marks=pytest.mark.torchao),
+    ],
 )
 def test_compiled_blocks_give_the_same_losses(
     ranks: Callable[[int], Ranks], remat: str, more: Settings

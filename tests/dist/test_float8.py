@@ -37,7 +37,7 @@ from shardwise.training import step as step_module
 from shardwise.training.loop import run
 from shardwise.training.session import build_loader
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.torchao]
 
 Pools = Callable[[int], Ranks]
 # All layers of a block are multiples of 16; 301 rows of the head do not divide.

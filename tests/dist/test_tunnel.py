@@ -102,7 +102,7 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
         pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16"),
         pytest.param(2, {**FULL, "memory.offload": "cpu"}, id="offloaded"),
         pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits"),
-        pytest.param(2, {**FULL, **FLOAT8}, id="float8"),
+        pytest.param(2, {**FULL, **FLOAT8}, id="float8", marks=pytest.mark.torchao),
     ],
 )
 def test_tunnel_lists_what_real_ranks_issue(

@@ -149,6 +149,7 @@ def test_without_float8_nothing_is_listed_or_changed() -> None:
 # ---- refusals ---------------------------------------------------------------------------------
 
 
+@pytest.mark.torchao
 def test_a_model_without_such_layers_is_refused() -> None:
     plan = plan_of("gpt2", "float8")
     built = build_on_meta(plan.hf_config)
@@ -165,6 +166,7 @@ def test_torchao_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install shardwise[float8]" in caught.value.fix
 
 
+@pytest.mark.torchao
 def test_a_gpu_that_is_older_than_the_plan_s_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("llama-3.1-8b", "float8")
     plan = replace(plan, cluster=replace(plan.cluster, device="cuda"))
@@ -199,6 +201,7 @@ def gradients(linear: str) -> tuple[Tensor, dict[str, Tensor]]:
     return logits.detach(), grads  # type: ignore[return-value]
 
 
+@pytest.mark.torchao
 @pytest.mark.parametrize("linear", ["float8", "float8_rowwise"])
 def test_a_small_llama_within_the_errors_of_float8(linear: str) -> None:
     """One matmul of eight bits is off by about 4%; a dozen in a row add up to some 10%."""
@@ -210,6 +213,7 @@ def test_a_small_llama_within_the_errors_of_float8(linear: str) -> None:
         assert 0.01 < error(rough_grads[name], grad) < 0.25, name
 
 
+@pytest.mark.torchao
 @pytest.mark.parametrize(("linear", "bound"), [("float8", 0.08), ("float8_rowwise", 0.06)])
 def test_one_layer_within_the_errors_of_float8(linear: str, bound: float) -> None:
     """Three bits of mantissa round by 2.6% on average, gradients with two bits by 5%."""

@@ -106,6 +106,7 @@ def test_accumulation(tunnel: Tunnel, how: str, reductions: int) -> None:
     assert counts["all_gather"] == 3 * 7
 
 
+@pytest.mark.torchao
 def test_float8_weights_are_gathered_in_a_byte(tunnel: Tunnel, four: dict[str, Any]) -> None:
     found = tunnel("--cluster", "4xH100", "--device", "fake", *FLOAT8)
     block = next(item for item in found["sequence"] if item["unit"] == "model.layers.0")
@@ -146,8 +147,10 @@ def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, A
         ("memory.checkpoint_activations=selective",),
         ("memory.loss=full", "train.accumulation=2", "memory.accumulate=unsharded"),
         ("precision.param=fp16",),
-        FLOAT8,
-        (*FLOAT8, "memory.checkpoint_activations=selective"),
+        pytest.param(FLOAT8, marks=pytest.mark.torchao),
+        pytest.param(
+            (*FLOAT8, "memory.checkpoint_activations=selective"), marks=pytest.mark.torchao
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
