@@ -146,8 +146,6 @@ def test_ours_is_a_config_that_plans_the_shape(name: str, tmp_path: Path) -> Non
     shape = SHAPES[name]
     for text in shape.settings["ours"]:
         setting = Setting.parse(text)
-        if setting.precision == "float8":
-            continue
         command = Ours("cuda", "H200", tmp_path).job(name, shape, setting, 10).command
         file, *words = command[command.index("tunnel") + 1 :]
         assert words[words.index("--cluster") + 1] == "8xH200"
