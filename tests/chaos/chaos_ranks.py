@@ -146,12 +146,13 @@ class Job:
         """Exit codes by rank. Once one has failed the others are killed, as the launcher does."""
         deadline = time.monotonic() + TIMEOUT_S
         while alive := [p for p in self.processes if p.exitcode is None]:
-            if not wait([p.sentinel for p in alive], timeout=deadline - time.monotonic()):
-                self.kill(range(WORLD))
-                raise AssertionError("the ranks did not end in time")
+            # One that was killed may have left another in a wait that only a time limit ends.
             if any(p.exitcode for p in self.processes):
                 self._give_time_to_agree()
                 self.kill(range(WORLD))
+            elif not wait([p.sentinel for p in alive], timeout=deadline - time.monotonic()):
+                self.kill(range(WORLD))
+                raise AssertionError("the ranks did not end in time")
         return [int(p.exitcode or 0) for p in self.processes]
 
     def kill(self, ranks: Collection[int]) -> None:
