@@ -6,6 +6,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Beside the other packages: transformers imports it wherever it is, half a second in every process.
 FLOAT8 := .venv/float8
+# Tests that need it, and as many others over ranks as make two parts of about the same length.
+WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py hf_roundtrip.py \
+  reshard.py dcp_import.py full_disk.py) \
+  tests/unit/parallel/test_float8_layers.py tests/unit/tunnel/test_fake.py
+WITHOUT := $(addprefix --ignore=,$(WITH_FLOAT8))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-float8 lint chaos clean
@@ -40,7 +45,7 @@ test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
 
 test-ranks: $(READY)
-	$(PYTEST) tests/dist
+	$(PYTEST) tests/dist $(WITHOUT)
 
 test-command: $(READY)
 	$(PYTEST) tests/golden
@@ -49,17 +54,18 @@ test-faults: $(READY)
 	$(PYTEST) tests/chaos --ignore tests/chaos/test_live_alerts.py
 
 test-rest: $(READY)
-	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos
+	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos $(WITHOUT)
 
 test-float8: $(READY)
-	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) tests/dist tests/unit/parallel tests/unit/tunnel -m torchao
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(WITH_FLOAT8)
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other, every
-# way to spread a run against one process, a step over a slow link.
+# way to spread a run against one process, a step over a slow link, 300 steps in float8.
 chaos: $(READY)
 	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py tests/dist/test_links.py
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:
 	rm -rf .venv runs

@@ -45,7 +45,7 @@ FLOAT8: Settings = {
         ("none", {}),
         ("full", {}),
         ("selective", {}),
-        pytest.param("selective", FLOAT8, marks=pytest.mark.torchao),
+        pytest.param("selective", FLOAT8, marks=[pytest.mark.torchao, pytest.mark.long]),
     ],
 )
 def test_compiled_blocks_give_the_same_losses(

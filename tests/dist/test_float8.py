@@ -70,10 +70,10 @@ def exact(ranks: Pools) -> Trained:
         pytest.param(4, {"shard__strategy": "hybrid_shard", "mesh__replicate": 2}, id="hybrid"),
         pytest.param(2, {"shard__strategy": "no_shard"}, id="no_shard"),
         # 32 and 64 rows do not divide over 3: such weights are cast after the gather.
-        pytest.param(3, {"train__global_batch": 18}, id="uneven"),
-        pytest.param(2, {"memory__offload": "cpu"}, id="offloaded"),
-        pytest.param(4, {"shard__reshard_after_forward": 2}, id="resharded to pairs"),
-        pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "unsharded"}, id="whole"),
+        pytest.param(3, {"train__global_batch": 18}, id="uneven", marks=pytest.mark.long),
+        pytest.param(2, {"memory__offload": "cpu"}, id="offloaded", marks=pytest.mark.long),
+        pytest.param(4, {"shard__reshard_after_forward": 2}, id="resharded to pairs", marks=pytest.mark.long),
+        pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "unsharded"}, id="whole", marks=pytest.mark.long),
         pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "sharded"}, id="shards"),
         pytest.param(2, {"precision__linear": "float8_rowwise"}, id="rowwise"),
         pytest.param(2, {"memory__checkpoint_activations": "selective"}, id="selective"),
@@ -217,7 +217,7 @@ LONG: Settings = {
 BAND = 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float8_trains_to_the_same_loss(ranks: Pools, tmp_path: Path) -> None:
     settings = {**LONG, "runs_dir": str(tmp_path)}
     plain = ranks(1).run(train, 1, settings)[0]

@@ -21,11 +21,7 @@ def namespaces() -> set[str]:
 
 
 @pytest.mark.dist
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "SHARDWISE_CHAOS" not in os.environ,
-    reason="half a minute: `make chaos` runs it; test_fabric_links.py crosses such a link, too",
-)
+@pytest.mark.long
 def test_hybrid_shard_over_a_slow_link(tmp_path: Path) -> None:
     reason = why_not_here()
     if reason is not None:
