@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardwise.config.reference import show_value
-from shardwise.config.schema import RunConfig
+from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import UserError
 
 
@@ -179,7 +179,7 @@ def _profile_fits(c: RunConfig) -> bool:
 
 
 def _is_float8(c: RunConfig) -> bool:
-    return c.precision.linear in ("float8", "float8_rowwise")
+    return c.precision.linear in FLOAT8_FORMATS
 
 
 def _port_is_one(c: RunConfig) -> bool:

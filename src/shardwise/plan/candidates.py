@@ -28,9 +28,6 @@ class Candidate:
     why: str
     source: Source
     recompute_allowed: bool = True
-    keeps_until: float = 0.02
-    """It stands, as the decision tree's earlier answer, until a later one is faster by this: about
-    as much as forecasts of one model on one cluster err against each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from shardwise.config.schema import RunConfig
+from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
@@ -16,7 +16,7 @@ _OTHER_FORMATS = "write precision.linear=param, or drop it"
 
 def is_float8(linear: str) -> bool:
     """Whether a value of `precision.linear` is one of float8's."""
-    return linear in ("float8", "float8_rowwise")
+    return linear in FLOAT8_FORMATS
 
 
 def why_not_float8(in_features: int, out_features: int, least: int) -> str | None:

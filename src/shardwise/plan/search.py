@@ -18,6 +18,9 @@ from shardwise.units import format_bytes
 
 # The most that is likely must stay under this share of the card: above it the allocator retries.
 HEADROOM = 0.95
+# An earlier answer of the decision tree stands until a later one is faster by this: about as much
+# as forecasts of one model on one cluster err against each other.
+STANDS_UNTIL = 0.02
 # On one mesh, speeds closer than this are equal: the least recompute and memory decide.
 EQUAL = 0.01
 
@@ -107,11 +110,7 @@ def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
     fastest = max(option.speed for option in fitting)
     if fastest == 0.0:
         return fitting[0]
-    rank = min(
-        option.rank
-        for option in fitting
-        if option.speed * (1 + option.candidate.keeps_until) >= fastest
-    )
+    rank = min(option.rank for option in fitting if option.speed * (1 + STANDS_UNTIL) >= fastest)
     on_mesh = [option for option in fitting if option.rank == rank]
     limit = (1 - EQUAL) * max(option.speed for option in on_mesh)
     return min((option for option in on_mesh if option.speed >= limit), key=_preference)
