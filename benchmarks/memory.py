@@ -41,8 +41,10 @@ def main() -> None:
     given = parser.parse_args()
     data = json.loads(given.rows.read_text(encoding="utf-8"))
     if given.measure:
-        data["rows"] = list(measure_rows(data["rows"], given))
-        given.measure.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        old, data["rows"] = data["rows"], []
+        for row in measure_rows(old, given):
+            data["rows"].append(row)
+            given.measure.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     print(f"{data['machine']}: {data['how']}")
     print("  alloc  predicted  error   reserved  predicted  error   peak      step")
     errors = [_print_row(row) for row in data["rows"]]
@@ -87,6 +89,7 @@ def planned(row: dict[str, Any]) -> Plan:
                 "loss": row["loss"],
                 "accumulate": row["accumulate"],
             },
+            "precision": {"linear": "float8" if row["float8"] else "param"},
             "train": {"micro_batch": row["micro_batch"], "accumulation": row["accumulation"]},
         },
     )
@@ -108,7 +111,7 @@ def spec_of(row: dict[str, Any]) -> ModelSpec:
 
 def layout_of(row: dict[str, Any]) -> Layout:
     """The layout of a row."""
-    chunk = loss_slice_tokens(spec_of(row).vocab_size)
+    chunk = loss_slice_tokens(spec_of(row).vocab_size, compiled=row["compile"])
     return Layout(
         replicate=_replicas(row),
         shard=row["world"] // _replicas(row),
@@ -124,6 +127,7 @@ def layout_of(row: dict[str, Any]) -> Layout:
         loss_chunk_tokens=chunk if row["loss"] == "chunked" else None,
         accumulates_unsharded=row["accumulate"] == "unsharded",
         float8=row["float8"],
+        float8_rowwise=row["float8"] and is_bare(row),  # torchao's layers keep what these keep
     )
 
 
@@ -135,7 +139,16 @@ def _replicas(row: dict[str, Any]) -> int:
 
 def predict(row: dict[str, Any]) -> MemoryEstimate:
     """The planner's estimate for a measured row."""
-    return estimate_memory(spec_of(row), cluster_of(row), layout_of(row))
+    spec, loss_bytes = spec_of(row), None
+    if is_bare(row) and row["loss"] == "chunked":
+        # It scales the head's fp32 gradient into a second copy, and casts that.
+        loss_bytes = (4 + 4 + 2) * spec.vocab_size * spec.hidden_size
+    return estimate_memory(spec, cluster_of(row), layout_of(row), loss_bytes=loss_bytes)
+
+
+def is_bare(row: dict[str, Any]) -> bool:
+    """Whether the script of before shardwise measured it: torchao's layers, a loss of its own."""
+    return row.get("by") == "bare script"
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -106,9 +106,13 @@ def judge_all(
     ]
 
 
-def loss_slice_tokens(vocab_size: int) -> int:
-    """Tokens of one slice of the chunked loss: a power of two, at most 2**28 logits."""
-    return max(256, 2 ** ((2**28 // vocab_size).bit_length() - 1))
+def loss_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
+    """Tokens of one slice of the chunked loss: a power of two, at most 2**29 logits.
+
+    Half as many without the compiler, which would hold fp32 copies of them.
+    """
+    most = 2**29 if compiled else 2**28
+    return max(256, 2 ** ((most // vocab_size).bit_length() - 1))
 
 
 def _refuse_several_datacenters(config: RunConfig) -> None:
@@ -127,7 +131,8 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     on_gpu = cluster.device == "cuda"
     precision, memory = config.precision, config.memory
     param, why_param = _best_format(cluster)
-    chunk = loss_slice_tokens(model.vocab_size)
+    compiled = on_gpu if memory.compile == "auto" else memory.compile
+    chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": _choice_of(precision.param, param, why_param),

@@ -51,12 +51,21 @@ class _Moment:
         return self.gathered + self.buffers + self.activations + self.loss + self.recompute
 
 
-def estimate_memory(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> MemoryEstimate:
-    """Expected bytes of one rank at the peak of a step."""
+def estimate_memory(
+    model: ModelSpec, cluster: ClusterSpec, layout: Layout, *, loss_bytes: int | None = None
+) -> MemoryEstimate:
+    """Expected bytes of one rank at the peak of a step.
+
+    `loss_bytes` is for other stacks: what the head's gradient and the logits take in theirs.
+    """
     shard_params = -(-model.total_params // layout.shard)
     on_device = 0 if layout.offload else 1
-    peak = max(_at_loss(model, layout), _at_backward(model, layout), key=lambda each: each.total)
+    moments = _at_loss(model, layout, loss_bytes), _at_backward(model, layout)
+    peak = max(moments, key=lambda moment: moment.total)
     grads, waiting = _gradient_bytes(model, layout, shard_params * on_device)
+    if layout.replicate * layout.shard == 1:
+        # Alone, a rank's gradients take the place of activations that backward has used up.
+        waiting = max(0, waiting - int(peak.activations + peak.recompute))
     return MemoryEstimate(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
@@ -82,24 +91,30 @@ def _gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tupl
     return shards, 0
 
 
-def _at_loss(model: ModelSpec, layout: Layout) -> _Moment:
-    """Backward has reached the head: its fp32 gradient, that scaled, and its copy to reduce."""
+def _at_loss(model: ModelSpec, layout: Layout, loss_bytes: int | None) -> _Moment:
+    """The head's fp32 gradient, and beside it one slice of logits, or its copy to reduce."""
     width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
     tokens = layout.tokens
     gathered = _gathered_bytes(model, layout)
     # The last unit stays gathered, and the block before it is gathered ahead.
     buffers = 0 if layout.keeps_gathered else width * (head + gathered_block_params(model, layout))
-    if layout.loss_chunk_tokens is None:
-        loss = tokens * model.vocab_size * (width + 8) + 2 * width * head
-    else:
-        scaled = (4 + 4 + width) * head
-        slice_elements = min(tokens, layout.loss_chunk_tokens) * model.vocab_size
-        loss = max(scaled, (4 + width) * head + slice_elements * 2 * width)
+    loss = float(_loss_bytes(model, layout) if loss_bytes is None else loss_bytes)
     # The last hidden state, normed, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
     kept = _kept_bytes(model, layout)
     loss += tokens * tail + WORKSPACE_BYTES
     return _Moment("loss", gathered, buffers, tokens * kept, loss, 0.0)
+
+
+def _loss_bytes(model: ModelSpec, layout: Layout) -> int:
+    width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
+    if layout.loss_chunk_tokens is None:
+        return layout.tokens * model.vocab_size * (width + 8) + 2 * width * head
+    logits = min(layout.tokens, layout.loss_chunk_tokens) * model.vocab_size
+    # Each, its gradient and the next slice's; without the compiler three fp32 copies on the way.
+    later = layout.tokens > layout.loss_chunk_tokens
+    logit_bytes = (3 if later else 2) * width if layout.compile else 12 + width
+    return max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
 def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
@@ -111,7 +126,9 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
     recomputed = _recomputed_bytes(model, layout)
     if layout.compile or not recomputed:
         in_flight = reduce * head
-        transient = 3 * width * _ffn_width(model) * tokens if layout.compile else 0
+        # An MLP's gradients: three in bf16, or one and five copies of a byte each.
+        halves = 7 if layout.float8 else 3 * width
+        transient = halves * _ffn_width(model) * tokens if layout.compile else 0
     else:
         # Without the compiler the head's gradients outlive the start of the recomputation.
         in_flight, transient = (8 + 2 * width) * head, 0
@@ -124,7 +141,7 @@ def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
     """Parameters that stay whole from forward to backward."""
     if layout.keeps_gathered:
         return gathered_params(model, layout) * DTYPE_BYTES[layout.param_dtype]
-    if layout.float8 and layout.checkpoint_activations == "none":
+    if layout.float8_rowwise and layout.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0
 
@@ -156,8 +173,9 @@ def _block_bytes(model: ModelSpec, layout: Layout) -> float:
     """Bytes for a token that one block keeps without checkpointing."""
     width, statistics = DTYPE_BYTES[layout.param_dtype], 4 * model.num_heads + 8
     if layout.float8:
-        # Inputs of the linear layers are kept in one byte each.
-        return _selective_bytes(model, layout)
+        # Inputs of the linear layers are kept in one byte each; torchao's own make them again.
+        inputs = 0 if layout.float8_rowwise else 3 * model.hidden_size
+        return _selective_bytes(model, layout) + inputs
     hidden, ffn = (4, 3) if layout.compile else (9, 4)
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     norms = 0.0 if layout.compile or not model.head_norms else 4.5 * _qkv_width(model)

@@ -106,7 +106,8 @@ def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
     """The fastest that fits. Without rates the first that fits; without a fit the smallest."""
     fitting = [option for option in options if fits(option.memory, cluster)]
     if not fitting:
-        return min(options, key=lambda option: option.memory.total)
+        # Where gradients bind, the batch makes no difference to the total.
+        return min(options, key=lambda option: (option.memory.total, option.memory.activations))
     fastest = max(option.speed for option in fitting)
     if fastest == 0.0:
         return fitting[0]

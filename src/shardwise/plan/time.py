@@ -233,9 +233,9 @@ def _loss_seconds(
     matmul = passes * 2.0 * tokens * vocab * model.hidden_size / flops
     gradient = 0.0
     if layout.loss_chunk_tokens is not None and not software.frozen:
-        # The head's gradient is added up in fp32 once a slice: read, read, write.
+        # The head's gradient is added up in fp32 once a slice, mostly behind the matmul's work.
         slices = -(-layout.tokens // layout.loss_chunk_tokens)
-        gradient = slices * 10.0 * vocab * model.hidden_size * last_stage
+        gradient = slices * 2.0 * vocab * model.hidden_size * last_stage
     moved = tokens * vocab * software.loss_passes + gradient
     return moved / rates.memory_bytes_per_s, matmul
 

@@ -53,7 +53,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                grad_weight += grad.T @ hidden[rows]
+                _add_product(grad_weight, grad.T, hidden[rows])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
@@ -67,11 +67,24 @@ class LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         return (
             None if hidden is None else hidden * scale.to(hidden.dtype),
-            None if weight is None else (weight * scale).to(ctx.weight_dtype),
-            None if bias is None else (bias * scale).to(ctx.weight_dtype),
+            None if weight is None else _scaled(weight, scale, ctx.weight_dtype),
+            None if bias is None else _scaled(bias, scale, ctx.weight_dtype),
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left @ right, which a GPU adds up in fp32 without writing the product down."""
+    if total.is_cuda and left.dtype != total.dtype:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """In one pass: the head's gradient is large, and a copy of it in fp32 would be, too."""
+    return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
 
 
 def _slice_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +94,9 @@ def _slice_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     scores = logits.float()
     log_norm = scores.logsumexp(dim=-1, keepdim=True)
     loss = ((log_norm - scores.gather(1, safe)).squeeze(1) * valid).sum()
-    grad = (scores - log_norm).exp()
-    grad = grad.scatter_add(1, safe, torch.full_like(safe, -1, dtype=grad.dtype))
+    # Compared, not scattered: the compiler would write the fp32 scores down to scatter into them.
+    chosen = torch.arange(logits.shape[1], device=logits.device) == safe
+    grad = (scores - log_norm).exp() - chosen.to(scores.dtype)
     return loss, (grad * valid[:, None]).to(logits.dtype)
 
 

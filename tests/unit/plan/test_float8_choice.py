@@ -54,8 +54,9 @@ def test_memory_and_speed_follow(plan_of: PlanOf) -> None:
     assert speeds == sorted(speeds)
     assert 1.2 < speeds[2] / speeds[0] < 1.8
     assert tensor.memory.activations < plain.memory.activations
-    # Cast weights are kept from forward to backward.
-    assert tensor.memory.gathered > plain.memory.gathered
+    # torchao's own arithmetic keeps cast weights from forward to backward, ours keeps inputs.
+    assert row.memory.gathered > tensor.memory.gathered == plain.memory.gathered
+    assert row.memory.activations < tensor.memory.activations
 
 
 @pytest.mark.parametrize(
