@@ -68,6 +68,30 @@ def apply_to_unit(module: FSDPModule, name: str, carrier: Carrier) -> None:
     module.set_custom_reduce_scatter(cast(Any, _Comm(carrier.allocate, scatter)))
 
 
+def reduce_in_place(module: FSDPModule) -> None:
+    """Where one rank trains alone, a sum over ranks is what goes into it. Given one memory for
+    both, FSDP2 has nothing to copy."""
+    module.set_custom_reduce_scatter(cast(Any, _Comm(_OneMemory(), _never)))
+
+
+class _OneMemory:
+    """Memory that is asked for twice in a row, for what a collective takes and what it gives."""
+
+    def __init__(self) -> None:
+        self._taken: Tensor | None = None
+
+    def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        taken, self._taken = self._taken, None
+        if taken is not None and taken.shape == torch.Size(size) and taken.dtype == dtype:
+            return taken
+        self._taken = torch.empty(*size, dtype=dtype, device=device)
+        return self._taken
+
+
+def _never(**tensors: Any) -> None:
+    raise AssertionError("FSDP2 calls no collective of a group of one")
+
+
 @dataclass(frozen=True, slots=True)
 class _Comm:
     """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""

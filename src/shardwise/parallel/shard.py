@@ -11,6 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import Shard
 
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
+from shardwise.parallel.comm import reduce_in_place
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
@@ -36,10 +37,11 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
         mp_policy=root_policy(plan),
         **common,
     )
-    if plan.world_size == 1:
-        # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
-        return
     for module in sharded_modules(model):
+        if plan.world_size == 1:
+            # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
+            reduce_in_place(module)
+            continue
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

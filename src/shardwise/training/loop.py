@@ -135,7 +135,7 @@ class Loop:
             versions=software_versions(),
             environment={"device": device_name(self.plan)},
         )
-        if self.plan.config.observe.collectives:
+        if self.plan.config.observe.collectives and self.plan.world_size > 1:
             apply_carrier(self.session.model, self.session.units, self.session.mesh, self.timer)
         oom = explained_oom(self.plan, start, lambda: self.place.step)
         with steady_collector(), fast_attention(self.session.device), oom:
