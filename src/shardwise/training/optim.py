@@ -7,9 +7,54 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import OptimConfig
+from shardwise.kernels.adamw import corrections, update
+from shardwise.parallel.float8 import bare
 from shardwise.plan.plan import Plan
+
+
+class OnePassAdamW(torch.optim.AdamW):
+    """torch's fused AdamW, its state included, with an update that moves fewer bytes."""
+
+    @torch.no_grad()
+    def step_if_finite(self, norm: Tensor, clip_norm: float | None) -> None:
+        """One update by gradients of this norm, clipped; none where it is not finite."""
+        finite = norm.isfinite().float()
+        most = math.inf if clip_norm is None else clip_norm
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            states = [self._state_of(param) for param in params]
+            counts = [state["step"] for state in states]
+            if not counts:
+                continue
+            torch._foreach_add_(counts, finite)
+            eps, decay = group["eps"], group["weight_decay"]
+            update(
+                [_local(param) for param in params],
+                [_local(param.grad) for param in params],
+                [_local(state["exp_avg"]) for state in states],
+                [_local(state["exp_avg_sq"]) for state in states],
+                norm,
+                corrections(counts[0], group["betas"]),
+                [group["lr"], *group["betas"], eps, decay, most],
+            )
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+        """As torch itself begins it."""
+        state: dict[str, Tensor] = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = torch.zeros_like(param)
+        return state
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's numbers."""
+    inner = bare(tensor)
+    return inner.to_local() if isinstance(inner, DTensor) else inner
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
@@ -20,7 +65,9 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    offloaded, on_gpu = plan.offload.value, plan.cluster.device == "cuda"
+    one_pass = plan.fused_optimizer.value and on_gpu and not offloaded
+    return (OnePassAdamW if one_pass else torch.optim.AdamW)(
         [group for group in groups if group["params"]],
         lr=optim.lr,
         betas=optim.betas,
@@ -36,6 +83,9 @@ def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float 
     A fused optimizer takes both on its way through the gradients, in the form in which GradScaler
     hands them over; clipping beforehand would read and write all of them once more.
     """
+    if isinstance(optimizer, OnePassAdamW):
+        optimizer.step_if_finite(norm, clip_norm)
+        return
     fused: Any = optimizer
     fused.found_inf = (~norm.isfinite()).float()
     if clip_norm is not None:
