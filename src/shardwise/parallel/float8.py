@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwise.facts.gpus import FLOAT8_CAPABILITY
+from shardwise.kernels.float8 import cast
 from shardwise.model.blocks import Unit, UnitMap
+from shardwise.model.override import override_forward
+from shardwise.parallel.float8_linear import GatedMLP, Linear
 from shardwise.plan.float8 import (
     is_float8,
     no_float8_here,
@@ -26,6 +29,9 @@ from shardwise.plan.plan import Plan
 
 # Which expert a token goes to is decided by small differences, which float8 would blur.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
+# The layers of an MLP as Llama and its kin name them; `act_fn` is between.
+_GATED = ("gate_proj", "up_proj", "down_proj")
+_SILU = ("SiLU", "SiLUActivation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,32 @@ def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
                 module_filter_fn=lambda _, name, names=names: name in names,
                 config=replace(base, enable_fsdp_float8_all_gather=gathers),
             )
+    if recipe == "tensorwise":
+        take_own_arithmetic(model, {layer.name for layer in layers if not layer.why_not})
+
+
+def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
+    """Let converted layers multiply by `float8_linear`, and those of a gated MLP as one."""
+    modules = dict(model.named_modules())
+    override_forward([modules[name] for name in sorted(names)], "Own", lambda cls: _linear_forward)
+    gated = [
+        module
+        for name, module in modules.items()
+        if all(f"{name}.{part}" in names for part in _GATED)
+        and type(getattr(module, "act_fn", None)).__name__ in _SILU
+        and not any(modules[f"{name}.{part}"].bias is not None for part in _GATED)
+    ]
+    override_forward(gated, "Float8", lambda cls: _gated_forward)
+
+
+def _linear_forward(self: Any, x: Tensor) -> Tensor:
+    y: Tensor = Linear.apply(x, self.weight)
+    return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def _gated_forward(self: Any, x: Tensor) -> Tensor:
+    y: Tensor = GatedMLP.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+    return y
 
 
 def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
@@ -106,6 +138,31 @@ def refresh_scales(model: nn.Module, plan: Plan) -> None:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
+        _gather_in_one_pass(model)
+
+
+@torch.no_grad()
+def _gather_in_one_pass(model: nn.Module) -> None:
+    """Let shards with a scale be cast by our operator: torchao's cast is three kernels a weight.
+
+    They get a subclass as modules do whose forward is overridden; what torch makes of a shard is
+    torchao's own class again, so this is for whoever has just set the scales.
+    """
+    made: dict[type, type] = {}
+    for param in model.parameters():
+        local = param.to_local() if isinstance(param, DTensor) else param
+        cls = type(local)
+        if hasattr(cls, "fsdp_pre_all_gather") and not hasattr(cls, "casts_in_one_pass"):
+            if cls not in made:
+                body = {"fsdp_pre_all_gather": _pre_all_gather, "casts_in_one_pass": True}
+                made[cls] = type(f"OnePass{cls.__name__}", (cls,), body)
+            local.__class__ = made[cls]
+
+
+def _pre_all_gather(self: Any, mesh: Any) -> tuple[tuple[Tensor], tuple[Tensor]]:
+    """What FSDP2 gathers, and what it hands on beside it."""
+    scale = self._precomputed_scale
+    return (cast(self._tensor, scale, self._dtype),), (scale,)
 
 
 def bare(tensor: Tensor) -> Tensor:

@@ -1,0 +1,199 @@
+"""Casts to float8 as operators: in Triton on a GPU, in plain torch on a processor.
+
+A GPU multiplies float8 only where both factors run along the dimension that is summed over, so
+backward needs every factor transposed. The compiler reads the bf16 numbers once for each copy that
+it writes, and writes a copy for each layer that reads it. These operators write both copies of a
+tensor in one pass, and layers that share an input share its copies.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+"""Activations and weights need digits, gradients need range."""
+
+_LEAST = 1e-12  # the largest number of a tensor that is all zeros, so that nothing divides by zero
+
+
+def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a tensor whose largest number is `amax` is multiplied by to fill the format."""
+    return (torch.finfo(dtype).max / amax.double().clamp(min=_LEAST)).float()
+
+
+@custom_op("shardwise::float8_cast", mutates_args=(), device_types="cpu")
+def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix in float8."""
+    most = torch.finfo(dtype).max
+    return (x.float() * scale).clamp(-most, most).to(dtype)
+
+
+@custom_op("shardwise::float8_cast_both", mutates_args=(), device_types="cpu")
+def cast_both(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix in float8, and that transposed."""
+    rows = cast(x, scale, dtype)
+    return rows, rows.t().contiguous()
+
+
+@custom_op("shardwise::float8_transposed", mutates_args=(), device_types="cpu")
+def transposed(x: Tensor, after: Tensor) -> Tensor:
+    """A matrix of float8, transposed.
+
+    `after` is not read. It is a gradient: what depends on none the compiler would compute in
+    forward, and keep.
+    """
+    return x.t().contiguous()
+
+
+@custom_op("shardwise::swiglu_amax", mutates_args=(), device_types="cpu")
+def swiglu_amax(gate: Tensor, up: Tensor) -> Tensor:
+    """The largest number of silu(gate) * up."""
+    return _swiglu(gate, up).abs().amax()
+
+
+@custom_op("shardwise::swiglu_cast", mutates_args=(), device_types="cpu")
+def swiglu_cast(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
+    """silu(gate) * up in float8."""
+    return cast(_swiglu(gate, up), scale, FORWARD)
+
+
+@custom_op("shardwise::swiglu_grad_amax", mutates_args=(), device_types="cpu")
+def swiglu_grad_amax(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
+    """The largest numbers of the gradients of gate and of up."""
+    return torch.stack([each.abs().amax() for each in _swiglu_grads(gate, up, grad)])
+
+
+@custom_op("shardwise::swiglu_grad_cast", mutates_args=(), device_types="cpu")
+def swiglu_grad_cast(
+    gate: Tensor, up: Tensor, grad: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """In float8: gate's gradient, that transposed, up's, that transposed; silu(gate) * up
+    transposed. `scales` are those of the two gradients and of the product."""
+    gate_grad, up_grad = _swiglu_grads(gate, up, grad)
+    rows_of_gate, columns_of_gate = cast_both(gate_grad, scales[0], BACKWARD)
+    rows_of_up, columns_of_up = cast_both(up_grad, scales[1], BACKWARD)
+    product = cast(_swiglu(gate, up), scales[2], FORWARD).t().contiguous()
+    return rows_of_gate, columns_of_gate, rows_of_up, columns_of_up, product
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.float()
+    return gate * gate.sigmoid() * up.float()
+
+
+def _swiglu_grads(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up, grad = gate.float(), up.float(), grad.float()
+    sigmoid = gate.sigmoid()
+    return grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
+
+
+# ---- what the compiler must know ------------------------------------------------------------
+
+
+def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(x.shape[1], x.shape[0], dtype=dtype)
+
+
+@cast.register_fake
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
+
+
+@cast_both.register_fake
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, dtype=dtype), _turned(x, dtype)
+
+
+@transposed.register_fake
+def _(x: Tensor, after: Tensor) -> Tensor:
+    return _turned(x, x.dtype)
+
+
+@swiglu_amax.register_fake
+def _(gate: Tensor, up: Tensor) -> Tensor:
+    return gate.new_empty((), dtype=torch.float32)
+
+
+@swiglu_cast.register_fake
+def _(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(gate, dtype=FORWARD)
+
+
+@swiglu_grad_amax.register_fake
+def _(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
+    return gate.new_empty(2, dtype=torch.float32)
+
+
+@swiglu_grad_cast.register_fake
+def _(
+    gate: Tensor, up: Tensor, grad: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows = torch.empty_like(gate, dtype=BACKWARD)
+    columns = _turned(gate, BACKWARD)
+    return (
+        rows,
+        columns,
+        torch.empty_like(rows),
+        torch.empty_like(columns),
+        _turned(gate, FORWARD),
+    )
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+
+def _triton() -> ModuleType:
+    """Imported when a GPU needs it: elsewhere there is no Triton."""
+    from shardwise.kernels import float8_triton
+
+    return float8_triton
+
+
+@cast.register_kernel("cuda")
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    found: Tensor = _triton().cast(x, scale, dtype)
+    return found
+
+
+@cast_both.register_kernel("cuda")
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _triton().cast_both(x, scale, dtype)
+    return found
+
+
+@transposed.register_kernel("cuda")
+def _(x: Tensor, after: Tensor) -> Tensor:
+    found: Tensor = _triton().transposed(x)
+    return found
+
+
+@swiglu_amax.register_kernel("cuda")
+def _(gate: Tensor, up: Tensor) -> Tensor:
+    found: Tensor = _triton().swiglu_amax(gate, up)
+    return found
+
+
+@swiglu_cast.register_kernel("cuda")
+def _(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
+    found: Tensor = _triton().swiglu_cast(gate, up, scale)
+    return found
+
+
+@swiglu_grad_amax.register_kernel("cuda")
+def _(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
+    found: Tensor = _triton().swiglu_grad_amax(gate, up, grad)
+    return found
+
+
+@swiglu_grad_cast.register_kernel("cuda")
+def _(
+    gate: Tensor, up: Tensor, grad: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _triton().swiglu_grad_cast(
+        gate, up, grad, scales
+    )
+    return found

@@ -1,0 +1,138 @@
+"""The arithmetic of layers in float8 with one scale a tensor: forward, and both gradients.
+
+It stands in for torchao's own, which leaves the casts to the compiler; `kernels/float8.py` says
+what that costs. Weights stay torchao's: gathered in float8 with their scale, or gathered in bf16
+and cast here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.kernels.float8 import (
+    BACKWARD,
+    FORWARD,
+    cast,
+    cast_both,
+    scale_of,
+    swiglu_amax,
+    swiglu_cast,
+    swiglu_grad_amax,
+    swiglu_grad_cast,
+    transposed,
+)
+
+
+@torch.compiler.allow_in_graph
+class Linear(torch.autograd.Function):
+    """x @ weight.T"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """The input is kept in float8."""
+        x8, x_scale = _cast_rows(x)
+        w8, w_scale = _cast_weight(weight)
+        ctx.save_for_backward(x8, x_scale, weight, w_scale)
+        ctx.dtype = x.dtype
+        return _product(x8, x_scale, w8, w_scale, x.dtype).reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the input, and of the weight where it learns."""
+        x8, x_scale, weight, w_scale = ctx.saved_tensors
+        (grad,) = grads
+        rows, columns, scale = _cast_gradient(grad)
+        x_grad = _product(rows, scale, _turned_weight(weight, w_scale, rows), w_scale, ctx.dtype)
+        w_grad = None
+        if ctx.needs_input_grad[1]:
+            w_grad = _product(columns, scale, transposed(x8, rows), x_scale, ctx.dtype)
+        return x_grad.reshape(*grad.shape[:-1], -1), w_grad
+
+
+@torch.compiler.allow_in_graph
+class GatedMLP(torch.autograd.Function):
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        """The product of the two halves is not kept: backward makes it again on its way."""
+        x8, x_scale = _cast_rows(x)
+        gate8, gate_scale = _cast_weight(gate)
+        up8, up_scale = _cast_weight(up)
+        down8, down_scale = _cast_weight(down)
+        g = _product(x8, x_scale, gate8, gate_scale, x.dtype)
+        u = _product(x8, x_scale, up8, up_scale, x.dtype)
+        scale = scale_of(swiglu_amax(g, u), FORWARD)
+        y = _product(swiglu_cast(g, u, scale), scale, down8, down_scale, x.dtype)
+        ctx.save_for_backward(
+            x8, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale
+        )
+        return y.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the input, and of the weights that learn."""
+        (x8, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale) = (
+            ctx.saved_tensors
+        )
+        (grad,) = grads
+        rows, columns, grad_scale = _cast_gradient(grad)
+        down_turned = _turned_weight(down, down_scale, rows)
+        inner = _product(rows, grad_scale, down_turned, down_scale, g.dtype)
+        scales = scale_of(swiglu_grad_amax(g, u, inner), BACKWARD)
+        g8, g8_columns, u8, u8_columns, product = swiglu_grad_cast(
+            g, u, inner, torch.cat([scales, scale[None]])
+        )
+        x_grad = _product(g8, scales[0], _turned_weight(gate, gate_scale, g8), gate_scale, g.dtype)
+        x_grad = x_grad + _product(
+            u8, scales[1], _turned_weight(up, up_scale, u8), up_scale, g.dtype
+        )
+        x8_turned = transposed(x8, g8)
+        _, gate_learns, up_learns, down_learns = ctx.needs_input_grad
+        return (
+            x_grad.reshape(*grad.shape[:-1], -1),
+            _product(g8_columns, scales[0], x8_turned, x_scale, g.dtype) if gate_learns else None,
+            _product(u8_columns, scales[1], x8_turned, x_scale, g.dtype) if up_learns else None,
+            _product(columns, grad_scale, product, scale, g.dtype) if down_learns else None,
+        )
+
+
+def _cast_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.reshape(-1, x.shape[-1])
+    scale = scale_of(rows.abs().amax(), FORWARD)
+    return cast(rows, scale, FORWARD), scale
+
+
+def _cast_gradient(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = grad.reshape(-1, grad.shape[-1]).contiguous()
+    scale = scale_of(rows.abs().amax(), BACKWARD)
+    return *cast_both(rows, scale, BACKWARD), scale
+
+
+def _cast_weight(weight: Any) -> tuple[Tensor, Tensor]:
+    """What was gathered in float8, or is cast now."""
+    if hasattr(weight, "_scale"):
+        return weight._data, weight._scale
+    scale = scale_of(weight.abs().amax(), FORWARD)
+    return cast(weight, scale, FORWARD), scale
+
+
+def _turned_weight(weight: Any, scale: Tensor, after: Tensor) -> Tensor:
+    rows = weight._data if hasattr(weight, "_scale") else cast(weight, scale, FORWARD)
+    return transposed(rows, after)
+
+
+def _product(
+    left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """left @ right.T; sums of gradients are kept exact, as torchao does."""
+    by, and_by = left_scale.reciprocal(), right_scale.reciprocal()
+    if left.is_cpu:
+        # A processor has the format but not the arithmetic: the same numbers by way of fp32.
+        return ((left.float() * by) @ (right.float() * and_by).t()).to(dtype)
+    fast = left.dtype == FORWARD
+    # torch has no public float8 matmul in all the versions we support; torchao uses this one.
+    return torch._scaled_mm(left, right.t(), by, and_by, out_dtype=dtype, use_fast_accum=fast)
