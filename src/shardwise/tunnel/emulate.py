@@ -72,7 +72,7 @@ class Emulator(Carrier):
 
         def copy() -> None:
             # FSDP2 gathers in place: rank 0's own shard lies in the first slot already.
-            output_tensor.view(group.size(), -1)[1:].copy_(input_tensor)
+            _wide(output_tensor).view(group.size(), -1)[1:].copy_(_wide(input_tensor))
 
         self.carry("all_gather", output_tensor, group, unit, copy)
 
@@ -95,3 +95,8 @@ class Emulator(Carrier):
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
         """FSDP2's own all-reduce does nothing here, so only its time passes."""
         self.carry("all_reduce", gradients, group, unit, lambda: None)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The same bytes in words of eight, where they divide: a device copies those at full speed."""
+    return tensor.view(torch.int64) if tensor.nbytes % 8 == 0 else tensor
