@@ -44,6 +44,8 @@ def plan_of(cluster: ClusterSpec, sections: Sections) -> Plan:
 def import_torch() -> None:
     """Before the first fork; nothing of it may touch the GPU, which a fork cannot share."""
     os.environ.setdefault(*ALLOCATOR)
+    # Packages ask at import whether there is a GPU: by way of its management library, not by CUDA.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import shardwise.tunnel.timed  # noqa: F401 - once, for all processes that are forked off
 
 

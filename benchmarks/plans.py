@@ -1,15 +1,16 @@
 """The planner's own choice against a sweep of everything else, each run for real as rank 0 of N.
 
     python benchmarks/plans.py [--pairs llama-3.1-8b:8xH200 ...] [--seconds 1500] [--steps 4]
-        [--json FILE]
+        [--json benchmarks/results/h200_plans.json]
 
 For each pair of a model and a cluster: the plan that `shardwise plan` chooses, and every other
 layout (mesh, reshard, recompute, micro-batch) that could fit the card, each in `shardwise tunnel`:
 the real step on this device, with the modelled time of the cluster's links. The layouts run in the
-order of their forecasts, from the fastest down, until the pair's share of the time is spent; those
-that were not run are counted, with the best forecast among them. Every layout gets a process of its
-own, forked from one that has imported torch already, so that one that runs out of memory disturbs
-nobody.
+order of their forecasts, from the fastest down, until none is left that could beat the choice by
+more than the bar: one that would have to be faster than foreseen by more than `--doubt` is counted
+and not run. The verdict prints that distance, and beside it the largest miss of the forecasts that
+ran. What FILE holds already is not run again. Every layout gets a process of its own, forked from
+one that has imported torch already, so that one that runs out of memory disturbs nobody.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ PAIRS = (
     "qwen2.5-7b:2x8xH200",
     "llama-3.1-70b:8x8xH200",
 )
+BAR = 0.03  # the choice may be this much slower than the best layout that there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +51,81 @@ class Point:
     problem: str = ""
 
 
+Book = dict[str, dict[str, Point]]  # pair -> label -> what was measured
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A pair's layouts that ran, the planner's choice first, and the forecast of the best left."""
+
+    points: list[Point]
+    layouts: int
+    best_left: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", nargs="+", default=PAIRS, help="model:cluster")
     parser.add_argument("--seq-len", type=int, default=4096)
     parser.add_argument("--seconds", type=float, default=1500, help="for all pairs together")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of each layout")
+    parser.add_argument("--doubt", type=float, default=BAR, help="how far a forecast may be low")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="measured before; what is new is added to it")
     given = parser.parse_args()
     import_torch()
+    book = read_book(given.json)
     found = {}
-    ends = time.monotonic()
+    ends = time.monotonic() + given.seconds
     for pair in given.pairs:
-        ends += given.seconds / len(given.pairs)
-        found[pair] = sweep(pair, given, ends)
+        found[pair] = sweep(pair, given, ends, book.setdefault(pair, {}))
         if given.json:
-            rows = {pair: [asdict(point) for point in points] for pair, points in found.items()}
-            given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            write_book(book, given.json)
     print("\nplanner's choice against the best of the sweep, tokens/s of a device")
-    for pair, (chosen, *others) in found.items():
-        print_verdict(pair, chosen, others)
+    for pair, swept in found.items():
+        print_verdict(pair, swept)
 
 
-def sweep(pair: str, given: argparse.Namespace, ends: float) -> list[Point]:
-    """The planner's choice first, then the others until the time is spent."""
+def read_book(path: Path | None) -> Book:
+    if path is None or not path.exists():
+        return {}
+    pairs = json.loads(path.read_text(encoding="utf-8"))["pairs"]
+    return {pair: {row["label"]: Point(**row) for row in rows} for pair, rows in pairs.items()}
+
+
+def write_book(book: Book, path: Path) -> None:
+    pairs = {pair: [asdict(point) for point in points.values()] for pair, points in book.items()}
+    text = json.dumps({"how": "python benchmarks/plans.py", "pairs": pairs}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def sweep(pair: str, given: argparse.Namespace, ends: float, known: dict[str, Point]) -> Sweep:
+    """The planner's choice first, then all that might beat it, while there is time."""
     model, _, name = pair.partition(":")
     cluster, seq_len = parse_cluster(name), given.seq_len
     chosen = plan_with(model, cluster, seq_len, {})
     others = sorted(all_others(model, cluster, seq_len, chosen), key=speed_of, reverse=True)
     print(f"\n{pair}, sequences of {seq_len}: {1 + len(others)} layouts could fit", flush=True)
-    points = [run(chosen, given)]
-    for number, plan in enumerate(others):
-        if time.monotonic() > ends:
-            left = others[number:]
-            print(f"  {len(left)} not run; the best forecast of them: {speed_of(left[0]):,.0f}")
-            break
-        points.append(run(plan, given))
-    return points
+    points: list[Point] = []
+    for plan in (chosen, *others):
+        label = label_of(plan)
+        if label not in known:
+            if points and hopeless(points[0], speed_of(plan), given.doubt):
+                continue
+            if time.monotonic() > ends:
+                break
+            known[label] = run(plan, given)
+        # The forecast of today beside what was measured then.
+        points.append(replace(known[label], predicted=speed_of(plan)))
+        print(f"  {format_point(points[-1])}", flush=True)
+    ran = {point.label for point in points}
+    best_left = max((speed_of(plan) for plan in others if label_of(plan) not in ran), default=0.0)
+    return Sweep(points, 1 + len(others), best_left)
+
+
+def hopeless(chosen: Point, foreseen: float, doubt: float) -> bool:
+    """Whether a layout, `doubt` faster than foreseen, would still leave the choice in the bar."""
+    return chosen.measured is not None and foreseen * (1 + doubt) < chosen.measured / (1 - BAR)
 
 
 def all_others(model: str, cluster: ClusterSpec, seq_len: int, chosen: Plan) -> Iterator[Plan]:
@@ -125,16 +164,11 @@ def plan_with(model: str, cluster: ClusterSpec, seq_len: int, sections: Sections
 
 def run(plan: Plan, given: argparse.Namespace) -> Point:
     """One layout in a process of its own."""
-    started = time.monotonic()
     found = measure(plan, device=given.device, link_speed=1.0, steps=given.steps)
     label, foreseen = label_of(plan), speed_of(plan)
     if isinstance(found, str):
-        point = Point(label, foreseen, None, None, found)
-    else:
-        point = Point(label, foreseen, found.tokens_per_s, found.reserved_gib)
-    took = time.monotonic() - started
-    print(f"  {format_point(point)}   {took:.0f} s", flush=True)
-    return point
+        return Point(label, foreseen, None, None, found)
+    return Point(label, foreseen, found.tokens_per_s, found.reserved_gib)
 
 
 def speed_of(plan: Plan) -> float:
@@ -158,18 +192,26 @@ def format_point(point: Point) -> str:
     return f"{point.label:<66} foreseen {point.predicted:>9,.0f}  measured {measured} {held}"
 
 
-def print_verdict(pair: str, chosen: Point, others: list[Point]) -> None:
+def print_verdict(pair: str, swept: Sweep) -> None:
+    chosen = swept.points[0]
     if chosen.measured is None:
         print(f"{pair:<28} the choice did not run: {chosen.problem}")
         return
-    ran = [point for point in others if point.measured is not None]
-    best = max([chosen, *ran], key=lambda point: point.measured or 0.0)
+    ran = [point for point in swept.points if point.measured is not None]
+    best = max(ran, key=lambda point: point.measured or 0.0)
     assert best.measured is not None
     loss = 1 - chosen.measured / best.measured
     print(
-        f"{pair:<28} {chosen.measured:>9,.0f} against {best.measured:>9,.0f} of {1 + len(ran)} run "
-        f"({loss:.1%} slower); foreseen {chosen.predicted:,.0f}; best: {best.label}"
+        f"{pair:<28} {chosen.measured:>9,.0f} against {best.measured:>9,.0f}: {loss:.1%} slower "
+        f"than the best of {len(ran)} ({best.label})"
     )
+    if swept.best_left:
+        needed = chosen.measured / (1 - BAR) / swept.best_left - 1
+        low = max((point.measured or 0.0) / point.predicted - 1 for point in ran)
+        print(
+            f"{'':<28} {swept.layouts - len(swept.points)} not run: the best would have to be "
+            f"{needed:.1%} faster than foreseen; of those that ran none was by more than {low:.1%}"
+        )
 
 
 if __name__ == "__main__":
