@@ -86,17 +86,11 @@ def best_rows(rows: Sequence[Row], cap_gib: float = float("inf")) -> list[Row]:
 def markdown(data: Mapping[str, Any]) -> str:
     """All tables of a file of results."""
     rows = rows_of(data["runs"])
-    cap = data["cap_gib"]
-    parts = [
-        _machine_line(data),
-        "Best setting of each:",
-        _table(best_rows(rows)),
-        f"Best setting of each that reserves at most {cap:g} GiB:",
-        _table(best_rows(rows, cap)),
-        "All settings:",
-        _all_table(rows),
-    ]
-    return "\n\n".join(parts)
+    parts = [_machine_line(data), "Best setting of each:", _table(best_rows(rows))]
+    if capped := best_rows(rows, data["cap_gib"]):
+        title = f"Best setting of each that reserves at most {data['cap_gib']:g} GiB:"
+        parts += [title, _table(capped)]
+    return "\n\n".join([*parts, "All settings:", _all_table(rows)])
 
 
 def _machine_line(data: Mapping[str, Any]) -> str:

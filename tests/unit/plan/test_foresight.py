@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-FORESIGHT = Path(__file__).parents[3] / "benchmarks" / "foresight.py"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+FORESIGHT = BENCHMARKS / "foresight.py"
 LLAMA_8B = {
     "source": "somebody's blog",
     "source_date": "2025-01",
@@ -138,3 +139,9 @@ def test_the_shipped_profiles_foresee_a_published_run(tmp_path: Path) -> None:
         "tokens_per_s_per_gpu": "3684",
     }
     assert "PASS  calibrated stacks: 1 rows" in run(tmp_path, [row])
+
+
+def test_the_documentation_shows_the_tables_of_quoted_figures() -> None:
+    command = [sys.executable, str(BENCHMARKS / "seeds.py"), "--markdown"]
+    tables = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert tables.strip() in (BENCHMARKS.parent / "docs/foresight.md").read_text(encoding="utf-8")
