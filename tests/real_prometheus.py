@@ -1,4 +1,4 @@
-"""A real Prometheus server over one endpoint, with the files that `shardwise observe` writes."""
+"""A real Prometheus server over the endpoint of a run, with what `shardwise observe` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
+
+from shardwise.metrics.monitoring.scrape import DCGM_PORT
 
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
 HAS_PROMETHEUS = shutil.which("prometheus") is not None
@@ -28,18 +30,26 @@ def free_port() -> int:
             return port
 
 
-class Prometheus:
-    """A test has no minutes: it scrapes every `every` seconds, and all windows are scaled."""
+def _observe(*words: str) -> None:
+    subprocess.run([SHARDWISE, "observe", *words], check=True, capture_output=True)
 
-    def __init__(self, folder: Path, target: int, *, every: float, scale: float) -> None:
+
+class Prometheus:
+    """A test has no minutes: it scrapes every `every` seconds, and all windows are scaled.
+
+    `dcgm` is where a test has DCGM's exporter: on the usual port there may be a real one.
+    """
+
+    def __init__(
+        self, folder: Path, target: int, *, every: float, scale: float, dcgm: int = DCGM_PORT
+    ) -> None:
         folder.mkdir()
         self.rules = folder / "rules.yaml"
         config = folder / "prometheus.yml"
-        for words in (
-            ("scrape", f"--nodes=127.0.0.1:{target}", f"--every={every}", f"--to={config}"),
-            ("rules", f"--scale={scale}", f"--to={self.rules}"),
-        ):
-            subprocess.run([SHARDWISE, "observe", *words], check=True, capture_output=True)
+        _observe("scrape", f"--nodes=127.0.0.1:{target}", f"--every={every}", f"--to={config}")
+        _observe("rules", f"--scale={scale}", f"--to={self.rules}")
+        text = config.read_text(encoding="utf-8")
+        config.write_text(text.replace(f":{DCGM_PORT}", f":{dcgm}"), encoding="utf-8")
         self.port = free_port()
         self.process = subprocess.Popen(
             [
@@ -47,10 +57,17 @@ class Prometheus:
                 f"--config.file={config}",
                 f"--storage.tsdb.path={folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{self.port}",
+                "--web.enable-lifecycle",
             ],
             stdout=subprocess.DEVNULL,
             stderr=(folder / "log.txt").open("w"),
         )
+
+    def rescale(self, scale: float) -> None:
+        """Go on with other windows; what was scraped stays."""
+        _observe("rules", f"--scale={scale}", f"--to={self.rules}")
+        reload = Request(f"http://127.0.0.1:{self.port}/-/reload", method="POST")
+        urlopen(reload, timeout=20).close()
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Series that match now."""

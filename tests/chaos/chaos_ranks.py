@@ -210,6 +210,25 @@ def end_state(run_dir: Path, step: int = STEPS) -> str:
     return digest.hexdigest()
 
 
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Process ids of the ranks that run now under this one."""
+    found = {}
+    for pid in _read(f"/proc/{launcher}/task/{launcher}/children").split():
+        entries = _read(f"/proc/{pid}/environ").split("\0")
+        environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        if "RANK" in environ:
+            found[int(environ["RANK"])] = int(pid)
+    return found
+
+
+def _read(path: str) -> str:
+    """Nothing of a process that is gone."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 def logs(run_dir: Path) -> str:
     """The ends of the newest logs, to show why a run failed."""
     newest = sorted((run_dir / "logs").glob("attempt-*/rank-*.log"), key=os.path.getmtime)[-WORLD:]

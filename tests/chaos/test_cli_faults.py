@@ -25,6 +25,7 @@ from chaos_ranks import (
     events_of,
     newest_good,
     prepare,
+    ranks_of,
     run_clean,
 )
 
@@ -57,16 +58,7 @@ class Training:
 
     def ranks(self) -> dict[int, int]:
         """Process ids of the ranks that run now."""
-        found = {}
-        for pid in _children(self.process.pid):
-            environ = dict(
-                entry.split("=", 1)
-                for entry in _read(f"/proc/{pid}/environ").split("\0")
-                if "=" in entry
-            )
-            if "RANK" in environ:
-                found[int(environ["RANK"])] = pid
-        return found
+        return ranks_of(self.process.pid)
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps that were logged so far."""
@@ -214,15 +206,3 @@ def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., T
         time.sleep(0.05)
     (stopped,) = events_of(training.run_dir, "stopped")
     assert newest_good(training.run_dir) == stopped["step"]
-
-
-def _children(pid: int) -> list[int]:
-    text = _read(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in text.split()]
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
