@@ -35,11 +35,11 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 # Alerts are about time, so the test that makes them fire has little beside it. Of the others ranks
-# often wait for each other: five parts side by side keep two cores busy.
+# often wait for each other: three parts side by side keep two cores busy, and more cost time.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
 	@echo "parts of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j5 --output-sync=target test-ranks test-command test-faults test-rest test-float8
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-rest test-ranks test-command test-faults test-float8
 
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
