@@ -101,7 +101,7 @@ class GatedMLP(torch.autograd.Function):
 
 
 def _cast_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
     scale = scale_of(rows.abs().amax(), FORWARD)
     return cast(rows, scale, FORWARD), scale
 
