@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from shardwise.version import __version__
 
 if TYPE_CHECKING:
+    from shardwise.api import train
     from shardwise.config.load import load_config
-    from shardwise.launch.local import train
     from shardwise.launch.prepare import choose_plan
     from shardwise.parallel.apply import parallelize
 
@@ -23,7 +23,7 @@ _HOMES = {
     "choose_plan": "shardwise.launch.prepare",
     "load_config": "shardwise.config.load",
     "parallelize": "shardwise.parallel.apply",
-    "train": "shardwise.launch.local",
+    "train": "shardwise.api",
 }
 
 

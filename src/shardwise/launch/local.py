@@ -8,10 +8,9 @@ from pathlib import Path
 
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.config.plain import dump_yaml
-from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
-from shardwise.launch.prepare import choose_plan, fetch_weights, validate_machine, validate_sinks
+from shardwise.launch.prepare import validate_machine, validate_sinks
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.supervise import (
     SignalRelay,
@@ -28,18 +27,11 @@ from shardwise.plan.plan import Plan
 PLAN_NAME = "plan.json"
 
 
-def train(config: RunConfig) -> Path:
-    """Plan, start the ranks and wait for them; returns the run directory.
+def run_plan(plan: Plan) -> Path:
+    """Start its ranks and wait for them; returns the run directory.
 
     Inside torchrun (RANK is set) this process is one rank and starts no others.
     """
-    fetch_weights(config)
-    plan = choose_plan(config)
-    return run_plan(plan)
-
-
-def run_plan(plan: Plan) -> Path:
-    """Run an already chosen plan."""
     validate_sinks(plan.config)
     validate_torchao(plan.linear.value)
     if "RANK" in os.environ:

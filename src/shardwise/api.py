@@ -1,0 +1,28 @@
+"""A run as scripts start it: from its configuration to the verdict on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardwise.config.schema import RunConfig
+from shardwise.launch.local import run_plan
+from shardwise.launch.prepare import choose_plan, fetch_weights
+from shardwise.verify.judge import judge_run, record_gates, validate_passed
+
+
+def train(config: RunConfig) -> Path:
+    """Plan, start the ranks, wait for them and judge the run; returns the run directory.
+
+    The verdict stands in its record; with `gates.enforce` a gate that failed is an error. Inside
+    torchrun (RANK is set) this process is one rank and starts no others.
+    """
+    fetch_weights(config)
+    plan = choose_plan(config)
+    run_plan(plan)
+    if os.environ.get("RANK", "0") == "0":
+        gates = judge_run(plan.run_dir)
+        record_gates(plan.run_dir, gates)
+        if config.gates.enforce:
+            validate_passed(plan.run_dir, gates)
+    return plan.run_dir
