@@ -6,10 +6,12 @@ torchao is imported where it is first needed: it is optional, and takes seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -29,9 +31,9 @@ from shardwise.plan.plan import Plan
 
 # Which expert a token goes to is decided by small differences, which float8 would blur.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
-# The layers of an MLP as Llama and its kin name them; `act_fn` is between.
+# The layers of an MLP as Llama and its kin name them, and sizes to try it with.
 _GATED = ("gate_proj", "up_proj", "down_proj")
-_SILU = ("SiLU", "SiLUActivation")
+_SMALL = dict(zip(_GATED, ((8, 16), (8, 16), (16, 8)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,26 @@ def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
         module
         for name, module in modules.items()
         if all(f"{name}.{part}" in names for part in _GATED)
-        and type(getattr(module, "act_fn", None)).__name__ in _SILU
         and not any(modules[f"{name}.{part}"].bias is not None for part in _GATED)
+        and _is_swiglu(module)
     ]
     override_forward(gated, "Float8", lambda cls: _gated_forward)
+
+
+def _is_swiglu(mlp: nn.Module) -> bool:
+    """Run the module's own code over small layers: some families scale or cut in between."""
+    with torch.random.fork_rng(devices=[]):
+        layers = {part: nn.Linear(*size, bias=False) for part, size in _SMALL.items()}
+    small = copy(mlp)
+    small._modules = {**mlp._modules, **layers}
+    x = torch.linspace(-2, 2, 32).view(4, 8)
+    gate, up, down = (layer.weight for layer in layers.values())
+    expected = (F.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    try:
+        found = small(x)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(found, Tensor) and found.is_cpu and torch.allclose(found, expected, atol=1e-6)
 
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:

@@ -282,15 +282,20 @@ LAYERS = {"q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 
 def both_arithmetics(activation: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The same model with our layers and with torchao's."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
     torch.manual_seed(0)
     ours = Gated(activation)
-    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
-    theirs = convert_to_float8_training(deepcopy(ours), config=config)
-    ours = convert_to_float8_training(ours, config=config)
+    convert_layers(ours)
+    theirs = deepcopy(ours)
     take_own_arithmetic(ours, LAYERS)
     return ours, theirs
+
+
+def convert_layers(model: nn.Module) -> None:
+    """By torchao, in emulation."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = replace(Float8LinearConfig.from_recipe_name("tensorwise"), emulate=True)
+    convert_to_float8_training(model, config=config)
 
 
 def numbers(model: nn.Module, call: Any = None) -> list[Tensor]:
@@ -314,6 +319,35 @@ def test_the_numbers_are_torchaos(activation: nn.Module) -> None:
     for one, other in zip(numbers(ours), numbers(theirs), strict=True):
         # The product inside an MLP is not rounded to bf16 here: rarely it casts otherwise.
         assert error(one, other) < 1e-3
+
+
+class ScaledMLP(MLP):
+    """As Falcon H1 has it: the same layers, another function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(self.act_fn(0.5 * self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+@pytest.mark.torchao
+def test_an_mlp_that_computes_something_else_stays_three_layers() -> None:
+    torch.manual_seed(0)
+    plain = Gated(nn.SiLU())
+    plain.mlp.__class__ = ScaledMLP
+    ours = deepcopy(plain)
+    convert_layers(ours)
+    take_own_arithmetic(ours, LAYERS)
+    assert type(ours.mlp) is ScaledMLP
+    assert error(numbers(ours)[0], numbers(plain)[0]) < 0.1
+
+
+@pytest.mark.torchao
+def test_the_mlps_of_llama_are_taken() -> None:
+    plan = plan_of("tiny-llama", "float8", overrides=SMALL, param="fp32", float8_min_features=16)
+    model = build_on_meta(plan.hf_config)
+    apply_float8(model, find_units(model), plan)
+    mlps = [type(m).__name__ for name, m in model.named_modules() if name.endswith(".mlp")]
+    assert mlps == ["Float8LlamaMLP"] * 2
 
 
 @pytest.mark.torchao
