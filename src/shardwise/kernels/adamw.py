@@ -28,22 +28,22 @@ def update(
     grads: Sequence[Tensor],
     means: Sequence[Tensor],
     squares: Sequence[Tensor],
-    norm: Tensor,
-    bias: Tensor,
+    known: Tensor,
     numbers: Sequence[float],
 ) -> None:
-    """Update `params` by gradients whose norm over all ranks is `norm`; not where it is not finite.
+    """Update `params`, or not.
 
-    `numbers` are the rate, both betas, eps, the decay, and the norm to clip to, or infinity.
+    `known` is what only the device knows: 1 where nothing is to be done, else 0, what gradients are
+    divided by, and both corrections; `numbers` are the rate, both betas, eps and the decay.
     """
-    rate, beta1, beta2, eps, decay, clip_norm = numbers
-    if not norm.isfinite():
+    rate, beta1, beta2, eps, decay = numbers
+    found_inf, grad_scale, *bias = known
+    if found_inf != 0:
         return
-    clip = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
     for param, grad, mean, square in zip(params, grads, means, squares, strict=True):
-        clipped = grad * clip
-        mean.lerp_(clipped, 1 - beta1)
-        square.mul_(beta2).addcmul_(clipped, clipped, value=1 - beta2)
+        scaled = grad / grad_scale
+        mean.lerp_(scaled, 1 - beta1)
+        square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
         root = (square / bias[1]).sqrt() + eps
         param.mul_(1 - rate * decay).sub_(rate / bias[0] * mean / root)
 
@@ -59,12 +59,11 @@ def _(
     grads: Sequence[Tensor],
     means: Sequence[Tensor],
     squares: Sequence[Tensor],
-    norm: Tensor,
-    bias: Tensor,
+    known: Tensor,
     numbers: Sequence[float],
 ) -> None:
     # Imported when a GPU needs it: elsewhere there is no Triton.
     from shardwise.kernels.adamw_triton import launch
 
     for tensors in zip(params, grads, means, squares, strict=True):
-        launch(*tensors, norm, bias, numbers)
+        launch(*tensors, known, numbers)

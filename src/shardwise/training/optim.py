@@ -16,30 +16,37 @@ from shardwise.plan.plan import Plan
 
 
 class OnePassAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, its state included, with an update that moves fewer bytes."""
+    """torch's fused AdamW, its state included, with an update that moves fewer bytes.
+
+    It is told of a scale and of gradients that are not finite as torch's own is: by attributes.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
 
     @torch.no_grad()
-    def step_if_finite(self, norm: Tensor, clip_norm: float | None) -> None:
-        """One update by gradients of this norm, clipped; none where it is not finite."""
-        finite = norm.isfinite().float()
-        most = math.inf if clip_norm is None else clip_norm
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update, queued without a wait for the device."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
-            states = [self._state_of(param) for param in params]
-            counts = [state["step"] for state in states]
-            if not counts:
-                continue
-            torch._foreach_add_(counts, finite)
-            eps, decay = group["eps"], group["weight_decay"]
-            update(
-                [_local(param) for param in params],
-                [_local(param.grad) for param in params],
-                [_local(state["exp_avg"]) for state in states],
-                [_local(state["exp_avg_sq"]) for state in states],
-                norm,
-                corrections(counts[0], group["betas"]),
-                [group["lr"], *group["betas"], eps, decay, most],
-            )
+            if params:
+                self._update(group, params)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        states = [self._state_of(param) for param in params]
+        counts = [state["step"] for state in states]
+        found_inf = torch.zeros_like(counts[0]) if self.found_inf is None else self.found_inf
+        scale = torch.ones_like(counts[0]) if self.grad_scale is None else self.grad_scale
+        # One for each: of a single tensor torch would read the number, and wait for it.
+        torch._foreach_add_(counts, [1 - found_inf] * len(counts))
+        update(
+            [_local(param) for param in params],
+            [_local(param.grad) for param in params if param.grad is not None],
+            [_local(state["exp_avg"]) for state in states],
+            [_local(state["exp_avg_sq"]) for state in states],
+            torch.stack([found_inf, scale, *corrections(counts[0], group["betas"])]),
+            [group["lr"], *group["betas"], group["eps"], group["weight_decay"]],
+        )
 
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         """As torch itself begins it."""
@@ -83,9 +90,6 @@ def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float 
     A fused optimizer takes both on its way through the gradients, in the form in which GradScaler
     hands them over; clipping beforehand would read and write all of them once more.
     """
-    if isinstance(optimizer, OnePassAdamW):
-        optimizer.step_if_finite(norm, clip_norm)
-        return
     fused: Any = optimizer
     fused.found_inf = (~norm.isfinite()).float()
     if clip_norm is not None:

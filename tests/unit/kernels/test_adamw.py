@@ -62,3 +62,30 @@ def test_its_state_goes_into_torchs_and_back() -> None:
     theirs.load_state_dict(ours.state_dict())
     ours.load_state_dict(theirs.state_dict())
     assert ours.state[params[0]]["step"] == 1.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_host_waits_for_nothing() -> None:
+    params = parameters("cuda")
+    optimizer = OnePassAdamW(params, **SETTINGS)  # type: ignore[arg-type]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    norm = torch.ones((), device="cuda")
+    step_if_finite(optimizer, norm, 1.0)  # compiles the kernel
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step_if_finite(optimizer, norm, 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_hooks_are_called() -> None:
+    params = parameters("cpu")
+    optimizer = OnePassAdamW(params, **SETTINGS)  # type: ignore[arg-type]
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    for param in params:
+        param.grad = torch.ones_like(param)
+    step_if_finite(optimizer, torch.tensor(1.0), None)
+    assert seen == ["before", "after"]
