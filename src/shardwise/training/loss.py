@@ -23,10 +23,12 @@ IGNORE_INDEX = -100
 
 
 class Slicing(NamedTuple):
-    """How many tokens a slice has, and the function that gives its loss and logit gradient."""
+    """How many tokens a slice has, the function that gives its loss and logit gradient, and one
+    that scales a gradient and casts it."""
 
     tokens: int
     loss_and_grad: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -57,7 +59,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.weight_dtype = weight.dtype
+        ctx.weight_dtype, ctx.scaled = weight.dtype, how.scaled
         return total
 
     @staticmethod
@@ -67,8 +69,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         return (
             None if hidden is None else hidden * scale.to(hidden.dtype),
-            None if weight is None else _scaled(weight, scale, ctx.weight_dtype),
-            None if bias is None else _scaled(bias, scale, ctx.weight_dtype),
+            None if weight is None else ctx.scaled(weight, scale, ctx.weight_dtype),
+            None if bias is None else ctx.scaled(bias, scale, ctx.weight_dtype),
             None,
             None,
         )
@@ -85,6 +87,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """In one pass: the head's gradient is large, and a copy of it in fp32 would be, too."""
     return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
+
+
+def _scaled_by_compiler(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compiled this is one pass as well, and at the memory's rate, which torch's is not."""
+    return (tensor * scale).to(dtype)
 
 
 def _slice_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +113,13 @@ def prepare_head(model: nn.Module, chunk: int, *, compiled: bool) -> None:
     It stays the same module, called once, so FSDP2 gathers and frees it as ever.
     """
     head = _head_of(model)
-    slicing = Slicing(chunk, torch.compile(_slice_loss, dynamic=False) if compiled else _slice_loss)
+    slicing = Slicing(chunk, _slice_loss, _scaled)
+    if compiled:
+        slicing = Slicing(
+            chunk,
+            torch.compile(_slice_loss, dynamic=False),
+            torch.compile(_scaled_by_compiler, dynamic=False),
+        )
     if head is not None:
         override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))
 

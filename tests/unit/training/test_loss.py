@@ -14,6 +14,7 @@ from shardwise.training.loss import (
     IGNORE_INDEX,
     LinearCrossEntropy,
     Slicing,
+    _scaled,
     _slice_loss,
     attach_loss,
     prepare_head,
@@ -50,7 +51,7 @@ def make_inputs(dtype: torch.dtype, *, bias: bool = True, ignored: int = 5) -> I
 
 
 def chunked(given: Inputs, chunk: int) -> Tensor:
-    slicing = Slicing(chunk, _slice_loss)
+    slicing = Slicing(chunk, _slice_loss, _scaled)
     loss: Tensor = LinearCrossEntropy.apply(
         given.hidden, given.weight, given.bias, given.labels, slicing
     )
