@@ -14,6 +14,12 @@ _BLOCK = 8192
 _FORMATS = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
+def amax_of(x: Tensor) -> Tensor:
+    partial = x.new_empty(triton.cdiv(x.numel(), _BLOCK), dtype=torch.float32)
+    _amax[partial.shape](x, partial, x.numel(), BLOCK=_BLOCK, num_warps=8)
+    return partial.amax()
+
+
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     rows = torch.empty_like(x, dtype=dtype)
     _cast[_tiles(x)](x, scale, _bytes(rows), _bytes(rows), *x.shape, BOTH=False, **_to(dtype))
@@ -99,6 +105,13 @@ def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
 def _largest(x):
     # A comparison drops what is not a number; infinity makes the scale 0 and all products NaN.
     return tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=0)
+
+
+@triton.jit
+def _amax(x, partial, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    read = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
+    tl.store(partial + tl.program_id(0), _largest(read))
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from torch import Tensor
 from shardwise.kernels.float8 import (
     BACKWARD,
     FORWARD,
+    amax_of,
     cast,
     cast_both,
     scale_of,
@@ -108,7 +109,7 @@ def _cast_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cast_gradient(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = grad.reshape(-1, grad.shape[-1]).contiguous()
-    scale = scale_of(rows.abs().amax(), BACKWARD)
+    scale = scale_of(amax_of(rows), BACKWARD)
     return *cast_both(rows, scale, BACKWARD), scale
 
 
