@@ -14,8 +14,8 @@ are missing. What is not torchtitan's own:
   be whatever lay in memory, and free. Here the emulator of `shardwise tunnel` carries them, through
   the hooks of FSDP2 that ours go through: an all-gather copies the local shard into every slot, a
   reduce-scatter sums over the slots, and both of one group queue behind each other;
-- the loop around its step, which waits for the device before and after as the tunnel's does, and a
-  learning rate of 0, as the tunnel has: AdamW does the same work, and weights stay finite.
+- the loop around its step, which takes the time of each as the tunnel's does, and a learning rate
+  of 0, as the tunnel has: AdamW does the same work, and weights stay finite.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -208,18 +208,18 @@ def recompute_flags(recompute: str) -> dict[str, str | int]:
 def run_steps(trainer: Any, emulator: Emulator, task: Task) -> list[float]:
     """Seconds of each measured step; the peak of memory is theirs too."""
     batches, clock = trainer.batch_generator(trainer.dataloader), emulator.clock
-    times: list[float] = []
+    marks: list[Any] = []
     for trainer.step in range(1, WARM_UP_STEPS + task.steps + 1):
-        if trainer.step == WARM_UP_STEPS + 1 and task.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        if trainer.step == WARM_UP_STEPS + 1:
+            clock.finish()
+            if task.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            marks = [clock.mark()]
         emulator.traffic.forget()
-        clock.finish()
-        started = time.perf_counter()
         trainer.train_step(batches)
-        clock.finish()
-        times.append(time.perf_counter() - started)
-        clock.settle()
-    return times[WARM_UP_STEPS:]
+        marks.append(clock.mark())
+    clock.finish()
+    return [clock.seconds(start, end) for start, end in pairwise(marks)]
 
 
 def validate_size(trainer: Any, task: Task) -> None:

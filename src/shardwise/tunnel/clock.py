@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -32,6 +32,12 @@ class Clock(Protocol):
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
         """Do `work`, and hold `wire` for `seconds` in all; `what` names collectives alike."""
 
+    def mark(self) -> Any:
+        """The moment at which all that was started so far is done."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """After `finish`: between two marks."""
+
     def finish(self) -> None:
         """Wait until everything that was started is done."""
 
@@ -45,6 +51,13 @@ class StoppedClock:
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
         """Only the work."""
         work()
+
+    def mark(self) -> None:
+        """There is but one moment."""
+
+    def seconds(self, start: None, end: None) -> float:
+        """None pass."""
+        return 0.0
 
     def finish(self) -> None:
         """Nothing is ever under way."""
@@ -67,6 +80,14 @@ class HostClock:
         time.sleep(max(0.0, started + seconds - time.perf_counter()))
         self._asked_s += seconds
         self._took_s += time.perf_counter() - started
+
+    def mark(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """By the host's clock."""
+        return end - start
 
     def finish(self) -> None:
         """The host does one thing after the other."""
@@ -118,6 +139,16 @@ class CudaClock:
         end.record(stream)
         self._last[wire] = end
         self._spans.append(_Span(what, seconds, wait_s, start, end))
+
+    def mark(self) -> torch.cuda.Event:
+        """When the stream that computes has come here."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """By the device's clock."""
+        return start.elapsed_time(end) / 1e3
 
     def finish(self) -> None:
         """Wait for the device."""

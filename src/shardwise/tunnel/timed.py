@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -47,7 +47,8 @@ def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> Tunne
             linked = free = stand.run(num_steps)
             if not links.are_free:
                 emulator.free = False
-                stand.run(SETTLING_STEPS)
+                for _ in range(SETTLING_STEPS):
+                    stand.run(1)
                 linked = stand.run(num_steps)
         memory = stand.memory()
     return TunnelResult(
@@ -64,10 +65,13 @@ def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> Tunne
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Medians over some steps."""
+    """Some steps in a row."""
 
     step_s: float
+    """The median."""
+
     emulated_s: float
+    """What the links took in a step, on average."""
 
 
 class _Stand:
@@ -82,14 +86,18 @@ class _Stand:
         self._weighing = rank.session.optimizer.register_step_pre_hook(self._weigh_grads)
 
     def run(self, num_steps: int) -> _Pass:
-        """So many steps; the peak of memory is theirs."""
+        """So many steps, one right after the other as in training; the peak of memory is theirs."""
+        clock = self.emulator.clock
+        clock.finish()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        steps = [self._step() for _ in range(num_steps)]
-        return _Pass(
-            statistics.median(step.step_s for step in steps),
-            statistics.median(step.emulated_s for step in steps),
-        )
+        marks = [clock.mark()]
+        for _ in range(num_steps):
+            self._step()
+            marks.append(clock.mark())
+        clock.finish()
+        times = [clock.seconds(start, end) for start, end in pairwise(marks)]
+        return _Pass(statistics.median(times), clock.settle().took_s / num_steps)
 
     def memory(self) -> Memory:
         """The peak of the last pass, and the classes that can be told apart in it."""
@@ -105,23 +113,16 @@ class _Stand:
             largest={**always, "grads": self.grad_bytes},
         )
 
-    def _step(self) -> _Pass:
-        """One step between two points at which the device has nothing left to do."""
-        clock = self.emulator.clock
+    def _step(self) -> None:
         batches = self.rank.loader.step_batches(self.position)
         if self.device.type == "cuda":
             batches = [batch.pinned() for batch in batches]
         self.position += 1
         self.emulator.traffic.forget()
-        clock.finish()
-        started = time.perf_counter()
         # At a rate of 0 Adam does the same work, and the weights stay as they are.
         result = self.rank.stepper.run(batches, 0.0)
-        clock.finish()
-        elapsed = time.perf_counter() - started
         if not result.applied:
             raise _not_finite(self.position, result.grad_norm)
-        return _Pass(elapsed, clock.settle().took_s)
 
     def _weigh_grads(self, *_: Any) -> None:
         """Once, in the first step: later ones are timed."""
