@@ -34,8 +34,8 @@ PAIRS = (
     "llama-3.2-1b:8xH200",
     "llama-3.2-3b:8xH200",
     "llama-3.1-8b:8xH200",
-    "qwen2.5-7b:2x8xH200",
-    "llama-3.1-70b:8x8xH200",
+    "llama-3.2-1b:2x8xH200",
+    "qwen2.5-32b:4x8xH200",
 )
 BAR = 0.03  # the choice may be this much slower than the best layout that there is
 
@@ -193,6 +193,9 @@ def format_point(point: Point) -> str:
 
 
 def print_verdict(pair: str, swept: Sweep) -> None:
+    if not swept.points:
+        print(f"{pair:<28} not run: the time was up")
+        return
     chosen = swept.points[0]
     if chosen.measured is None:
         print(f"{pair:<28} the choice did not run: {chosen.problem}")

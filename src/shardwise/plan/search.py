@@ -20,9 +20,9 @@ from shardwise.units import format_bytes
 HEADROOM = 0.95
 # An earlier answer of the decision tree stands until a later one is faster by this: about as much
 # as forecasts of one model on one cluster err against each other.
-STANDS_UNTIL = 0.02
+STANDS_UNTIL = 0.01
 # On one mesh, speeds closer than this are equal: the least recompute and memory decide.
-EQUAL = 0.01
+EQUAL = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
         return "comes later in the decision tree"
     loss = 1 - option.speed / best.speed
     if abs(loss) < EQUAL:
-        return "as fast, within 1%"
+        return f"as fast, within {EQUAL:.1%}"
     if loss < 0:
         return f"{-loss:.0%} faster: too little to leave the decision tree's answer"
     return f"{loss:.0%} slower: {_cause(option.forecast, best.forecast)}"

@@ -75,9 +75,12 @@ def block_traffic(
 def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     """What a step moves in memory for its collectives: their own writing, and the copies into and
     out of their buffers."""
-    if layout.shard * layout.context * layout.replicate == 1:
-        return 0.0
     params = gathered_params(model, layout) / (layout.tensor * layout.pipeline)
+    lone = 0.0
+    if layout.shard * layout.context == 1 and not software.frozen:
+        lone = params * software.lone_passes
+    if layout.shard * layout.context * layout.replicate == 1:
+        return lone
     width: float = DTYPE_BYTES[layout.param_dtype]
     reduce = DTYPE_BYTES[layout.reduce_dtype]
     if software.unpack_passes:
@@ -85,7 +88,7 @@ def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     counts = collectives_of(layout, software)
     gathers = counts.in_forward + counts.in_backward
     gathered = gathers * 3 * width * (layout.shard * layout.context > 1)
-    return params * (gathered + counts.reductions * (width + 2 * reduce))
+    return lone + params * (gathered + counts.reductions * (width + 2 * reduce))
 
 
 def exposed_seconds(
