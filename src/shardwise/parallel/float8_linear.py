@@ -33,23 +33,23 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """The input is kept in float8."""
-        x8, x_scale = _cast_rows(x)
+        """The input is kept in float8, transposed, where the weight learns."""
+        x8, x8_columns, x_scale = _cast_input(x, keep=ctx.needs_input_grad[1])
         w8, w_scale = _cast_weight(weight)
-        ctx.save_for_backward(x8, x_scale, weight, w_scale)
+        ctx.save_for_backward(x8_columns, x_scale, weight, w_scale)
         ctx.dtype = x.dtype
         return _product(x8, x_scale, w8, w_scale, x.dtype).reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the input, and of the weight where it learns."""
-        x8, x_scale, weight, w_scale = ctx.saved_tensors
+        x8_columns, x_scale, weight, w_scale = ctx.saved_tensors
         (grad,) = grads
         rows, columns, scale = _cast_gradient(grad)
         x_grad = _product(rows, scale, _turned_weight(weight, w_scale, rows), w_scale, ctx.dtype)
         w_grad = None
-        if ctx.needs_input_grad[1]:
-            w_grad = _product(columns, scale, transposed(x8, rows), x_scale, ctx.dtype)
+        if x8_columns is not None:
+            w_grad = _product(columns, scale, x8_columns, x_scale, ctx.dtype)
         return x_grad.reshape(*grad.shape[:-1], -1), w_grad
 
 
@@ -60,7 +60,7 @@ class GatedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         """The product of the two halves is not kept: backward makes it again on its way."""
-        x8, x_scale = _cast_rows(x)
+        x8, x8_columns, x_scale = _cast_input(x, keep=any(ctx.needs_input_grad[1:3]))
         gate8, gate_scale = _cast_weight(gate)
         up8, up_scale = _cast_weight(up)
         down8, down_scale = _cast_weight(down)
@@ -69,14 +69,14 @@ class GatedMLP(torch.autograd.Function):
         scale = scale_of(swiglu_amax(g, u), FORWARD)
         y = _product(swiglu_cast(g, u, scale), scale, down8, down_scale, x.dtype)
         ctx.save_for_backward(
-            x8, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale
+            x8_columns, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale
         )
         return y.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the input, and of the weights that learn."""
-        (x8, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale) = (
+        (x8_columns, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale) = (
             ctx.saved_tensors
         )
         (grad,) = grads
@@ -91,20 +91,23 @@ class GatedMLP(torch.autograd.Function):
         x_grad = x_grad + _product(
             u8, scales[1], _turned_weight(up, up_scale, u8), up_scale, g.dtype
         )
-        x8_turned = transposed(x8, g8)
         _, gate_learns, up_learns, down_learns = ctx.needs_input_grad
         return (
             x_grad.reshape(*grad.shape[:-1], -1),
-            _product(g8_columns, scales[0], x8_turned, x_scale, g.dtype) if gate_learns else None,
-            _product(u8_columns, scales[1], x8_turned, x_scale, g.dtype) if up_learns else None,
+            _product(g8_columns, scales[0], x8_columns, x_scale, g.dtype) if gate_learns else None,
+            _product(u8_columns, scales[1], x8_columns, x_scale, g.dtype) if up_learns else None,
             _product(columns, grad_scale, product, scale, g.dtype) if down_learns else None,
         )
 
 
-def _cast_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def _cast_input(x: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """In float8, for backward transposed, and the scale. Layers with one input share both copies:
+    the compiler sees the same call."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     scale = scale_of(rows.abs().amax(), FORWARD)
-    return cast(rows, scale, FORWARD), scale
+    if not keep:
+        return cast(rows, scale, FORWARD), None, scale
+    return *cast_both(rows, scale, FORWARD), scale
 
 
 def _cast_gradient(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
