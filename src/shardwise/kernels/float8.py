@@ -8,11 +8,11 @@ tensor in one pass, and layers that share an input share its copies.
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import CustomOpDef, custom_op
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """Activations and weights need digits, gradients need range."""
@@ -158,60 +158,21 @@ def _(
 # ---- on a GPU ---------------------------------------------------------------------------------
 
 
-def _triton() -> ModuleType:
-    """Imported when a GPU needs it: elsewhere there is no Triton."""
-    from shardwise.kernels import float8_triton
+def _by_triton(operator: CustomOpDef, name: str) -> None:
+    """The kernel of this name, imported when a GPU needs it: elsewhere there is no Triton."""
 
-    return float8_triton
+    @operator.register_kernel("cuda")
+    def kernel(*given: Any) -> Any:
+        from shardwise.kernels import float8_triton
 
-
-@amax_of.register_kernel("cuda")
-def _(x: Tensor) -> Tensor:
-    found: Tensor = _triton().amax_of(x)
-    return found
+        return getattr(float8_triton, name)(*given)
 
 
-@cast.register_kernel("cuda")
-def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    found: Tensor = _triton().cast(x, scale, dtype)
-    return found
-
-
-@cast_both.register_kernel("cuda")
-def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _triton().cast_both(x, scale, dtype)
-    return found
-
-
-@transposed.register_kernel("cuda")
-def _(x: Tensor, after: Tensor) -> Tensor:
-    found: Tensor = _triton().transposed(x)
-    return found
-
-
-@swiglu_amax.register_kernel("cuda")
-def _(gate: Tensor, up: Tensor) -> Tensor:
-    found: Tensor = _triton().swiglu_amax(gate, up)
-    return found
-
-
-@swiglu_cast.register_kernel("cuda")
-def _(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
-    found: Tensor = _triton().swiglu_cast(gate, up, scale)
-    return found
-
-
-@swiglu_grad_amax.register_kernel("cuda")
-def _(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    found: Tensor = _triton().swiglu_grad_amax(gate, up, grad)
-    return found
-
-
-@swiglu_grad_cast.register_kernel("cuda")
-def _(
-    gate: Tensor, up: Tensor, grad: Tensor, scales: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _triton().swiglu_grad_cast(
-        gate, up, grad, scales
-    )
-    return found
+_by_triton(amax_of, "amax_of")
+_by_triton(cast, "cast")
+_by_triton(cast_both, "cast_both")
+_by_triton(transposed, "transposed")
+_by_triton(swiglu_amax, "swiglu_amax")
+_by_triton(swiglu_cast, "swiglu_cast")
+_by_triton(swiglu_grad_amax, "swiglu_grad_amax")
+_by_triton(swiglu_grad_cast, "swiglu_grad_cast")

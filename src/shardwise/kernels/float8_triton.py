@@ -32,7 +32,7 @@ def cast_both(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     return rows, columns
 
 
-def transposed(x: Tensor) -> Tensor:
+def transposed(x: Tensor, after: Tensor | None = None) -> Tensor:
     columns = _turned(x, x.dtype)
     _transpose[_tiles(x)](_bytes(x), _bytes(columns), *x.shape, TILE=_TILE, num_warps=8)
     return columns
