@@ -29,6 +29,7 @@ from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.plan.batch import micro_batch_candidates
 from shardwise.plan.candidates import RECOMPUTE_MODES
 from shardwise.plan.plan import Plan
+from shardwise.units import GIB
 
 PAIRS = (
     "llama-3.2-1b:8xH200",
@@ -49,6 +50,8 @@ class Point:
     measured: float | None
     reserved_gib: float | None
     problem: str = ""
+    foreseen_gib: float | None = None
+    """What the allocator was to reserve."""
 
 
 Book = dict[str, dict[str, Point]]  # pair -> label -> what was measured
@@ -116,7 +119,8 @@ def sweep(pair: str, given: argparse.Namespace, ends: float, known: dict[str, Po
                 break
             known[label] = run(plan, given)
         # The forecast of today beside what was measured then.
-        points.append(replace(known[label], predicted=speed_of(plan)))
+        forecast = {"predicted": speed_of(plan), "foreseen_gib": reserved_gib(plan)}
+        points.append(replace(known[label], **forecast))
         print(f"  {format_point(points[-1])}", flush=True)
     ran = {point.label for point in points}
     best_left = max((speed_of(plan) for plan in others if label_of(plan) not in ran), default=0.0)
@@ -176,6 +180,11 @@ def speed_of(plan: Plan) -> float:
     return plan.forecast.tokens_per_s if plan.forecast else 0.0
 
 
+def reserved_gib(plan: Plan) -> float:
+    """Of the plan's memory, what is the allocator's."""
+    return (plan.memory.total - plan.memory.context) / GIB
+
+
 def label_of(plan: Plan) -> str:
     mesh = f"{plan.replicate.value} x {plan.shard.value}"
     kept = "" if plan.reshard_after_forward.value else ", parameters kept"
@@ -188,8 +197,10 @@ def label_of(plan: Plan) -> str:
 
 def format_point(point: Point) -> str:
     measured = point.problem if point.measured is None else f"{point.measured:>9,.0f}"
-    held = "" if point.reserved_gib is None else f"{point.reserved_gib:6.1f} GiB"
-    return f"{point.label:<66} foreseen {point.predicted:>9,.0f}  measured {measured} {held}"
+    held = f"foreseen {point.foreseen_gib:6.1f} GiB"
+    if point.reserved_gib is not None:
+        held += f"  reserved {point.reserved_gib:6.1f}"
+    return f"{point.label:<66} foreseen {point.predicted:>9,.0f}  measured {measured}  {held}"
 
 
 def print_verdict(pair: str, swept: Sweep) -> None:
@@ -204,10 +215,12 @@ def print_verdict(pair: str, swept: Sweep) -> None:
     best = max(ran, key=lambda point: point.measured or 0.0)
     assert best.measured is not None
     loss = 1 - chosen.measured / best.measured
+    held = [(p.foreseen_gib or 0.0) / p.reserved_gib - 1 for p in ran if p.reserved_gib]
     print(
         f"{pair:<28} {chosen.measured:>9,.0f} against {best.measured:>9,.0f}: {loss:.1%} slower "
         f"than the best of {len(ran)} ({best.label})"
     )
+    print(f"{'':<28} memory foreseen {min(held):+.1%} to {max(held):+.1%} off what was reserved")
     if swept.best_left:
         needed = chosen.measured / (1 - BAR) / swept.best_left - 1
         low = max((point.measured or 0.0) / point.predicted - 1 for point in ran)

@@ -140,7 +140,13 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
 def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
     """Parameters that stay whole from forward to backward."""
     if layout.keeps_gathered:
-        return gathered_params(model, layout) * DTYPE_BYTES[layout.param_dtype]
+        in_blocks = model.num_layers * gathered_block_params(model, layout)
+        outside = gathered_params(model, layout) - in_blocks
+        width = DTYPE_BYTES[layout.param_dtype]
+        # One scale a tensor: weights are gathered in float8 already.
+        return outside * width + in_blocks * (
+            1 if layout.float8 and not layout.float8_rowwise else width
+        )
     if layout.float8_rowwise and layout.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0
