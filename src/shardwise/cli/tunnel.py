@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from shardwise.tunnel.result import TunnelResult
 
 
-def tunnel(
+def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     config: Annotated[str, typer.Argument(help="YAML, TOML or JSON file.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
@@ -31,6 +32,13 @@ def tunnel(
         str,
         typer.Option(help="auto (a GPU, else fake tensors), cuda, cpu (tiny models) or fake."),
     ] = "auto",
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a trace of two more steps there (NAME.json.gz), for shardwise profile.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Run the real training code as rank 0 of a cluster that is not there.
@@ -43,6 +51,7 @@ def tunnel(
     Examples:
       shardwise tunnel run.yaml --cluster 4x8xH100
       shardwise tunnel run.yaml --cluster 4x8xH100 --link-speed 0.5
+      shardwise tunnel run.yaml --cluster 4x8xH100 --trace rank0.json.gz
       shardwise tunnel run.yaml --device fake train.micro_batch=4 --json
     Next: shardwise plan run.yaml, or shardwise train run.yaml
     """
@@ -56,7 +65,7 @@ def tunnel(
     # torch takes seconds to import: what is wrong with the file has been said by now.
     from shardwise.tunnel.run import run_tunnel
 
-    result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps)
+    result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps, trace=trace)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
     else:

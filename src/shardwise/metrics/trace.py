@@ -4,6 +4,7 @@ On a GPU a span is a kernel or a copy, and belongs where it was launched. On a p
 operator of the thread that trains, or a collective of gloo's threads. A unit's forward carries our
 own label. A backward node carries the sequence number of the forward operator that made it, which
 holds through recompute and compiled blocks. FSDP2 labels its own work with the modules of the unit.
+The tunnel labels its collectives, which have no peers: all inside of such a label is one of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from shardwise.errors import UserError
 
 What = Literal["compute", "communication", "copy"]
 Event = Mapping[str, Any]
+Played = tuple[str, int]
+"""The kind of a collective that is only played, and its number in the trace."""
 
 METADATA = "shardwise"
 """The key of a trace under which the run says what the trace itself does not."""
@@ -35,7 +38,7 @@ _FILE = re.compile(r"step-(\d+)-rank-(\d+)\.json\.gz")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _MICRO = 1e-6
-_STEP, _UNIT = "step ", "unit "
+_STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
 # On a processor an operator over sharded tensors holds these, and then the true operators.
@@ -68,6 +71,11 @@ def step_label(step: int) -> str:
 def unit_label(unit: str) -> str:
     """The annotation around a unit's forward."""
     return f"{_UNIT}{unit}"
+
+
+def collective_label(kind: str) -> str:
+    """The annotation around a collective that has no peers."""
+    return f"{_PLAYED}{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +124,8 @@ def read_trace(path: Path) -> Trace:
         raise UserError(
             f"{path} is no trace of a shardwise run",
             why=f"{type(error).__name__}: {error}",
-            fix="name a .json.gz of RUN/profile; observe.profile=20 has one written at step 20",
+            fix="name a .json.gz of RUN/profile; observe.profile=20 has one written at step 20, "
+            "shardwise tunnel --trace writes one, too",
         ) from error
 
 
@@ -132,7 +141,7 @@ def parse_trace(data: Mapping[str, Any]) -> Trace:
     if about["device"] == "cuda":
         on_device = [event for event in events if event.get("cat") in ("kernel", *_COPIES)]
         steps = list(_device_windows(steps, on_device, host.launches))
-        spans = [_device_span(event, host.launches) for event in on_device]
+        spans = list(_device_spans(on_device, host.launches))
     spans.sort(key=lambda span: span.start)
     about_rank = (about["rank"], about["world_size"], about["device"])
     return Trace(*about_rank, tuple(steps), tuple(spans))
@@ -156,6 +165,20 @@ def _device_windows(
         end = until.get(step.step, step.end)
         yield Window(step.step, start, end)
         start = end
+
+
+def _device_spans(on_device: Iterable[Event], launches: Mapping[int, Launch]) -> Iterator[Span]:
+    """What a played collective launched, copies and waits, is one span."""
+    played: dict[Played, list[Span]] = defaultdict(list)
+    for event in on_device:
+        span, within = _device_span(event, launches), _launch_of(event, launches).played
+        if within is None:
+            yield span
+        else:
+            played[within].append(span)
+    for (kind, _), parts in played.items():
+        start, end = min(part.start for part in parts), max(part.end for part in parts)
+        yield Span("communication", kind, parts[0].unit, start, end)
 
 
 def _device_span(event: Event, launches: Mapping[int, Launch]) -> Span:
@@ -189,6 +212,7 @@ class Launch:
 
     unit: str
     moment: float
+    played: Played | None = None
 
 
 @dataclass(slots=True)
@@ -200,6 +224,9 @@ class _Frame:
     is_backward: bool = False
     operator: int | None = None
     """The place among the spans of the operator that it is part of."""
+
+    played: Played | None = None
+    """The collective without peers that it is part of."""
 
 
 _OUTSIDE = _Frame(float("inf"))
@@ -226,6 +253,8 @@ class _HostSweep:
     made_by: dict[int, str] = field(default_factory=dict)
     """Sequence number of a forward operator -> its unit."""
 
+    num_played: int = 0
+
     @property
     def spans(self) -> list[Span]:
         """What ran on a processor."""
@@ -246,10 +275,13 @@ class _HostSweep:
     def _enter(self, event: Event, outer: _Frame, end: float) -> _Frame:
         """What holds inside of `event`: its own unit where it has one, else what held outside."""
         name, args = event["name"], event.get("args", {})
-        frame = _Frame(end, outer.unit, outer.is_backward, outer.operator)
+        frame = _Frame(end, outer.unit, outer.is_backward, outer.operator, outer.played)
         number = args.get("Sequence number")
         if event["cat"] == "user_annotation":
             frame.unit = self._unit_of_label(name) or outer.unit
+            if name.startswith(_PLAYED):
+                self.num_played += 1
+                frame.played = name.removeprefix(_PLAYED), self.num_played
         elif number is not None and args.get("Fwd thread id"):
             frame.unit, frame.is_backward = self.made_by.get(number, outer.unit), True
         elif number is not None and not outer.is_backward:
@@ -268,14 +300,18 @@ class _HostSweep:
     def _note(self, event: Event, frame: _Frame, start: float, end: float) -> None:
         name, category = event["name"], event["cat"]
         if category in ("cuda_runtime", "cuda_driver"):
-            self.launches[event["args"].get("correlation", -1)] = Launch(frame.unit, start)
+            launch = Launch(frame.unit, start, frame.played)
+            self.launches[event["args"].get("correlation", -1)] = launch
         elif category == "user_annotation" and name.startswith(_STEP):
             self.thread = event["tid"]
             self.steps.append(Window(int(name.removeprefix(_STEP)), start, end))
+        elif category == "user_annotation" and name.startswith(_PLAYED):
+            kind = name.removeprefix(_PLAYED)
+            self.noted.append(Span("communication", kind, frame.unit, start, end))
         elif name.startswith("gloo:"):
             kind, unit = self.call
             self.noted.append(Span("communication", kind or name[5:], unit, start, end))
-        elif event["tid"] == self.thread:
+        elif event["tid"] == self.thread and frame.played is None:
             self._note_operator(name, frame, start, end)
 
     def _note_operator(self, name: str, frame: _Frame, start: float, end: float) -> None:

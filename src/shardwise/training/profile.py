@@ -61,15 +61,24 @@ class StepProfiler:
         """
         if self._profile is None or self.first is None or step != self.last:
             return False
-        done = self._profile
-        self.close()
+        path = trace_path(self.plan.run_dir, self.first, dist.get_rank())
         try:
-            path = self._write(done, self.first)
+            path.parent.mkdir(exist_ok=True)
+            self.export(path)
             if dist.get_rank() == 0:
                 _tell(path, self.plan, events, say)
         except (OSError, UserError) as error:
             say(f"ALERT: steps {self.first} to {step} were profiled in vain: {error}")
+        finally:
+            self.close()
         return True
+
+    def export(self, path: Path) -> None:
+        """Stop, and write what was profiled."""
+        done = self._profile
+        self.close()
+        if done is not None:
+            done.export_chrome_trace(str(path))
 
     def close(self) -> None:
         """Stop, wherever it is: a process that ends under the profiler ends with a crash."""
@@ -96,12 +105,6 @@ class StepProfiler:
         )
         self._profile.start()
         self._profile.add_metadata_json(METADATA, json.dumps(self._about()))
-
-    def _write(self, done: profile, first: int) -> Path:
-        path = trace_path(self.plan.run_dir, first, dist.get_rank())
-        path.parent.mkdir(exist_ok=True)
-        done.export_chrome_trace(str(path))
-        return path
 
     def _about(self) -> dict[str, Any]:
         """What a reader needs and the trace does not say."""

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from shardwise.facts.fabric import Collective as Kind
+from shardwise.metrics.trace import collective_label
 from shardwise.parallel.comm import Carrier
 from shardwise.tunnel.clock import Clock
 from shardwise.tunnel.links import Links
@@ -48,7 +50,8 @@ class Emulator(Carrier):
         seconds = self.links.seconds(kind, num_bytes, place)
         self.traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, unit))
         what = (kind, num_bytes, place)
-        self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)
+        with record_function(collective_label(kind)):
+            self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """As FSDP2 does itself; `on_buffer` is told."""

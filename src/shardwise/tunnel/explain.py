@@ -102,6 +102,8 @@ def timing_rows(result: TunnelResult) -> list[tuple[str, ...]]:
 
 def next_lines(result: TunnelResult, config: str) -> list[str]:
     """What to try."""
+    if result.trace is not None:
+        return [f"next: shardwise profile {result.trace}   (where the time of a step goes)"]
     if not result.collectives:
         return [f"next: shardwise tunnel {config} --cluster 8xH100   (rank 0 of more)"]
     command = f"shardwise tunnel {config} --cluster {result.plan.cluster.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.plan.plan import Plan
@@ -71,6 +72,9 @@ class TunnelResult:
     notes: list[str]
     """Where this differs from the run itself."""
 
+    trace: Path | None = None
+    """Where steps under the profiler were written to."""
+
     @property
     def communication_s(self) -> float:
         """Modelled time of a step's collectives, one after the other."""
@@ -109,4 +113,5 @@ class TunnelResult:
             "collectives": [asdict(row) for row in sum_traffic(self.collectives)],
             "sequence": [asdict(item) for item in self.collectives],
             "notes": self.notes,
+            "trace": None if self.trace is None else str(self.trace),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -18,16 +19,20 @@ from shardwise.units import format_bytes
 Where = Literal["auto", "cuda", "cpu", "fake"]
 
 
-def run_tunnel(plan: Plan, *, where: str, link_speed: float, num_steps: int) -> TunnelResult:
+def run_tunnel(
+    plan: Plan, *, where: str, link_speed: float, num_steps: int, trace: Path | None = None
+) -> TunnelResult:
     """Rank 0 of the plan's run on `where`; `auto` is a GPU if there is one, else fake tensors."""
     _validate(where, link_speed, num_steps)
+    if trace is not None:
+        _validate_trace(trace, where)
     links = Links.of(plan.cluster.fabric, link_speed)
     match where:
         case "cpu":
             _validate_memory(plan)
-            return run_timed(plan, links, "cpu", num_steps)
+            return run_timed(plan, links, "cpu", num_steps, trace)
         case "auto" | "cuda" if torch.cuda.is_available():
-            return _run_on_gpu(plan, links, num_steps)
+            return _run_on_gpu(plan, links, num_steps, trace)
         case "cuda":
             raise UserError(
                 "--device cuda, but torch sees no GPU here",
@@ -38,9 +43,9 @@ def run_tunnel(plan: Plan, *, where: str, link_speed: float, num_steps: int) -> 
     return run_fake(plan, links)
 
 
-def _run_on_gpu(plan: Plan, links: Links, num_steps: int) -> TunnelResult:
+def _run_on_gpu(plan: Plan, links: Links, num_steps: int, trace: Path | None) -> TunnelResult:
     try:
-        return run_timed(plan, links, "cuda", num_steps)
+        return run_timed(plan, links, "cuda", num_steps, trace)
     except torch.cuda.OutOfMemoryError as error:
         name = torch.cuda.get_device_name()
         held = format_bytes(torch.cuda.max_memory_allocated())
@@ -68,6 +73,24 @@ def _validate(where: str, link_speed: float, num_steps: int) -> None:
         )
     if num_steps < 1:
         raise UserError(f"--steps {num_steps}: nothing to measure", fix="use 1 or more")
+
+
+def _validate_trace(trace: Path, where: str) -> None:
+    """Before minutes are spent on steps."""
+    if where == "fake" or (where == "auto" and not torch.cuda.is_available()):
+        raise UserError(
+            "--trace needs a device",
+            why="fake tensors compute nothing, so nothing takes time",
+            fix="run on a machine with a GPU, or a tiny model with --device cpu",
+        )
+    if not trace.name.endswith(".json.gz"):
+        raise UserError(
+            f"--trace {trace} is no name for a trace",
+            why="it is compressed JSON, and known by its name",
+            fix=f"use {trace.name.split('.')[0]}.json.gz",
+        )
+    if not trace.parent.is_dir():
+        raise UserError(f"--trace {trace}: there is no directory {trace.parent}")
 
 
 def _validate_memory(plan: Plan) -> None:

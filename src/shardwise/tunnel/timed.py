@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.gpus import match_gpu
 from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
+from shardwise.training.profile import StepProfiler
 from shardwise.training.surroundings import fast_attention, steady_collector
 from shardwise.tunnel.clock import Clock, CudaClock, HostClock
 from shardwise.tunnel.emulate import Emulator
@@ -28,12 +30,16 @@ Device = Literal["cuda", "cpu"]
 WARM_UP_STEPS = 3
 # Before the pass over modelled links: the clock learns what its waits really take.
 SETTLING_STEPS = 2
+TRACED_STEPS = 2
 
 
-def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> TunnelResult:
+def run_timed(
+    plan: Plan, links: Links, device: Device, num_steps: int, trace: Path | None = None
+) -> TunnelResult:
     """Measure `num_steps` steps twice in this process: over free links, then over modelled ones.
 
-    Links of infinite speed are the free ones, so the second time is left out.
+    Links of infinite speed are the free ones, so the second time is left out. More steps, which
+    are not measured, go into a trace that is written to `trace`.
     """
     here = plan_on(plan, device, compiled=device == "cuda")
     clock: Clock = CudaClock() if device == "cuda" else HostClock()
@@ -50,7 +56,9 @@ def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> Tunne
                 for _ in range(SETTLING_STEPS):
                     stand.run(1)
                 linked = stand.run(num_steps)
-        memory = stand.memory()
+            memory = stand.memory()
+            if trace is not None:
+                stand.trace(here, trace)
     return TunnelResult(
         plan=plan,
         mode="gpu" if device == "cuda" else "cpu",
@@ -60,6 +68,7 @@ def run_timed(plan: Plan, links: Links, device: Device, num_steps: int) -> Tunne
         timing=_timing(here, free, linked, num_steps),
         collectives=emulator.traffic.items,
         notes=[*notes, *_notes(plan, device)],
+        trace=trace,
     )
 
 
@@ -98,6 +107,21 @@ class _Stand:
         clock.finish()
         times = [clock.seconds(start, end) for start, end in pairwise(marks)]
         return _Pass(statistics.median(times), clock.settle().took_s / num_steps)
+
+    def trace(self, plan: Plan, path: Path) -> None:
+        """Some steps under the profiler, after one that warms it up."""
+        observe = replace(plan.config.observe, profile=2, profile_steps=TRACED_STEPS)
+        profiled = replace(plan, config=replace(plan.config, observe=observe))
+        session = self.rank.session
+        profiler = StepProfiler(profiled, session.model, session.units)
+        try:
+            for number in range(1, 2 + TRACED_STEPS):
+                with profiler.step(number):
+                    self._step()
+            self.emulator.clock.finish()
+            profiler.export(path)
+        finally:
+            profiler.close()
 
     def memory(self) -> Memory:
         """The peak of the last pass, and the classes that can be told apart in it."""

@@ -127,6 +127,24 @@ def test_each_collective_is_told_by_kind_and_unit(found: Profile) -> None:
     assert rows["all_reduce", LAYER].exposed_s == pytest.approx(10e-6)
 
 
+def test_the_copies_and_the_wait_of_a_played_collective_are_one() -> None:
+    host = Host()
+    host.label("step 1", 0, 300)
+    host.label(f"FSDP::all_gather ({LAYER})", 1, 30)
+    for start in (2, 12):
+        host.label("collective all_gather", start, 8)
+        host.launch("copy", start + 1, 10 * start, 10)
+        host.launch("spin_kernel", start + 2, 10 * start + 10, 50)
+    host.launch("gemm", 40, 40, 20)
+    about = {"rank": 0, "world_size": 8, "device": "cuda", "units": {LAYER: [LAYER]}}
+    found = profile_of(parse_trace({"shardwise": about, "traceEvents": host.events}))
+    [gathers] = found.collectives
+    assert (gathers.name, gathers.unit, gathers.calls) == ("all_gather", LAYER, 2)
+    assert gathers.seconds == pytest.approx(120e-6)
+    assert gathers.exposed_s == pytest.approx(100e-6)
+    assert [row.name for row in found.kernels] == ["gemm"]
+
+
 def test_kernels_belong_to_the_unit_that_launched_them(found: Profile) -> None:
     rows = {(row.name, row.unit): row.seconds for row in found.kernels}
     assert rows["gemm", LAYER] == pytest.approx(100e-6)

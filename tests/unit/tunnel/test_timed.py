@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from shardwise.cli.main import app
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.probe import probe_cpu
-from shardwise.tunnel.timed import WARM_UP_STEPS, _Stand
+from shardwise.tunnel.timed import TRACED_STEPS, WARM_UP_STEPS, _Stand
 
 Tunnel = Callable[..., dict[str, Any]]
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
@@ -30,8 +33,8 @@ def test_slow_links_are_felt(slow: dict[str, Any]) -> None:
     assert slow["mode"] == "cpu"
     assert slow["communication_s"] > 0.2
     assert slow["emulated_s"] >= slow["communication_s"]
-    # Nothing overlaps on a host, so a step is longer by all of it.
-    assert slow["exposed_s"] == pytest.approx(slow["communication_s"], rel=0.5)
+    # Nothing overlaps on a host, so a step is longer by all of it; other work may lengthen both.
+    assert 0.5 < slow["exposed_s"] / slow["communication_s"] < 3
     assert slow["step_s"] == pytest.approx(slow["free_step_s"] + slow["exposed_s"])
     assert slow["tokens_per_s_per_gpu"] == pytest.approx(2 * 16 / slow["step_s"])
     assert slow["mfu"] is None
@@ -62,6 +65,26 @@ def test_real_steps_make_the_collectives_of_fake_ones(tunnel: Tunnel, slow: dict
         assert slow["largest_memory"][states] == fake["largest_memory"][states]
 
 
+def test_a_trace_shows_what_the_links_took(tunnel: Tunnel, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json.gz"
+    found = tunnel(*ON_CPU, "--link-speed", "0.0005", "--trace", str(path))
+    assert found["trace"] == str(path)
+    done = CliRunner().invoke(app, ["profile", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    profile = json.loads(done.stdout)
+    assert (profile["world_size"], len(profile["steps"])) == (2, TRACED_STEPS)
+    calls: dict[str, float] = {}
+    for row in profile["collectives"]:
+        calls[row["name"]] = calls.get(row["name"], 0) + row["calls"]
+        assert row["unit"] != "-"
+    kinds = {row["kind"]: row["count"] for row in found["collectives"]}
+    assert calls == kinds
+    # A step's collectives sleep for as long as the links would take, and nothing runs beside.
+    summary = profile["summary"]
+    assert summary["communication_s"] == pytest.approx(found["communication_s"], rel=0.3)
+    assert summary["exposed_share"] > 0.5
+
+
 def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
     settings = ("shard.strategy=hybrid_shard", "memory.checkpoint_activations=full")
     found = tunnel(*ON_CPU, "--cluster", "2x2xCPU", "train.accumulation=2", *settings)
@@ -78,6 +101,9 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
         (("--link-speed", "0"), ExitCode.CONFIG, ["--link-speed 0 is no speed", "above 0"]),
         (("--link-speed", "nan"), ExitCode.CONFIG, ["--link-speed nan"]),
         (("--steps", "0"), ExitCode.CONFIG, ["--steps 0"]),
+        (("--device", "fake", "--trace", "a.json.gz"), ExitCode.CONFIG, ["--trace needs a device"]),
+        (("--device", "cpu", "--trace", "a.json"), ExitCode.CONFIG, ["use a.json.gz"]),
+        (("--device", "cpu", "--trace", "no/a.json.gz"), ExitCode.CONFIG, ["no directory no"]),
         (
             ("--device", "cpu", "--cluster", "64x8xH100", "model.name=llama-3.1-405b",
              "model.overrides={}", "data.seq_len=2048", "train.micro_batch=1"),
