@@ -1,0 +1,46 @@
+"""Training on a real GPU through the command: what resumes goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no CUDA device: nothing here was tested"
+)
+
+CONFIG = """\
+model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 2, vocab_size: 4096}}
+data: {source: synthetic, seq_len: 512}
+train: {micro_batch: 2, steps: 6}
+optim: {warmup_steps: 0, schedule: constant}
+memory: {compile: false}
+checkpoint: {every: 3}
+observe: {log_every: 1}
+"""
+
+
+def train(folder: Path, name: str, *changes: str) -> list[float]:
+    """The losses of all steps that the run directory knows of."""
+    words = [f"runs_dir={folder}", f"name={name}", *changes]
+    command = [sys.executable, "-m", "shardwise", "train", str(folder / "run.yaml"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (folder / name / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event["loss"] for event in events if event["event"] == "step"]
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    whole = train(tmp_path, "whole")
+    assert len(whole) == 6 and whole[-1] < whole[0]
+    # Attention on a GPU adds up its gradients in any order; Adam without its state would show.
+    alike = pytest.approx(whole, rel=1e-4)
+    assert [*train(tmp_path, "stopped", "train.steps=3"), *whole[3:]] == alike
+    assert train(tmp_path, "stopped") == alike
