@@ -295,6 +295,11 @@ class TrainConfig:
     gc_every: int = 50
     """Steps between garbage collections, at the same step edge on all ranks."""
 
+    kernels: Literal["auto", "own", "torch"] = "auto"
+    """Who computes AdamW, the copy of gradients into a reduction and the casts of float8: `own`
+    are Triton kernels that move fewer bytes, `torch` is torch and torchao. The numbers agree to
+    rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.facts.gpus import FLOAT8_CAPABILITY
 from shardwise.kernels.float8 import cast
+from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
 from shardwise.parallel.float8_linear import GatedMLP, Linear
@@ -75,7 +76,7 @@ def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
                 module_filter_fn=lambda _, name, names=names: name in names,
                 config=replace(base, enable_fsdp_float8_all_gather=gathers),
             )
-    if recipe == "tensorwise":
+    if recipe == "tensorwise" and _casts_itself(plan):
         take_own_arithmetic(model, {layer.name for layer in layers if not layer.why_not})
 
 
@@ -156,7 +157,13 @@ def refresh_scales(model: nn.Module, plan: Plan) -> None:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
-        _gather_in_one_pass(model)
+        if _casts_itself(plan):
+            _gather_in_one_pass(model)
+
+
+def _casts_itself(plan: Plan) -> bool:
+    """On a processor our operators are plain torch."""
+    return uses_own(plan) or plan.cluster.device == "cpu"
 
 
 @torch.no_grad()

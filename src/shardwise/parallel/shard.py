@@ -11,6 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import Shard
 
 from shardwise.kernels.chunk_cat import take_over
+from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import reduce_in_place
 from shardwise.parallel.placement import placement_over
@@ -20,7 +21,7 @@ from shardwise.plan.plan import Plan
 
 def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard every unit, then the root with what is left."""
-    if plan.cluster.device == "cuda":
+    if uses_own(plan):
         take_over()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
     for unit in units.units:

@@ -40,6 +40,7 @@ class Common:
     offload: bool
     loss_chunk_tokens: int | None
     linear: str
+    own_kernels: bool
 
 
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
@@ -88,6 +89,7 @@ def layouts(
                 float8=counts_as_float8(common.linear, model),
                 float8_gather=gather,
                 float8_rowwise=common.linear == "float8_rowwise",
+                own_kernels=common.own_kernels,
             )
 
 

@@ -98,6 +98,7 @@ def judge_all(
         offload=offload,
         loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
         linear=common["linear"].value,
+        own_kernels=common["kernels"].value == "own",
     )
     return [
         judge(candidate, rank, layout, model, cluster, rates, price)
@@ -167,7 +168,21 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
             memory.loss_chunk_tokens, chunk, f"{chunk} x {model.vocab_size} logits at a time"
         ),
         "fused_optimizer": _choice_of(config.optim.fused, True, fused_why),
+        "kernels": _choose_kernels(config, cluster),
     }
+
+
+def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
+    given = config.train.kernels
+    if cluster.device == "cuda":
+        return _choice_of(given, "own", "AdamW, reductions and casts move fewer bytes than torch's")
+    if given == "own":
+        raise UserError(
+            f"train.kernels=own needs GPUs, and {cluster.name} has none",
+            why="they are written in Triton",
+            fix="leave train.kernels out",
+        )
+    return _choice_of(given, "torch", "ours are for GPUs")
 
 
 def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:

@@ -33,6 +33,9 @@ class Layout:
     float8_rowwise: bool = False
     """One scale a row instead of one a tensor."""
 
+    own_kernels: bool = True
+    """AdamW and the copy into a reduction are ours, not torch's."""
+
     tensor: int = 1
     context: int = 1
     expert: int = 1

@@ -143,9 +143,8 @@ def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
         in_blocks = model.num_layers * gathered_block_params(model, layout)
         outside = gathered_params(model, layout) - in_blocks
         width = DTYPE_BYTES[layout.param_dtype]
-        # One scale a tensor: weights are gathered in float8 already.
         return outside * width + in_blocks * (
-            1 if layout.float8 and not layout.float8_rowwise else width
+            1 if layout.float8 and layout.float8_gather else width
         )
     if layout.float8_rowwise and layout.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each

@@ -160,6 +160,7 @@ class Plan:
     global_batch: Choice[int]
     accumulate: Choice[str]
     fused_optimizer: Choice[bool]
+    kernels: Choice[str] = Choice("torch", "this plan is older than our own", "rule")
 
     @property
     def world_size(self) -> int:

@@ -16,6 +16,7 @@ from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
+from shardwise.kernels.own import kernels_note
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
@@ -275,6 +276,8 @@ class Loop:
         layers = float8_layers(self.session.model, units, plan)
         for line in [*unit_table(units, plan, layers), *float8_table(layers, plan)]:
             self.say(line)
+        if note := kernels_note(plan):
+            self.say(note)
         for record in data.skipped:
             self.say(f"skipped corrupt record {record}")
         self.events.write(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import OptimConfig
 from shardwise.kernels.adamw import corrections, update
+from shardwise.kernels.own import uses_own
 from shardwise.parallel.float8 import bare
 from shardwise.plan.plan import Plan
 
@@ -72,8 +73,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-    offloaded, on_gpu = plan.offload.value, plan.cluster.device == "cuda"
-    one_pass = plan.fused_optimizer.value and on_gpu and not offloaded
+    one_pass = plan.fused_optimizer.value and uses_own(plan) and not plan.offload.value
     return (OnePassAdamW if one_pass else torch.optim.AdamW)(
         [group for group in groups if group["params"]],
         lr=optim.lr,

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.kernels.own import kernels_note
 from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
@@ -97,6 +98,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
         say("; ".join(line.strip() for line in float8_table(layers, plan)))
         if plan.cluster.device == "cpu":
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
+    if note := kernels_note(plan):
+        say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)
     device = torch.device(plan.cluster.device)

@@ -208,7 +208,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
     choices = plan.choices()
-    assert len(choices) == 22
+    assert len(choices) == 23
     for name, choice in choices.items():
         assert choice.why.strip(), name
         assert choice.source in ("rule", "search"), name
@@ -231,6 +231,7 @@ GIVEN = {
     "accumulation": ("train.accumulation=4", 4),
     "accumulate": ("memory.accumulate=sharded", "sharded"),
     "fused_optimizer": ("optim.fused=false", False),
+    "kernels": ("train.kernels=torch", "torch"),
 }
 
 
@@ -241,6 +242,16 @@ def test_what_the_user_gives_is_the_users(plan_of: PlanOf, name: str) -> None:
     choice = plan.choices()[name]
     assert (choice.value, choice.source) == (value, "user")
     assert plan.strategy.source == "user"
+
+
+def test_kernels_of_our_own_are_for_gpus(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "cluster.name=8xH100")
+    ours, theirs = (plan_of(*words, f"train.kernels={kernels}") for kernels in ("auto", "torch"))
+    assert ours.kernels.value == "own" and plan_of("cluster.name=2xCPU").kernels.value == "torch"
+    assert ours.forecast is not None and theirs.forecast is not None
+    assert ours.forecast.tokens_per_s > theirs.forecast.tokens_per_s
+    with pytest.raises(UserError, match="needs GPUs"):
+        plan_of("cluster.name=2xCPU", "train.kernels=own")
 
 
 def test_a_given_accumulation_is_the_users_beside_a_given_batch(plan_of: PlanOf) -> None:
