@@ -79,9 +79,10 @@ def test_a_trace_shows_what_the_links_took(tunnel: Tunnel, tmp_path: Path) -> No
         assert row["unit"] != "-"
     kinds = {row["kind"]: row["count"] for row in found["collectives"]}
     assert calls == kinds
-    # A step's collectives sleep for as long as the links would take, and nothing runs beside.
+    # A step's collectives sleep for as long as the links would take, and nothing runs beside; a
+    # busy machine wakes them late.
     summary = profile["summary"]
-    assert summary["communication_s"] == pytest.approx(found["communication_s"], rel=0.3)
+    assert 1 <= summary["communication_s"] / found["communication_s"] < 2
     assert summary["exposed_share"] > 0.5
 
 
