@@ -99,11 +99,8 @@ class Stepper:
         """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
         set_learning_rate(self.optimizer, rate)
         if self.scaler.is_enabled() or not self.is_fused:
-            norm, applied = self._update_when_read()
-        else:
-            norm, applied = self._update_ahead()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm, applied
+            return self._update_when_read()
+        return self._update_ahead()
 
     def _update_ahead(self) -> tuple[float, bool]:
         """The update is on its way before its norm is read: meanwhile the device has work."""
@@ -112,6 +109,7 @@ class Stepper:
         reading = Reading(norm)
         step_if_finite(self.optimizer, norm, self.clip_norm)
         refresh_scales(self.model, self.plan)
+        self.optimizer.zero_grad(set_to_none=True)
         value = reading.value()
         return value, math.isfinite(value)
 
@@ -127,6 +125,7 @@ class Stepper:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             refresh_scales(self.model, self.plan)
+        self.optimizer.zero_grad(set_to_none=True)
         return value, applied
 
     def scale_state(self) -> dict[str, float] | None:

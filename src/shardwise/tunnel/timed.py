@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from shardwise.data.loader import MicroBatch
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.gpus import match_gpu
 from shardwise.metrics.meters import efficiency, peak_memory
@@ -97,12 +98,14 @@ class _Stand:
     def run(self, num_steps: int) -> _Pass:
         """So many steps, one right after the other as in training; the peak of memory is theirs."""
         clock = self.emulator.clock
+        # Training has a thread for it.
+        prepared = [self._batches() for _ in range(num_steps)]
         clock.finish()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         marks = [clock.mark()]
-        for _ in range(num_steps):
-            self._step()
+        for batches in prepared:
+            self._step(batches)
             marks.append(clock.mark())
         clock.finish()
         times = [clock.seconds(start, end) for start, end in pairwise(marks)]
@@ -115,9 +118,10 @@ class _Stand:
         session = self.rank.session
         profiler = StepProfiler(profiled, session.model, session.units)
         try:
-            for number in range(1, 2 + TRACED_STEPS):
+            prepared = [self._batches() for _ in range(1 + TRACED_STEPS)]
+            for number, batches in enumerate(prepared, start=1):
                 with profiler.step(number):
-                    self._step()
+                    self._step(batches)
             self.emulator.clock.finish()
             profiler.export(path)
         finally:
@@ -137,16 +141,18 @@ class _Stand:
             largest={**always, "grads": self.grad_bytes},
         )
 
-    def _step(self) -> None:
+    def _batches(self) -> list[MicroBatch]:
+        """Of the next step."""
         batches = self.rank.loader.step_batches(self.position)
-        if self.device.type == "cuda":
-            batches = [batch.pinned() for batch in batches]
         self.position += 1
+        return [batch.pinned() for batch in batches] if self.device.type == "cuda" else batches
+
+    def _step(self, batches: list[MicroBatch]) -> None:
         self.emulator.traffic.forget()
         # At a rate of 0 Adam does the same work, and the weights stay as they are.
         result = self.rank.stepper.run(batches, 0.0)
         if not result.applied:
-            raise _not_finite(self.position, result.grad_norm)
+            raise _not_finite(result.grad_norm)
 
     def _weigh_grads(self, *_: Any) -> None:
         """Once, in the first step: later ones are timed."""
@@ -154,9 +160,9 @@ class _Stand:
         self._weighing.remove()
 
 
-def _not_finite(step: int, grad_norm: float) -> UserError:
+def _not_finite(grad_norm: float) -> UserError:
     return UserError(
-        f"step {step} gave a gradient norm of {grad_norm}, so no update was made",
+        f"a step gave a gradient norm of {grad_norm}, so no update was made",
         why="every other rank's shard is a copy of this one's, which this model does not bear",
         fix="run the tunnel with --device fake",
         code=ExitCode.DIVERGED,
