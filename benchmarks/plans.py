@@ -50,8 +50,6 @@ class Point:
     measured: float | None
     reserved_gib: float | None
     problem: str = ""
-    foreseen_gib: float | None = None
-    """What the allocator was to reserve."""
 
 
 Book = dict[str, dict[str, Point]]  # pair -> label -> what was measured
@@ -59,9 +57,12 @@ Book = dict[str, dict[str, Point]]  # pair -> label -> what was measured
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A pair's layouts that ran, the planner's choice first, and the forecast of the best left."""
+    """A pair's layouts that ran, the planner's choice first, and the forecast of the best left.
 
-    points: list[Point]
+    Forecasts are those of today, beside what was measured then.
+    """
+
+    points: list[tuple[Plan, Point]]
     layouts: int
     best_left: float
 
@@ -109,20 +110,18 @@ def sweep(pair: str, given: argparse.Namespace, ends: float, known: dict[str, Po
     chosen = plan_with(model, cluster, seq_len, {})
     others = sorted(all_others(model, cluster, seq_len, chosen), key=speed_of, reverse=True)
     print(f"\n{pair}, sequences of {seq_len}: {1 + len(others)} layouts could fit", flush=True)
-    points: list[Point] = []
+    points: list[tuple[Plan, Point]] = []
     for plan in (chosen, *others):
         label = label_of(plan)
         if label not in known:
-            if points and hopeless(points[0], speed_of(plan), given.doubt):
+            if points and hopeless(points[0][1], speed_of(plan), given.doubt):
                 continue
             if time.monotonic() > ends:
                 break
             known[label] = run(plan, given)
-        # The forecast of today beside what was measured then.
-        forecast = {"predicted": speed_of(plan), "foreseen_gib": reserved_gib(plan)}
-        points.append(replace(known[label], **forecast))
-        print(f"  {format_point(points[-1])}", flush=True)
-    ran = {point.label for point in points}
+        points.append((plan, known[label]))
+        print(f"  {format_point(plan, known[label])}", flush=True)
+    ran = {point.label for _, point in points}
     best_left = max((speed_of(plan) for plan in others if label_of(plan) not in ran), default=0.0)
     return Sweep(points, 1 + len(others), best_left)
 
@@ -180,11 +179,6 @@ def speed_of(plan: Plan) -> float:
     return plan.forecast.tokens_per_s if plan.forecast else 0.0
 
 
-def reserved_gib(plan: Plan) -> float:
-    """Of the plan's memory, what is the allocator's."""
-    return (plan.memory.total - plan.memory.context) / GIB
-
-
 def label_of(plan: Plan) -> str:
     mesh = f"{plan.replicate.value} x {plan.shard.value}"
     kept = "" if plan.reshard_after_forward.value else ", parameters kept"
@@ -195,27 +189,31 @@ def label_of(plan: Plan) -> str:
     )
 
 
-def format_point(point: Point) -> str:
+def format_point(plan: Plan, point: Point) -> str:
     measured = point.problem if point.measured is None else f"{point.measured:>9,.0f}"
-    held = f"foreseen {point.foreseen_gib:6.1f} GiB"
+    held = f"foreseen {plan.memory.reserved / GIB:6.1f} GiB"
     if point.reserved_gib is not None:
         held += f"  reserved {point.reserved_gib:6.1f}"
-    return f"{point.label:<66} foreseen {point.predicted:>9,.0f}  measured {measured}  {held}"
+    return f"{point.label:<66} foreseen {speed_of(plan):>9,.0f}  measured {measured}  {held}"
 
 
 def print_verdict(pair: str, swept: Sweep) -> None:
     if not swept.points:
         print(f"{pair:<28} not run: the time was up")
         return
-    chosen = swept.points[0]
+    _, chosen = swept.points[0]
     if chosen.measured is None:
         print(f"{pair:<28} the choice did not run: {chosen.problem}")
         return
-    ran = [point for point in swept.points if point.measured is not None]
-    best = max(ran, key=lambda point: point.measured or 0.0)
+    ran = [(plan, point) for plan, point in swept.points if point.measured is not None]
+    _, best = max(ran, key=lambda pair: pair[1].measured or 0.0)
     assert best.measured is not None
     loss = 1 - chosen.measured / best.measured
-    held = [(p.foreseen_gib or 0.0) / p.reserved_gib - 1 for p in ran if p.reserved_gib]
+    held = [
+        plan.memory.reserved / GIB / point.reserved_gib - 1
+        for plan, point in ran
+        if point.reserved_gib
+    ]
     print(
         f"{pair:<28} {chosen.measured:>9,.0f} against {best.measured:>9,.0f}: {loss:.1%} slower "
         f"than the best of {len(ran)} ({best.label})"
@@ -223,7 +221,7 @@ def print_verdict(pair: str, swept: Sweep) -> None:
     print(f"{'':<28} memory foreseen {min(held):+.1%} to {max(held):+.1%} off what was reserved")
     if swept.best_left:
         needed = chosen.measured / (1 - BAR) / swept.best_left - 1
-        low = max((point.measured or 0.0) / point.predicted - 1 for point in ran)
+        low = max((point.measured or 0.0) / speed_of(plan) - 1 for plan, point in ran)
         print(
             f"{'':<28} {swept.layouts - len(swept.points)} not run: the best would have to be "
             f"{needed:.1%} faster than foreseen; of those that ran none was by more than {low:.1%}"

@@ -27,7 +27,6 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from shardwise.parallel.comm import apply_to_unit
 from shardwise.tunnel.clock import Clock, CudaClock, HostClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.links import Links
+from shardwise.tunnel.timed import time_steps
 
 NAME = "llama3_of_this_shape"
 
@@ -207,19 +207,16 @@ def recompute_flags(recompute: str) -> dict[str, str | int]:
 
 def run_steps(trainer: Any, emulator: Emulator, task: Task) -> list[float]:
     """Seconds of each measured step; the peak of memory is theirs too."""
-    batches, clock = trainer.batch_generator(trainer.dataloader), emulator.clock
-    marks: list[Any] = []
-    for trainer.step in range(1, WARM_UP_STEPS + task.steps + 1):
-        if trainer.step == WARM_UP_STEPS + 1:
-            clock.finish()
-            if task.device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            marks = [clock.mark()]
+    batches = trainer.batch_generator(trainer.dataloader)
+
+    def step() -> None:
+        trainer.step += 1
         emulator.traffic.forget()
         trainer.train_step(batches)
-        marks.append(clock.mark())
-    clock.finish()
-    return [clock.seconds(start, end) for start, end in pairwise(marks)]
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    return time_steps(emulator.clock, torch.device(task.device), [step] * task.steps)
 
 
 def validate_size(trainer: Any, task: Task) -> None:

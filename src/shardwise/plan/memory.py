@@ -140,12 +140,10 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
 def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
     """Parameters that stay whole from forward to backward."""
     if layout.keeps_gathered:
-        in_blocks = model.num_layers * gathered_block_params(model, layout)
-        outside = gathered_params(model, layout) - in_blocks
         width = DTYPE_BYTES[layout.param_dtype]
-        return outside * width + in_blocks * (
-            1 if layout.float8 and layout.float8_gather else width
-        )
+        in_block = 1 if layout.float8 and layout.float8_gather else width
+        blocks = model.num_layers * gathered_block_params(model, layout)
+        return blocks * in_block + (gathered_params(model, layout) - blocks) * width
     if layout.float8_rowwise and layout.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0

@@ -76,10 +76,9 @@ def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
     """What a step moves in memory for its collectives: their own writing, and the copies into and
     out of their buffers."""
     params = gathered_params(model, layout) / (layout.tensor * layout.pipeline)
-    lone = 0.0
-    if layout.shard * layout.context == 1 and not software.frozen:
-        lone = params * software.lone_passes
-    if layout.shard * layout.context * layout.replicate == 1:
+    is_whole = layout.shard * layout.context == 1
+    lone = params * software.lone_passes if is_whole and not software.frozen else 0.0
+    if is_whole and layout.replicate == 1:
         return lone
     width: float = DTYPE_BYTES[layout.param_dtype]
     reduce = DTYPE_BYTES[layout.reduce_dtype]
@@ -87,7 +86,7 @@ def copied_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
         width = _PACKED_WIDTH
     counts = collectives_of(layout, software)
     gathers = counts.in_forward + counts.in_backward
-    gathered = gathers * 3 * width * (layout.shard * layout.context > 1)
+    gathered = 0.0 if is_whole else gathers * 3 * width
     return lone + params * (gathered + counts.reductions * (width + 2 * reduce))
 
 

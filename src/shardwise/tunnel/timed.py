@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -73,6 +75,21 @@ def run_timed(
     )
 
 
+def time_steps(
+    clock: Clock, device: torch.device, steps: Sequence[Callable[[], None]]
+) -> list[float]:
+    """Seconds of each, one right after the other; the peak of memory is theirs."""
+    clock.finish()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    marks = [clock.mark()]
+    for step in steps:
+        step()
+        marks.append(clock.mark())
+    clock.finish()
+    return [clock.seconds(start, end) for start, end in pairwise(marks)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Pass:
     """Some steps in a row."""
@@ -100,15 +117,7 @@ class _Stand:
         clock = self.emulator.clock
         # Training has a thread for it.
         prepared = [self._batches() for _ in range(num_steps)]
-        clock.finish()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        marks = [clock.mark()]
-        for batches in prepared:
-            self._step(batches)
-            marks.append(clock.mark())
-        clock.finish()
-        times = [clock.seconds(start, end) for start, end in pairwise(marks)]
+        times = time_steps(clock, self.device, [partial(self._step, each) for each in prepared])
         return _Pass(statistics.median(times), clock.settle().took_s / num_steps)
 
     def trace(self, plan: Plan, path: Path) -> None:
