@@ -15,10 +15,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONFIG = """\
-model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 2, vocab_size: 4096}}
-data: {source: synthetic, seq_len: 512}
+model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 2, vocab_size: 4096, hidden_size: 512,
+  num_attention_heads: 8, num_key_value_heads: 2, intermediate_size: 2048}}
+data: {source: stdlib, seq_len: 512}
 train: {micro_batch: 2, steps: 6}
-optim: {warmup_steps: 0, schedule: constant}
+optim: {lr: 1e-3, warmup_steps: 0, schedule: constant}
 memory: {compile: false}
 checkpoint: {every: 3}
 observe: {log_every: 1}
@@ -40,7 +41,8 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> Non
     (tmp_path / "run.yaml").write_text(CONFIG)
     whole = train(tmp_path, "whole")
     assert len(whole) == 6 and whole[-1] < whole[0]
-    # Attention on a GPU adds up its gradients in any order; Adam without its state would show.
-    alike = pytest.approx(whole, rel=1e-4)
+    # Attention on a GPU adds up its gradients in any order, in bf16; Adam without its state would
+    # be off by percents.
+    alike = pytest.approx(whole, rel=1e-3)
     assert [*train(tmp_path, "stopped", "train.steps=3"), *whole[3:]] == alike
     assert train(tmp_path, "stopped") == alike

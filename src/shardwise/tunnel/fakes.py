@@ -23,10 +23,10 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from transformers import masking_utils
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.fabric import Collective as Kind
+from shardwise.training.surroundings import counted_positions
 from shardwise.tunnel.ledger import Ledger, local
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.memo import Memo
@@ -124,13 +124,9 @@ class Observer(TorchDispatchMode):
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
     """Inside, new tensors have no data."""
-    find_packed = masking_utils.find_packed_sequence_indices
-    # Looking for sequences that were packed into one, transformers reads position ids. Ours only
-    # count up, so on real data it finds none and leaves the mask to the attention kernel; of ids
-    # that it cannot read it would assume the worst, and build the mask.
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        # Of positions without values transformers would assume the worst, and build a mask.
+        with counted_positions(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(
@@ -139,8 +135,6 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
             fix="run the tunnel on a machine with a GPU",
             code=ExitCode.ENVIRONMENT,
         ) from error
-    finally:
-        masking_utils.find_packed_sequence_indices = find_packed
 
 
 def _shard_by_shard(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
