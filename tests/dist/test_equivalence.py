@@ -113,6 +113,7 @@ def test_equals_one_process(
         assert_close(spread(ranks, world, settings), plain(model), tally)
 
 
+SELECTIVE = {**FULL, "memory.checkpoint_activations": "selective"}
 OPTIONS: list[tuple[int, Settings]] = [
     (2, {**FULL, "train.accumulation": 4, "memory.accumulate": "sharded"}),
     (4, {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"}),
@@ -128,6 +129,7 @@ OPTIONS: list[tuple[int, Settings]] = [
     (2, {"mesh.replicate": 2}),
     (2, {"shard.strategy": "hybrid_shard", "mesh.replicate": 2, "mesh.shard": 1}),
     (2, {**FULL, "optim.clip_norm": 1.0, "optim.fused": False}),
+    (2, {**SELECTIVE, "model.attention": "flash_attention_4"}),
 ]
 
 

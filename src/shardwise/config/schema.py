@@ -36,8 +36,12 @@ class ModelConfig:
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's config.json to change, such as `num_hidden_layers: 16`."""
 
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
-    """The attention implementation that transformers is asked for; `auto` is `sdpa`."""
+    attention: Literal[
+        "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention"
+    ] = "auto"
+    """The attention implementation that transformers is asked for; `auto` is `sdpa`, cuDNN's where
+    it is faster. `flash_attention_4` (Hopper and later, with `shardwise[flash4]`) is ours: plainly
+    causal, faster still, and compiled with its block."""
 
     revision: str | None = None
     """The hub revision (a commit hash) to read; required with `trust_remote_code`."""

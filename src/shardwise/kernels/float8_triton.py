@@ -11,6 +11,7 @@ from torch import Tensor
 
 _TILE = 128  # a row of a transposed tile is then a whole line of the memory, 128 bytes
 _BLOCK = 8192
+_SHORT = 4096  # where two or three tensors are read at once
 _FORMATS = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -39,8 +40,8 @@ def transposed(x: Tensor, after: Tensor | None = None) -> Tensor:
 
 
 def swiglu_amax(gate: Tensor, up: Tensor) -> Tensor:
-    partial = gate.new_empty(triton.cdiv(gate.numel(), _BLOCK), dtype=torch.float32)
-    _swiglu_amax[partial.shape](gate, up, partial, gate.numel(), BLOCK=_BLOCK, num_warps=8)
+    partial = gate.new_empty(triton.cdiv(gate.numel(), _SHORT), dtype=torch.float32)
+    _swiglu_amax[partial.shape](gate, up, partial, gate.numel(), BLOCK=_SHORT, num_warps=4)
     return partial.amax()
 
 
@@ -52,10 +53,10 @@ def swiglu_cast(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
 
 
 def swiglu_grad_amax(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    count = triton.cdiv(gate.numel(), _BLOCK)
+    count = triton.cdiv(gate.numel(), _SHORT)
     partial = gate.new_empty(2, count, dtype=torch.float32)
     _swiglu_grad_amax[(count,)](
-        gate, up, grad, partial, gate.numel(), count, BLOCK=_BLOCK, num_warps=8
+        gate, up, grad, partial, gate.numel(), count, BLOCK=_SHORT, num_warps=4
     )
     return partial.amax(1)
 
@@ -66,11 +67,11 @@ def swiglu_grad_cast(
     gate_rows = torch.empty_like(gate, dtype=torch.float8_e5m2)
     up_rows = torch.empty_like(gate, dtype=torch.float8_e5m2)
     product = _turned(gate, torch.float8_e4m3fn)
-    rows, columns = 64, 128
+    rows, columns = 32, 128
     grid = (triton.cdiv(gate.shape[0], rows), triton.cdiv(gate.shape[1], columns))
     _swiglu_grad_cast[grid](
         gate, up, grad, scales, _bytes(gate_rows), _bytes(up_rows), _bytes(product), *gate.shape,
-        ROWS=rows, COLUMNS=columns, num_warps=16,
+        ROWS=rows, COLUMNS=columns, num_warps=8,
     )  # fmt: skip
     # Turned by the kernel above, one byte in four of e5m2 came out wrong (Triton of torch 2.11).
     return gate_rows, transposed(gate_rows), up_rows, transposed(up_rows), product

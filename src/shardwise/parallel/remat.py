@@ -14,6 +14,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+import shardwise.kernels.attention  # noqa: F401  (defines an operator that is named below)
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
@@ -35,6 +36,7 @@ SAVED_OPS = frozenset(
         _ATEN._scaled_dot_product_cudnn_attention,
         _ATEN._scaled_dot_product_flash_attention_for_cpu,
         _ATEN._scaled_dot_product_attention_math,
+        torch.ops.shardwise.causal_attention,
     )
 )
 

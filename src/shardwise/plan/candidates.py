@@ -40,6 +40,7 @@ class Common:
     offload: bool
     loss_chunk_tokens: int | None
     linear: str
+    flash_attention_4: bool
     own_kernels: bool
 
 
@@ -89,6 +90,7 @@ def layouts(
                 float8=counts_as_float8(common.linear, model),
                 float8_gather=gather,
                 float8_rowwise=common.linear == "float8_rowwise",
+                flash_attention_4=common.flash_attention_4,
                 own_kernels=common.own_kernels,
             )
 

@@ -98,6 +98,7 @@ def judge_all(
         offload=offload,
         loss_chunk_tokens=common["loss_chunk_tokens"].value if chunked else None,
         linear=common["linear"].value,
+        flash_attention_4=common["attention"].value == "flash_attention_4",
         own_kernels=common["kernels"].value == "own",
     )
     return [

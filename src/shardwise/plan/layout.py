@@ -33,6 +33,7 @@ class Layout:
     float8_rowwise: bool = False
     """One scale a row instead of one a tensor."""
 
+    flash_attention_4: bool = False
     own_kernels: bool = True
     """AdamW and the copy into a reduction are ours, not torch's."""
 

@@ -79,9 +79,7 @@ def foresee(
 ) -> Forecast:
     """The expected speed of one layout."""
     fabric = cluster.fabric
-    software = software_of(
-        cluster.device, rowwise=layout.float8_rowwise, own_kernels=layout.own_kernels
-    )
+    software = software_of(cluster.device, layout)
     estimate = estimate_time(model, fabric, layout, rates, software)
     peak = cluster.peak_flops(layout.param_dtype)
     speed = speed_of(estimate, model, fabric, layout, rates, peak, software)

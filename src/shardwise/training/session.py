@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.weights import allocate_shards, initialise_buffers, initialise_weights
@@ -132,7 +133,8 @@ def _read_weights(model: Any, place: Path, say: Say) -> None:
 def _build_on_meta(plan: Plan) -> PreTrainedModel:
     code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
     config = drop_idle_window(plan.hf_config, plan.config.data.seq_len)
-    return build_on_meta(config, attention=plan.attention.value, code_dir=code_dir)
+    attention = attention_of(plan.attention.value, plan.cluster.device)
+    return build_on_meta(config, attention=attention, code_dir=code_dir)
 
 
 def _build_data(plan: Plan) -> DataSplits:

@@ -1,0 +1,119 @@
+"""Causal attention as an operator: FlashAttention 4 on a GPU, plain torch on a processor.
+
+Tensors are (sequences, length, heads, width). Heads of keys and values may be fewer than those of
+queries; each then serves a group of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+
+@custom_op("shardwise::causal_attention", mutates_args=(), device_types="cpu")
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """What every token gets from those before it, and the logarithms of what its scores add up to
+    as (sequences, heads, length), which backward needs."""
+    scores = _scores(query, key, scale)
+    sums = scores.logsumexp(-1)
+    mixed = (scores - sums[..., None]).exp() @ _by_head(value, query)
+    return mixed.transpose(1, 2).to(query.dtype).contiguous(), sums
+
+
+@custom_op("shardwise::causal_attention_grad", mutates_args=(), device_types="cpu")
+def causal_attention_grad(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value."""
+    weights = (_scores(query, key, scale) - sums[..., None]).exp()
+    d_out = grad.transpose(1, 2).float()
+    d_weights = d_out @ _by_head(value, query).mT
+    meant = (d_out * out.transpose(1, 2).float()).sum(-1, keepdim=True)
+    d_scores = scale * weights * (d_weights - meant)
+    d_query = (d_scores @ _by_head(key, query)).transpose(1, 2)
+    d_key = d_scores.mT @ query.transpose(1, 2).float()
+    d_value = weights.mT @ d_out
+    return _like(d_query, query), _grouped(d_key, key), _grouped(d_value, value)
+
+
+def _by_head(side: Tensor, query: Tensor) -> Tensor:
+    """Keys or values as (sequences, heads of the query, length, width)."""
+    return side.float().repeat_interleave(query.shape[2] // side.shape[2], dim=2).transpose(1, 2)
+
+
+def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    scores = scale * query.transpose(1, 2).float() @ _by_head(key, query).mT
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, float("-inf"))
+
+
+def _grouped(gradient: Tensor, side: Tensor) -> Tensor:
+    """The gradients of the heads that one key or value serves, added up."""
+    groups = gradient.unflatten(1, (side.shape[2], -1)).sum(2)
+    return _like(groups.transpose(1, 2), side)
+
+
+def _like(values: Tensor, model: Tensor) -> Tensor:
+    return torch.empty_like(model).copy_(values)
+
+
+# ---- what autograd and the compiler must know -----------------------------------------------
+
+
+@causal_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    sequences, length, heads, _ = query.shape
+    sums = query.new_empty(sequences, heads, length, dtype=torch.float32)
+    return query.new_empty(sequences, length, heads, value.shape[-1]), sums
+
+
+@causal_attention_grad.register_fake
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    return (*causal_attention_grad(grad, *ctx.saved_tensors, ctx.scale), None)
+
+
+causal_attention.register_autograd(_backward, setup_context=_remember)
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+# Its functions with an underscore are those that torch calls for its own FlashAttention 4: no
+# public one runs backward by itself. Later releases return more than what is read here.
+
+
+@causal_attention.register_kernel("cuda")
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    from flash_attn.cute import interface
+
+    given = {"softmax_scale": scale, "causal": True, "return_lse": True}
+    out, sums, *_ = interface._flash_attn_fwd(query, key, value, **given)
+    return out, sums
+
+
+@causal_attention_grad.register_kernel("cuda")
+def _(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    from flash_attn.cute import interface
+
+    tensors = (query, key, value, out, grad, sums)
+    d_query, d_key, d_value, *_ = interface._flash_attn_bwd(
+        *tensors, softmax_scale=scale, causal=True
+    )
+    return d_query, d_key, d_value
