@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.float8 import bare
 from shardwise.plan.plan import Choice, Plan
+from shardwise.training.documents import masks_by_position
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import (
     Session,
@@ -30,6 +32,7 @@ from shardwise.training.session import (
     build_session,
 )
 from shardwise.training.step import Stepper
+from shardwise.training.surroundings import fast_attention
 
 Settings = Mapping[str, Any]
 Arrays = dict[str, NDArray[Any]]
@@ -138,11 +141,12 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
     stepper = Stepper(session.model, session.optimizer, plan)
     batches_of = batches_of or build_loader(session).step_batches
     losses, norms = [], []
-    for step in steps:
-        rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
-        result = stepper.run(batches_of(step), rate)
-        losses.append((result.loss_sum.double() / result.num_tokens).item())
-        norms.append(result.grad_norm)
+    with fast_attention(session.device, reads_positions=masks_by_position(plan)):
+        for step in steps:
+            rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
+            result = stepper.run(batches_of(step), rate)
+            losses.append((result.loss_sum.double() / result.num_tokens).item())
+            norms.append(result.grad_norm)
     return on_first(Trained(losses, norms, whole_params(session.model)))
 
 
@@ -192,6 +196,33 @@ def plain_twin(session: Session) -> Any:
         assert torch.equal(buffer, buffers.pop(name)), f"buffer {name} is not the family's own"
     assert not weights and not buffers
     return model
+
+
+class Apart:
+    """A model to which every document is a batch of its own."""
+
+    def __init__(self, model: Any, end: int) -> None:
+        self.model, self.end = model, end
+        self.parameters, self.named_parameters = model.parameters, model.named_parameters
+
+    def __call__(self, input_ids: Tensor, use_cache: bool) -> Any:
+        rows = []
+        for row in input_ids:
+            ends = [int(at) + 1 for at in (row[:-1] == self.end).nonzero()]
+            documents = torch.tensor_split(row, ends)
+            rows.append(torch.cat([self.model(input_ids=d[None]).logits[0] for d in documents]))
+        return SimpleNamespace(logits=torch.stack(rows))
+
+
+def train_documents_apart(settings: Settings) -> Trained:
+    """As `train_plainly`, with no document in one batch with another."""
+    session = start(1, settings)
+    loader = build_loader(session)
+    steps = range(session.plan.config.train.steps)
+    batches = [one_batch(loader.step_batches(step)) for step in steps]
+    end = session.data.train.document_end
+    assert end is not None and min(int((ids == end).sum()) for ids, _ in batches) >= len(steps)
+    return train_batches(Apart(plain_twin(session), end), session.plan, batches)
 
 
 def one_batch(batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:

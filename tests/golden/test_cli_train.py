@@ -100,6 +100,17 @@ def test_the_run_directory_is_complete(
     assert events_of(run_dir, "end")[0]["finished"] is True
 
 
+def test_documents_can_be_kept_apart(
+    home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
+) -> None:
+    words = (f"runs_dir={home}", "name=apart", "train.steps=2", "checkpoint.at_end=false")
+    flash = "model.attention=flash_attention_4"
+    shardwise("train", config, *words, "data.document_mask=true", flash)
+    apart, together = losses_of(home / "apart"), losses_of(whole[0])
+    # Records of 128 to 200 letters: most sequences of 64 hold one document, some hold two.
+    assert 0 < abs(apart[1] - together[1]) < 0.01 * together[1]
+
+
 def test_every_step_and_the_units_are_printed(
     whole: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

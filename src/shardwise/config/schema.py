@@ -77,6 +77,10 @@ class DataConfig:
     seq_len: int = 2048
     """Tokens in one training sequence. Documents are packed back to back to this length."""
 
+    document_mask: bool = False
+    """Tokens attend only to their own document, and its positions start at 0. No mask is built for
+    `model.attention: flash_attention_4`; for others it is, and bars their fast kernels."""
+
     shuffle: bool = True
     """Visit sequences in a seeded random order, another one each epoch."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shardwise.data import sequences as seq
+from shardwise.data.documents import Documents, find_documents
 from shardwise.data.order import index_at
 
 
@@ -25,9 +26,17 @@ class MicroBatch:
     num_valid_tokens: int
     """Labels that count."""
 
+    documents: Documents | None = None
+    """Those that attention keeps apart; None where all of a sequence belongs together."""
+
     def pinned(self) -> MicroBatch:
         """The same in page-locked memory, from which copies to a GPU need not be waited for."""
-        return MicroBatch(self.inputs.pin_memory(), self.labels.pin_memory(), self.num_valid_tokens)
+        return MicroBatch(
+            self.inputs.pin_memory(),
+            self.labels.pin_memory(),
+            self.num_valid_tokens,
+            None if self.documents is None else self.documents.pinned(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,8 @@ class BatchLoader:
     def _read(self, positions: range) -> MicroBatch:
         length = len(self.sequences)
         indices = (index_at(self.seed, place, length, self.shuffle) for place in positions)
-        return _stack([self.sequences.get(index) for index in indices])
+        rows = [self.sequences.get(index) for index in indices]
+        return _stack(rows, self.sequences.document_end)
 
 
 def eval_batches(
@@ -91,12 +101,11 @@ def eval_batches(
     blank = _blank(sequences.seq_len)
     for round_start in range(0, stop, micro_batch * num_ranks):
         first = round_start + rank * micro_batch
-        yield _stack(
-            [
-                sequences.get(index) if index < stop else blank
-                for index in range(first, first + micro_batch)
-            ]
-        )
+        rows = [
+            sequences.get(index) if index < stop else blank
+            for index in range(first, first + micro_batch)
+        ]
+        yield _stack(rows, sequences.document_end)
 
 
 def _blank(seq_len: int) -> seq.Sequence:
@@ -104,10 +113,12 @@ def _blank(seq_len: int) -> seq.Sequence:
     return inputs, np.full_like(inputs, seq.IGNORE_INDEX)
 
 
-def _stack(rows: Sequence[seq.Sequence]) -> MicroBatch:
+def _stack(rows: Sequence[seq.Sequence], document_end: int | None) -> MicroBatch:
+    inputs = np.stack([inputs for inputs, _ in rows])
     labels = np.stack([labels for _, labels in rows])
     return MicroBatch(
-        inputs=torch.from_numpy(np.stack([inputs for inputs, _ in rows])),
+        inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
         num_valid_tokens=int((labels != seq.IGNORE_INDEX).sum()),
+        documents=None if document_end is None else find_documents(inputs, document_end),
     )

@@ -22,6 +22,10 @@ class SequenceSet(Protocol):
     def seq_len(self) -> int:
         """Tokens in each sequence."""
 
+    @property
+    def document_end(self) -> int | None:
+        """The token after which attention does not look back; None where it always does."""
+
     def __len__(self) -> int: ...
 
     def get(self, index: int) -> Sequence:
@@ -35,8 +39,11 @@ class TokenSequences:
     token of the file but the first is predicted exactly once.
     """
 
-    def __init__(self, file: TokenFile, seq_len: int, eos_id: int) -> None:
+    def __init__(
+        self, file: TokenFile, seq_len: int, eos_id: int, *, keeps_documents_apart: bool = False
+    ) -> None:
         self.seq_len = seq_len
+        self.document_end = eos_id if keeps_documents_apart else None
         self._tokens = file.open()
         self._eos_id = eos_id
 
@@ -60,6 +67,8 @@ class TokenSequences:
 
 class SyntheticSequences:
     """Random tokens that (seed, index) alone decide; nothing is stored."""
+
+    document_end = None
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
         self.seq_len = seq_len

@@ -40,10 +40,14 @@ def build_sequences(
     _validate_vocabulary(tokenizer, vocab_size)
     packed = prepare_tokens(config, tokenizer, cache_root)
     _validate_length(packed.train, config.seq_len)
-    held_out = packed.eval
+
+    def cut(file: TokenFile) -> TokenSequences:
+        apart = config.document_mask
+        return TokenSequences(file, config.seq_len, tokenizer.eos_id, keeps_documents_apart=apart)
+
     return DataSplits(
-        train=TokenSequences(packed.train, config.seq_len, tokenizer.eos_id),
-        eval=TokenSequences(held_out, config.seq_len, tokenizer.eos_id) if held_out else None,
+        train=cut(packed.train),
+        eval=cut(packed.eval) if packed.eval else None,
         skipped=packed.skipped,
         tokenizer_identity=tokenizer.identity,
         num_train_tokens=packed.train.num_tokens,

@@ -72,4 +72,4 @@ def _attend(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sides = (side.transpose(1, 2) for side in (query, key, value))
-    return causal_attention(*sides, scale)[0], None
+    return causal_attention(*sides, scale, given.get("cu_seq_lens_q"))[0], None

@@ -135,6 +135,9 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     param, why_param = _best_format(cluster)
     compiled = on_gpu if memory.compile == "auto" else memory.compile
     chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
+    attention_why = "torch picks the fastest kernel of the device"
+    if config.data.document_mask:
+        attention_why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": _choice_of(precision.param, param, why_param),
@@ -159,9 +162,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
             else "not asked for; it costs 2-3x in speed",
             "user" if memory.offload == "cpu" else "rule",
         ),
-        "attention": _choice_of(
-            config.model.attention, "sdpa", "torch picks the fastest kernel of the device"
-        ),
+        "attention": _choice_of(config.model.attention, "sdpa", attention_why),
         "loss": _choice_of(
             memory.loss, "chunked", "all logits at once would be the peak of the step"
         ),

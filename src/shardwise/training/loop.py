@@ -24,6 +24,7 @@ from shardwise.metrics.sinks.open import open_sinks
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
 from shardwise.plan.plan import Plan
+from shardwise.training.documents import masks_by_position
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
@@ -139,7 +140,9 @@ class Loop:
         if self.plan.config.observe.collectives and self.plan.world_size > 1:
             apply_carrier(self.session.model, self.session.units, self.session.mesh, self.timer)
         oom = explained_oom(self.plan, start, lambda: self.place.step)
-        with steady_collector(), fast_attention(self.session.device), oom:
+        masks = masks_by_position(self.plan)
+        attention = fast_attention(self.session.device, reads_positions=masks)
+        with steady_collector(), attention, oom:
             if start == 0:
                 self._evaluate()
             while self.place.step < end:

@@ -125,7 +125,10 @@ def prepare_head(model: nn.Module, chunk: int, *, compiled: bool) -> None:
 
 
 def attach_loss(model: nn.Module, *, chunked: bool) -> None:
-    """Give `model` the method `sum_loss(input_ids, labels)`; call before it is registered."""
+    """Give `model` the method `sum_loss(input_ids, labels)`; call before it is registered.
+
+    More arguments go to the model as they are.
+    """
     method = _chunked_loss if chunked else _full_loss
     model.sum_loss = MethodType(method, model)  # type: ignore[assignment]
 
@@ -173,14 +176,14 @@ def refuse_chunked(reason: str) -> UserError:
     )
 
 
-def _chunked_loss(self: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
-    hidden = self.base_model(input_ids=input_ids, use_cache=False)[0]
+def _chunked_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+    hidden = self.base_model(input_ids=input_ids, use_cache=False, **apart)[0]
     loss: Tensor = self.get_output_embeddings()(hidden.flatten(0, 1), labels.flatten())
     return loss
 
 
-def _full_loss(self: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
-    logits = type(self).forward(self, input_ids=input_ids, use_cache=False).logits
+def _full_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+    logits = type(self).forward(self, input_ids=input_ids, use_cache=False, **apart).logits
     flat = logits.flatten(0, 1).float()
     return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 

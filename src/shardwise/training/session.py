@@ -23,8 +23,10 @@ from shardwise.parallel.apply import parallelize
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
+from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.optim import build_optimizer
+from shardwise.training.surroundings import fast_attention
 from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
@@ -115,6 +117,9 @@ def attach_training_loss(session: Session, say: Say) -> None:
         if reason is not None:
             say(f"loss: all logits at once, because {reason}")
             chunked = False
+    if plan.config.data.document_mask:
+        with fast_attention(session.device, reads_positions=masks_by_position(plan)):
+            check_documents(model, session.device)
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
 

@@ -16,6 +16,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
+from shardwise.training.documents import kept_apart
 from shardwise.training.optim import set_learning_rate, step_if_finite
 
 
@@ -86,7 +87,7 @@ class Stepper:
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
             self.on_phase("forward")
-            loss = self.model.sum_loss(*_on(self.device, batch))
+            loss = _sum_loss(self.model, batch, self.device)
             loss_sum += loss.detach()
             self.on_phase("backward")
             self.scaler.scale(loss / num_tokens).backward()
@@ -162,7 +163,7 @@ def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device) ->
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     model.eval()
     for batch in batches:
-        totals[0] += model.sum_loss(*_on(device, batch))
+        totals[0] += _sum_loss(model, batch, device)
         totals[1] += batch.num_valid_tokens
     model.train()
     reshard_all(model)
@@ -174,8 +175,8 @@ def _whole(norm: Tensor) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def _on(device: torch.device, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    return (
-        batch.inputs.to(device, non_blocking=True),
-        batch.labels.to(device, non_blocking=True),
-    )
+def _sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> Tensor:
+    inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
+    apart = {} if batch.documents is None else kept_apart(batch.documents, device)
+    loss: Tensor = model.sum_loss(inputs, labels, **apart)
+    return loss

@@ -54,8 +54,11 @@ def counted_positions() -> Iterator[None]:
 
 
 @contextmanager
-def fast_attention(device: torch.device) -> Iterator[None]:
-    """On Hopper cuDNN's attention is about twice as fast as the flash kernel that torch prefers."""
+def fast_attention(device: torch.device, *, reads_positions: bool = False) -> Iterator[None]:
+    """On Hopper cuDNN's attention is about twice as fast as the flash kernel that torch prefers.
+
+    Where `reads_positions` says so, documents are kept apart by what transformers finds in them.
+    """
     order = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
@@ -63,5 +66,5 @@ def fast_attention(device: torch.device) -> Iterator[None]:
         SDPBackend.MATH,
     ]
     preferred = sdpa_kernel(order, set_priority=True) if device.type == "cuda" else nullcontext()
-    with counted_positions(), preferred:
+    with nullcontext() if reads_positions else counted_positions(), preferred:
         yield

@@ -98,6 +98,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
         say("; ".join(line.strip() for line in float8_table(layers, plan)))
         if plan.cluster.device == "cpu":
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
+    if plan.config.data.document_mask:
+        say("documents are not kept apart here: random tokens have none")
     if note := kernels_note(plan):
         say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)

@@ -14,6 +14,8 @@ from shardwise.data.sequences import IGNORE_INDEX
 class CountingSequences:
     """Sequence i is all i, so that a batch tells which sequences it was made of."""
 
+    document_end = None
+
     def __init__(self, length: int, seq_len: int = 4) -> None:
         self.length = length
         self.seq_len = seq_len

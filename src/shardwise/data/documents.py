@@ -1,0 +1,42 @@
+"""Where documents lie in a micro-batch, for attention that does not look across their ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+# Room for so many documents a sequence; where there are more, the next power of two. The compiler
+# makes a graph for each size.
+_USUAL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Of one micro-batch, all of its tokens in a row."""
+
+    positions: torch.Tensor
+    """Of each token in its document, int64, [micro_batch, seq_len]."""
+
+    starts: torch.Tensor
+    """The first token of each document, int32; then the number of tokens until the room is full."""
+
+    def pinned(self) -> Documents:
+        """The same in page-locked memory."""
+        return Documents(self.positions.pin_memory(), self.starts.pin_memory())
+
+
+def find_documents(inputs: NDArray[np.int64], end_id: int) -> Documents:
+    """A document reaches up to its `end_id`, and never from one sequence into the next."""
+    begins = np.ones(inputs.shape, dtype=bool)
+    # Ends in a row are padding, or documents without text: not worth a document each.
+    begins[:, 1:] = (inputs[:, :-1] == end_id) & (inputs[:, 1:] != end_id)
+    firsts = np.flatnonzero(begins)
+    lengths = np.diff(firsts, append=inputs.size)
+    positions = np.arange(inputs.size) - np.repeat(firsts, lengths)
+    room = max(_USUAL * len(inputs), 1 << (len(firsts) - 1).bit_length())
+    starts = np.full(room + 1, inputs.size, dtype=np.int32)
+    starts[: len(firsts)] = firsts
+    return Documents(torch.from_numpy(positions.reshape(inputs.shape)), torch.from_numpy(starts))

@@ -1,0 +1,67 @@
+"""Attention inside documents only, for models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.data.documents import Documents, find_documents
+from shardwise.errors import UserError
+from shardwise.parallel.shard import reshard_all
+from shardwise.plan.plan import Plan
+
+_END = 0
+
+
+def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
+    """What a model is told of them, by transformers' names: attention that makes no mask reads
+    where documents start, all other kinds find it in the positions."""
+    starts = documents.starts.to(device, non_blocking=True)
+    length = documents.positions.shape[1]
+    return {
+        "position_ids": documents.positions.to(device, non_blocking=True),
+        **{"cu_seq_lens_q": starts, "cu_seq_lens_k": starts},
+        **{"max_length_q": length, "max_length_k": length},
+    }
+
+
+def masks_by_position(plan: Plan) -> bool:
+    """Whether transformers makes a mask of what it finds in the positions."""
+    return plan.config.data.document_mask and plan.attention.value != "flash_attention_4"
+
+
+def check_documents(model: Any, device: torch.device) -> None:
+    """Run two documents through the real model: what the first says must not reach the second.
+
+    Under the attention of the run: whoever calls this surrounds it as the steps are.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            reaches = not torch.equal(_second(model, 1, device), _second(model, 5, device))
+    except (TypeError, ValueError) as error:
+        raise _refusal(str(error)) from error
+    finally:
+        model.train(was_training)
+        reshard_all(model)
+    if reaches:
+        raise _refusal("what one document says changes what the next one gives")
+
+
+def _second(model: Any, first: int, device: torch.device) -> Tensor:
+    """Logits of the same second document after a first that begins with `first`."""
+    ids = torch.tensor([[first, 2, 3, _END, 4, 5, 6, 7]])
+    documents = find_documents(ids.numpy(), _END)
+    logits: Tensor = model(input_ids=ids.to(device), **kept_apart(documents, device)).logits
+    return logits[:, 4:]
+
+
+def _refusal(why: str) -> UserError:
+    return UserError(
+        "data.document_mask does not work with this model",
+        why=why,
+        fix="leave data.document_mask out, or try another model.attention",
+    )
