@@ -77,6 +77,7 @@ def exact(ranks: Pools) -> Trained:
         pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "sharded"}, id="shards"),
         pytest.param(2, {"precision__linear": "float8_rowwise"}, id="rowwise"),
         pytest.param(2, {"memory__checkpoint_activations": "selective"}, id="selective"),
+        pytest.param(2, {"optim__state": "bf16"}, id="bf16 state"),
     ],
 )
 def test_float8_stays_near_fp32(

@@ -111,6 +111,22 @@ def test_documents_can_be_kept_apart(
     assert 0 < abs(apart[1] - together[1]) < 0.01 * together[1]
 
 
+def test_adam_can_keep_its_state_in_half_the_bytes(
+    home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
+) -> None:
+    words = (f"runs_dir={home}", "name=narrow", "train.stop_after=2")
+    shardwise("train", config, *words, "optim.state=bf16")
+    narrow, wide = losses_of(home / "narrow"), losses_of(whole[0])
+    assert narrow[1] == wide[1] and narrow[2] == pytest.approx(wide[2], rel=1e-2)
+
+    def size(run_dir: Path, step: int) -> int:
+        files = run_dir.glob(f"checkpoints/step-{step:08}/rank-*.bin")
+        return sum(file.stat().st_size for file in files)
+
+    # 4 bytes a parameter, and twice 4 or twice 2 of Adam's.
+    assert 0 < size(home / "narrow", 2) == pytest.approx(size(whole[0], 8) * 8 / 12, rel=0.05)
+
+
 def test_every_step_and_the_units_are_printed(
     whole: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:

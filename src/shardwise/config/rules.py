@@ -182,6 +182,11 @@ def _is_float8(c: RunConfig) -> bool:
     return c.precision.linear in FLOAT8_FORMATS
 
 
+def _may_use_own_adamw(c: RunConfig) -> bool:
+    on_device = c.memory.offload == "none"
+    return on_device and c.optim.fused is not False and c.train.kernels != "torch"
+
+
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
@@ -319,6 +324,15 @@ RULES: tuple[Rule, ...] = (
         lambda c: not _is_float8(c) or c.data.seq_len % 16 == 0,
         "float8 matmuls take tokens sixteen at a time",
         "write a multiple of 16, or drop precision.linear={c.precision.linear}",
+    ),
+    Rule(
+        "bf16-state-is-ours",
+        "optim.state",
+        lambda c: c.optim.state == "fp32" or _may_use_own_adamw(c),
+        "torch's AdamW keeps its state as wide as the parameters; ours is fused, on the device, "
+        "and one of our kernels",
+        "drop optim.state, or what bars ours: optim.fused=false, memory.offload, "
+        "train.kernels=torch",
     ),
     Rule(
         "weights-from-is-read",

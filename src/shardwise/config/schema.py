@@ -260,6 +260,10 @@ class OptimConfig:
     fused: bool | Auto = "auto"
     """Fused AdamW; `auto`: where the device of the parameters has it."""
 
+    state: Literal["fp32", "bf16"] = "fp32"
+    """How Adam keeps its two moments. bf16 halves them; it is rounded at random, the nearer the
+    likelier, so that changes smaller than its steps add up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:

@@ -1,7 +1,7 @@
 """AdamW in one pass over its tensors: 16 bytes of a parameter are read and 12 written, no more.
 
 torch's own fused kernel, where it clips as well, writes the clipped gradients back, which nobody
-reads.
+reads. Moments may be bf16: 12 bytes are then read and 8 written.
 """
 
 from __future__ import annotations
@@ -34,18 +34,42 @@ def update(
     """Update `params`, or not.
 
     `known` is what only the device knows: 1 where nothing is to be done, else 0, what gradients are
-    divided by, and both corrections; `numbers` are the rate, both betas, eps and the decay.
+    divided by, both corrections, and the number of the update; `numbers` are the rate, both betas,
+    eps and the decay.
     """
     rate, beta1, beta2, eps, decay = numbers
-    found_inf, grad_scale, *bias = known
+    found_inf, grad_scale, bias1, bias2, count = known
     if found_inf != 0:
         return
-    for param, grad, mean, square in zip(params, grads, means, squares, strict=True):
+    tensors = zip(params, grads, means, squares, strict=True)
+    for index, (param, grad, mean, square) in enumerate(tensors):
         scaled = grad / grad_scale
-        mean.lerp_(scaled, 1 - beta1)
-        square.mul_(beta2).addcmul_(scaled, scaled, value=1 - beta2)
-        root = (square / bias[1]).sqrt() + eps
-        param.mul_(1 - rate * decay).sub_(rate / bias[0] * mean / root)
+        m = mean.float().lerp(scaled, 1 - beta1)
+        v = square.float().mul(beta2).addcmul(scaled, scaled, value=1 - beta2)
+        root = (v / bias2).sqrt() + eps
+        param.mul_(1 - rate * decay).sub_(rate / bias1 * m / root)
+        chance = _chance(param, int(count), index)
+        mean.copy_(_rounded(m, mean.dtype, chance & 0xFFFF))
+        square.copy_(_rounded(v, square.dtype, chance >> 16))
+
+
+def _chance(like: Tensor, count: int, index: int) -> Tensor:
+    """32 bits for each number, other ones in each update: a hash, so that a run that resumes rounds
+    as it would have."""
+    places = torch.arange(like.numel(), device=like.device).view(like.shape)
+    bits = (places * 0x9E3779B1 + count * 0x7FEB352D + index * 0x846CA68B) & 0xFFFFFFFF
+    for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
+        bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
+    return bits ^ (bits >> 16)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+    """To bf16 up or down, the nearer the likelier: of changes that are smaller than its steps, as
+    most of a moment's are, rounding to the nearest would lose all."""
+    if dtype != torch.bfloat16:
+        return x
+    whole = (x.view(torch.int32) + chance.int()) & -0x10000
+    return whole.view(torch.float32).to(dtype)
 
 
 @update.register_fake
@@ -65,5 +89,5 @@ def _(
     # Imported when a GPU needs it: elsewhere there is no Triton.
     from shardwise.kernels.adamw_triton import launch
 
-    for tensors in zip(params, grads, means, squares, strict=True):
-        launch(*tensors, known, numbers)
+    for index, tensors in enumerate(zip(params, grads, means, squares, strict=True)):
+        launch(*tensors, known, numbers, index)

@@ -91,6 +91,7 @@ def layouts(
                 float8_gather=gather,
                 float8_rowwise=common.linear == "float8_rowwise",
                 flash_attention_4=common.flash_attention_4,
+                bf16_state=config.optim.state == "bf16",
                 own_kernels=common.own_kernels,
             )
 

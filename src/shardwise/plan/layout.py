@@ -34,6 +34,9 @@ class Layout:
     """One scale a row instead of one a tensor."""
 
     flash_attention_4: bool = False
+    bf16_state: bool = False
+    """Adam's moments are bf16 instead of fp32."""
+
     own_kernels: bool = True
     """AdamW and the copy into a reduction are ours, not torch's."""
 

@@ -70,7 +70,7 @@ def estimate_memory(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
         grads=grads,
-        optimizer=shard_params * ADAM_BYTES * on_device,
+        optimizer=shard_params * (ADAM_BYTES // 2 if layout.bf16_state else ADAM_BYTES) * on_device,
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),
         activations=int(peak.activations),

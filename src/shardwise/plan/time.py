@@ -274,7 +274,9 @@ def _optimizer_seconds(
 ) -> float:
     if software.frozen or layout.offload:
         return 0.0
-    return software.optimizer_passes * shard_params / rates.memory_bytes_per_s
+    # Two moments are read and written.
+    saved = 8 if layout.bf16_state else 0
+    return (software.optimizer_passes - saved) * shard_params / rates.memory_bytes_per_s
 
 
 def _offload_seconds(shard_params: float, layout: Layout, software: Software) -> float:

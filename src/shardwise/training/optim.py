@@ -10,20 +10,28 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import OptimConfig
+from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
 from shardwise.parallel.float8 import bare
 from shardwise.plan.plan import Plan
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OnePassAdamW(torch.optim.AdamW):
     """torch's fused AdamW, its state included, with an update that moves fewer bytes.
 
     It is told of a scale and of gradients that are not finite as torch's own is: by attributes.
+    Its moments are as wide as the parameters, or of `state_dtype`.
     """
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    def __init__(self, *given: Any, state_dtype: torch.dtype | None = None, **named: Any) -> None:
+        self.state_dtype = state_dtype
+        super().__init__(*given, **named)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -45,7 +53,7 @@ class OnePassAdamW(torch.optim.AdamW):
             [_local(param.grad) for param in params if param.grad is not None],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
-            torch.stack([found_inf, scale, *corrections(counts[0], group["betas"])]),
+            torch.stack([found_inf, scale, *corrections(counts[0], group["betas"]), counts[0]]),
             [group["lr"], *group["betas"], group["eps"], group["weight_decay"]],
         )
 
@@ -54,9 +62,18 @@ class OnePassAdamW(torch.optim.AdamW):
         state: dict[str, Tensor] = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            state["exp_avg"] = torch.zeros_like(param)
-            state["exp_avg_sq"] = torch.zeros_like(param)
+            for name in _MOMENTS:
+                state[name] = self._narrow(torch.zeros_like(param))
         return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch casts what it loads to the dtype of the parameter; here it is cast back."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state.update({name: self._narrow(state[name]) for name in _MOMENTS if name in state})
+
+    def _narrow(self, moment: Tensor) -> Tensor:
+        return moment if self.state_dtype is None else bare(moment).to(self.state_dtype)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -73,14 +90,28 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
+    settings: dict[str, Any] = {
+        "params": [group for group in groups if group["params"]],
+        "lr": optim.lr,
+        "betas": optim.betas,
+        "eps": optim.eps,
+        "fused": plan.fused_optimizer.value,
+    }
+    if optim.state == "bf16":
+        _check_kernels(plan)
+        return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
     one_pass = plan.fused_optimizer.value and uses_own(plan) and not plan.offload.value
-    return (OnePassAdamW if one_pass else torch.optim.AdamW)(
-        [group for group in groups if group["params"]],
-        lr=optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        fused=plan.fused_optimizer.value,
-    )
+    return (OnePassAdamW if one_pass else torch.optim.AdamW)(**settings)
+
+
+def _check_kernels(plan: Plan) -> None:
+    """On a processor our operators are plain torch."""
+    if plan.cluster.device == "cuda" and not uses_own(plan):
+        raise UserError(
+            "optim.state=bf16 needs our AdamW, and that Triton, which is not installed here",
+            fix="install the triton that this torch was built for, or leave optim.state out",
+            code=ExitCode.ENVIRONMENT,
+        )
 
 
 def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None) -> None:

@@ -34,6 +34,9 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("memory.checkpoint_activations", {"memory": {"checkpoint_activations": 1.5}}),
     ("optim.lr", {"optim": {"lr": 0.0}}),
     ("optim.clip_norm", {"optim": {"clip_norm": 0.0}}),
+    ("optim.state", {"optim": {"state": "bf16", "fused": False}}),
+    ("optim.state", {"optim": {"state": "bf16"}, "memory": {"offload": "cpu"}}),
+    ("optim.state", {"optim": {"state": "bf16"}, "train": {"kernels": "torch"}}),
     ("optim.betas", {"optim": {"betas": (0.9, 1.0)}}),
     ("optim.min_lr_ratio", {"optim": {"min_lr_ratio": 2.0}}),
     ("optim.warmup_steps", {"optim": {"warmup_steps": 1001}}),
@@ -86,6 +89,7 @@ def test_broken_rule_names_field_value_and_fix(field: str, sections: dict[str, A
 
 KEPT: list[dict[str, Any]] = [
     {},
+    {"optim": {"state": "bf16"}},
     {"optim": {"schedule": "wsd", "warmup_steps": 500, "decay_steps": 500}},
     {"train": {"global_batch": 16, "micro_batch": 4, "accumulation": 2, "stop_after": 1000}},
     {"train": {"global_batch": 10, "micro_batch": 4}},

@@ -244,6 +244,20 @@ def test_what_the_user_gives_is_the_users(plan_of: PlanOf, name: str) -> None:
     assert plan.strategy.source == "user"
 
 
+def test_a_state_of_bf16_and_faster_attention_are_foreseen(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "cluster.name=8xH200", "train.micro_batch=2")
+    usual, narrow, flash = (
+        plan_of(*words, *more)
+        for more in ((), ("optim.state=bf16",), ("model.attention=flash_attention_4",))
+    )
+    assert narrow.memory.optimizer == usual.memory.optimizer // 2
+    assert narrow.forecast is not None and usual.forecast is not None and flash.forecast is not None
+    assert narrow.forecast.terms["optimizer"] < usual.forecast.terms["optimizer"]
+    assert flash.forecast.terms["attention"] == pytest.approx(
+        usual.forecast.terms["attention"] / 1.1
+    )
+
+
 def test_kernels_of_our_own_are_for_gpus(plan_of: PlanOf) -> None:
     words = ("model.name=llama-3.1-8b", "cluster.name=8xH100")
     ours, theirs = (plan_of(*words, f"train.kernels={kernels}") for kernels in ("auto", "torch"))
