@@ -20,8 +20,8 @@ _OURS = "shardwise_causal"
 def attention_of(wanted: str, device: str) -> str:
     """The name under which transformers knows it.
 
-    Its own `flash_attention_4` cannot be compiled together with the block around it; as an
-    operator it can.
+    Its own `flash_attention_4` calls a package that has no operators, so the compiler would cut the
+    block in two there; ours is one.
     """
     if wanted != "flash_attention_4":
         return wanted
