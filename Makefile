@@ -6,6 +6,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Beside the other packages: transformers imports it wherever it is, half a second in every process.
 FLOAT8 := .venv/float8
+# So is Triton: without a GPU it only interprets kernels, for the test of them.
+TRITON := .venv/triton
 # Tests that need it, and as many others over ranks as make two parts of about the same length.
 WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py hf_roundtrip.py \
   reshard.py dcp_import.py full_disk.py) \
@@ -20,6 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(FLOAT8) torchao
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(TRITON) triton
 	touch $@
 
 demo: $(READY)
@@ -58,6 +61,7 @@ test-rest: $(READY)
 
 test-float8: $(READY)
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(WITH_FLOAT8)
+	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
 
 # The long sweeps: every kill point, thousands of damaged files, every mesh to every other, every
 # way to spread a run against one process, a step over a slow link, 300 steps in float8.

@@ -57,7 +57,7 @@ def _chance(like: Tensor, count: int, index: int) -> Tensor:
     """32 bits for each number, other ones in each update: a hash, so that a run that resumes rounds
     as it would have."""
     places = torch.arange(like.numel(), device=like.device).view(like.shape)
-    bits = (places * 0x9E3779B1 + count * 0x7FEB352D + index * 0x846CA68B) & 0xFFFFFFFF
+    bits = (places * 0x9E3779B1 + (count + index * 65537) * 0x7FEB352D) & 0xFFFFFFFF
     for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
         bits = ((bits ^ (bits >> shift)) * factor) & 0xFFFFFFFF
     return bits ^ (bits >> 16)

@@ -57,7 +57,7 @@ def _update(
 @triton.jit
 def _chance(at, count, index):
     # In 64 bits and cut, as the reference does it.
-    bits = (at * 0x9E3779B1 + count * 0x7FEB352D + index * 0x846CA68B) & 0xFFFFFFFF
+    bits = (at * 0x9E3779B1 + (count + index * 65537) * 0x7FEB352D) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
     bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
     return bits ^ (bits >> 16)

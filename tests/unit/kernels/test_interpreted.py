@@ -1,0 +1,101 @@
+"""The Triton kernels without a GPU: Triton's interpreter runs them line by line.
+
+`make test` has Triton for this alone, in a folder of its own, and sets TRITON_INTERPRET. What a GPU
+makes of the same lines is tested beside each kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardwise.kernels import adamw, float8
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("TRITON_INTERPRET is not set: no kernel was run", allow_module_level=True)
+pytest.importorskip("triton", reason="Triton is not installed: no kernel was run")
+
+from shardwise.kernels import adamw_triton, chunk_cat_triton, float8_triton
+
+# Whole tiles of a kernel, and none.
+SHAPES = [(128, 256), (70, 130)]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("index", [0, 1, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw(dtype: torch.dtype, index: int) -> None:
+    known = torch.tensor([0.0, 1.5, 0.2, 0.1, 7.0])
+    numbers = [1e-2, 0.9, 0.95, 1e-8, 0.1]
+    param, grad, mean = (random(5000, seed=seed) for seed in range(3))
+    given = [param, grad, mean.to(dtype), mean.square().to(dtype)]
+    ours, plain = ([each.clone() for each in given] for _ in range(2))
+    adamw_triton.launch(*ours, known, numbers, index)
+    # The same tensor at the same place of the list, which decides how it is rounded.
+    empty = [torch.zeros(0)] * index
+    adamw.update(*([*empty, each] for each in plain), known, numbers)
+    for one, other in zip(ours, plain, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(ours[0], param)
+
+
+def test_adamw_that_leaves_an_update_out() -> None:
+    given = [random(100, seed=seed) for seed in range(4)]
+    made = [each.clone() for each in given]
+    known = torch.tensor([1.0, 1.0, 0.2, 0.1, 7.0])
+    adamw_triton.launch(*made, known, [1e-2, 0.9, 0.95, 1e-8, 0.1], 0)
+    assert all(map(torch.equal, made, given))
+
+
+def test_the_copy_into_a_reduction() -> None:
+    tensors = [random(10, 33).bfloat16(), random(7).bfloat16(), random(8, 3, 2).bfloat16()]
+    chunks = [-(-len(each) // 4) * each[0].numel() for each in tensors]
+    found, expected = torch.empty(2, 4, sum(chunks))
+    offset = 0
+    for tensor, chunk in zip(tensors, chunks, strict=True):
+        chunk_cat_triton.launch(tensor, found, chunk, offset)
+        offset += chunk
+    torch._chunk_cat(tensors, 0, 4, out=expected)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("amax_of", ()),
+        ("cast", (torch.tensor(30.0), float8.FORWARD)),
+        ("cast", (torch.tensor(30.0), float8.BACKWARD)),
+        ("cast_both", (torch.tensor(30.0), float8.FORWARD)),
+        ("cast_both", (torch.tensor(30.0), float8.BACKWARD)),
+        ("swiglu_amax", ()),
+        ("swiglu_cast", (torch.tensor(30.0),)),
+        ("swiglu_grad_amax", ()),
+        ("swiglu_grad_cast", (torch.tensor([100.0, 90.0, 50.0]),)),
+    ],
+)
+def test_casts(name: str, others: tuple[Any, ...], shape: tuple[int, int]) -> None:
+    takes = 3 if "grad" in name else 2 if "swiglu" in name else 1
+    given = [random(*shape, seed=seed).bfloat16() for seed in range(takes)]
+    found, expected = (getattr(room, name)(*given, *others) for room in (float8_triton, float8))
+    if isinstance(found, Tensor):
+        found, expected = (found,), (expected,)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        dtype, one, other = other.dtype, one.float(), other.float()
+        if dtype == torch.float32:
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+            continue
+        # Where rounding up arrives at a power of two, the interpreter gives half of it, and it cuts
+        # off below the smallest normal number.
+        least = torch.finfo(dtype).smallest_normal
+        assert ((one - other).abs() <= other.abs() / 2 + least).all()
+        assert (one == other).float().mean() > 0.9
