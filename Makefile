@@ -8,14 +8,15 @@ READY := .venv/.ready
 FLOAT8 := .venv/float8
 # So is Triton: without a GPU it only interprets kernels, for the test of them.
 TRITON := .venv/triton
-# Tests that need it, and as many others over ranks as make two parts of about the same length.
-WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py hf_roundtrip.py \
-  reshard.py dcp_import.py full_disk.py) \
+# Tests that need it.
+WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py) \
   tests/unit/parallel/test_float8_layers.py tests/unit/tunnel/test_fake.py
-WITHOUT := $(addprefix --ignore=,$(WITH_FLOAT8))
+# Others over ranks, so that no part is much longer than the rest.
+OF_FILES := $(addprefix tests/dist/test_,hf_roundtrip.py reshard.py dcp_import.py full_disk.py)
+WITHOUT := $(addprefix --ignore=,$(WITH_FLOAT8) $(OF_FILES))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-float8 lint chaos clean
+.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-files test-float8 lint chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -42,7 +43,7 @@ lint: $(READY)
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
 	@echo "parts of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-rest test-ranks test-command test-faults test-float8
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-rest test-command test-ranks test-faults test-float8 test-files
 
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
@@ -58,6 +59,9 @@ test-faults: $(READY)
 
 test-rest: $(READY)
 	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos $(WITHOUT)
+
+test-files: $(READY)
+	$(PYTEST) $(OF_FILES)
 
 test-float8: $(READY)
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(WITH_FLOAT8)
