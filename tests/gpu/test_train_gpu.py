@@ -41,9 +41,8 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> Non
     (tmp_path / "run.yaml").write_text(CONFIG)
     whole = train(tmp_path, "whole")
     assert len(whole) == 6 and whole[-1] < whole[0]
-    # Attention on a GPU adds up its gradients in any order, in bf16; Adam without its state would
-    # be off by percents.
-    alike = pytest.approx(whole, rel=1e-3)
+    # Attention on a GPU adds up its gradients in any order; Adam without its state would show.
+    alike = pytest.approx(whole, rel=1e-4)
     assert [*train(tmp_path, "stopped", "train.steps=3"), *whole[3:]] == alike
     assert train(tmp_path, "stopped") == alike
 

@@ -48,9 +48,11 @@ def update(
         v = square.float().mul(beta2).addcmul(scaled, scaled, value=1 - beta2)
         root = (v / bias2).sqrt() + eps
         param.mul_(1 - rate * decay).sub_(rate / bias1 * m / root)
-        chance = _chance(param, int(count), index)
-        mean.copy_(_rounded(m, mean.dtype, chance & 0xFFFF))
-        square.copy_(_rounded(v, square.dtype, chance >> 16))
+        if mean.dtype == torch.bfloat16:
+            chance = _chance(param, int(count), index)
+            m, v = _rounded(m, chance & 0xFFFF), _rounded(v, chance >> 16)
+        mean.copy_(m)
+        square.copy_(v)
 
 
 def _chance(like: Tensor, count: int, index: int) -> Tensor:
@@ -63,13 +65,11 @@ def _chance(like: Tensor, count: int, index: int) -> Tensor:
     return bits ^ (bits >> 16)
 
 
-def _rounded(x: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+def _rounded(x: Tensor, chance: Tensor) -> Tensor:
     """To bf16 up or down, the nearer the likelier: of changes that are smaller than its steps, as
     most of a moment's are, rounding to the nearest would lose all."""
-    if dtype != torch.bfloat16:
-        return x
     whole = (x.view(torch.int32) + chance.int()) & -0x10000
-    return whole.view(torch.float32).to(dtype)
+    return whole.view(torch.float32).to(torch.bfloat16)
 
 
 @update.register_fake

@@ -39,7 +39,7 @@ def causal_attention_grad(
     out: Tensor,
     sums: Tensor,
     scale: float,
-    starts: Tensor | None = None,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
     if starts is not None:
@@ -133,18 +133,10 @@ def _(
 
 
 @causal_attention_grad.register_kernel("cuda")
-def _(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    scale: float,
-    starts: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.cute import interface
 
+    query, key, value, out, sums, scale, starts = given
     sides = (_in_a_row(side, starts) for side in (query, key, value, out, grad))
     d_query, d_key, d_value, *_ = interface._flash_attn_bwd(
         *sides, sums, **_how(scale, starts, query.shape[1])
