@@ -33,6 +33,7 @@ from shardwise.plan.plan import Plan
 # Which expert a token goes to is decided by small differences, which float8 would blur.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 # The layers of an MLP as Llama and its kin name them, and sizes to try it with.
+_ATTENTION_OUTPUT = ".o_proj"
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _SMALL = dict(zip(_GATED, ((8, 16), (8, 16), (16, 8)), strict=True))
 
@@ -83,7 +84,11 @@ def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
 def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
     """Let converted layers multiply by `float8_linear`, and those of a gated MLP as one."""
     modules = dict(model.named_modules())
-    override_forward([modules[name] for name in sorted(names)], "Own", lambda cls: _linear_forward)
+    outputs = {name for name in names if name.endswith(_ATTENTION_OUTPUT)}
+    others = [modules[name] for name in sorted(names - outputs)]
+    override_forward(others, "Own", lambda cls: _linear_forward)
+    after_attention = [modules[name] for name in sorted(outputs)]
+    override_forward(after_attention, "OwnOutput", lambda cls: _output_forward)
     gated = [
         module
         for name, module in modules.items()
@@ -110,9 +115,13 @@ def _is_swiglu(mlp: nn.Module) -> bool:
     return isinstance(found, Tensor) and found.is_cpu and torch.allclose(found, expected, atol=1e-6)
 
 
-def _linear_forward(self: Any, x: Tensor) -> Tensor:
-    y: Tensor = Linear.apply(x, self.weight)
+def _linear_forward(self: Any, x: Tensor, after_attention: bool = False) -> Tensor:
+    y: Tensor = Linear.apply(x, self.weight, after_attention)
     return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def _output_forward(self: Any, x: Tensor) -> Tensor:
+    return _linear_forward(self, x, after_attention=True)
 
 
 def _gated_forward(self: Any, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ and cast here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,9 +33,10 @@ class Linear(torch.autograd.Function):
     """x @ weight.T"""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, after_attention: bool) -> Tensor:
         """The input is kept in float8, transposed, where the weight learns."""
-        x8, x8_columns, x_scale = _cast_input(x, keep=ctx.needs_input_grad[1])
+        largest = amax_of if after_attention else _amax_on_the_way
+        x8, x8_columns, x_scale = _cast_input(x, largest, keep=ctx.needs_input_grad[1])
         w8, w_scale = _cast_weight(weight)
         ctx.save_for_backward(x8_columns, x_scale, weight, w_scale)
         ctx.dtype = x.dtype
@@ -50,7 +52,7 @@ class Linear(torch.autograd.Function):
         w_grad = None
         if x8_columns is not None:
             w_grad = _product(columns, scale, x8_columns, x_scale, ctx.dtype)
-        return x_grad.reshape(*grad.shape[:-1], -1), w_grad
+        return x_grad.reshape(*grad.shape[:-1], -1), w_grad, None
 
 
 @torch.compiler.allow_in_graph
@@ -60,7 +62,8 @@ class GatedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         """The product of the two halves is not kept: backward makes it again on its way."""
-        x8, x8_columns, x_scale = _cast_input(x, keep=any(ctx.needs_input_grad[1:3]))
+        learns = any(ctx.needs_input_grad[1:3])
+        x8, x8_columns, x_scale = _cast_input(x, _amax_on_the_way, keep=learns)
         gate8, gate_scale = _cast_weight(gate)
         up8, up_scale = _cast_weight(up)
         down8, down_scale = _cast_weight(down)
@@ -100,11 +103,19 @@ class GatedMLP(torch.autograd.Function):
         )
 
 
-def _cast_input(x: Tensor, *, keep: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def _amax_on_the_way(x: Tensor) -> Tensor:
+    """The largest number of what a kernel of the compiler has just written: a norm, as a rule,
+    which then finds it without reading again."""
+    return x.abs().amax()
+
+
+def _cast_input(
+    x: Tensor, largest: Callable[[Tensor], Tensor], *, keep: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """In float8, for backward transposed, and the scale. Layers with one input share both copies:
     the compiler sees the same call."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    scale = scale_of(rows.abs().amax(), FORWARD)
+    scale = scale_of(largest(rows), FORWARD)
     if not keep:
         return cast(rows, scale, FORWARD), None, scale
     return *cast_both(rows, scale, FORWARD), scale

@@ -99,3 +99,17 @@ def test_casts(name: str, others: tuple[Any, ...], shape: tuple[int, int]) -> No
         least = torch.finfo(dtype).smallest_normal
         assert ((one - other).abs() <= other.abs() / 2 + least).all()
         assert (one == other).float().mean() > 0.9
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -300.0])
+def test_the_largest_of_numbers_that_are_out_of_the_ordinary(value: float) -> None:
+    gate, up, grad = (random(70, 130, seed=seed).bfloat16() for seed in range(3))
+    gate[3, 5] = value
+    for name, given in (
+        ("amax_of", (gate,)),
+        ("swiglu_amax", (gate, up)),
+        ("swiglu_grad_amax", (gate, up, grad)),
+    ):
+        found, expected = (getattr(room, name)(*given) for room in (float8_triton, float8))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -249,11 +249,13 @@ def test_one_layer_within_the_errors_of_float8(linear: str, bound: float) -> Non
 
 
 class Gated(nn.Module):
-    """An MLP of Llama's kind behind a layer of its own with a bias."""
+    """An MLP of Llama's kind behind two layers, the first with a bias."""
 
     def __init__(self, activation: nn.Module) -> None:
         super().__init__()
         self.q_proj = nn.Linear(64, 64)
+        self.attention = nn.Module()
+        self.attention.o_proj = nn.Linear(64, 64, bias=False)
         self.mlp = nn.Module()
         self.mlp.gate_proj = nn.Linear(64, 128, bias=False)
         self.mlp.up_proj = nn.Linear(64, 128, bias=False)
@@ -262,7 +264,7 @@ class Gated(nn.Module):
         self.mlp.__class__ = MLP
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + self.mlp(self.q_proj(x))
+        y: Tensor = x + self.mlp(self.attention.o_proj(self.q_proj(x)))  # type: ignore[operator]
         return y
 
 
@@ -277,7 +279,7 @@ class MLP(nn.Module):
         return y
 
 
-LAYERS = {"q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+LAYERS = {"q_proj", "attention.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 
 
 def both_arithmetics(activation: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -342,12 +344,14 @@ def test_an_mlp_that_computes_something_else_stays_three_layers() -> None:
 
 
 @pytest.mark.torchao
-def test_the_mlps_of_llama_are_taken() -> None:
+def test_the_mlps_of_llama_are_taken_and_what_follows_its_attention() -> None:
     plan = plan_of("tiny-llama", "float8", overrides=SMALL, param="fp32", float8_min_features=16)
     model = build_on_meta(plan.hf_config)
     apply_float8(model, find_units(model), plan)
     mlps = [type(m).__name__ for name, m in model.named_modules() if name.endswith(".mlp")]
     assert mlps == ["Float8LlamaMLP"] * 2
+    own = {n.split(".")[-1] for n, m in model.named_modules() if "OwnOutput" in type(m).__name__}
+    assert own == {"o_proj"}
 
 
 @pytest.mark.torchao
