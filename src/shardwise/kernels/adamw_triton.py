@@ -25,14 +25,18 @@ def launch(
     if count:
         grid = (triton.cdiv(count, _BLOCK),)
         tensors = (param, grad, mean, square, known)
+        rate, beta1, beta2, eps, decay = numbers
+        # Differences from one are taken here, in double precision: of a number near one they would
+        # keep few digits there.
+        by = (rate, 1 - beta1, beta2, 1 - beta2, eps, 1 - rate * decay)
         rounds = mean.dtype == torch.bfloat16
-        _update[grid](*tensors, count, index, *numbers, ROUNDS=rounds, BLOCK=_BLOCK, num_warps=8)
+        _update[grid](*tensors, count, index, *by, ROUNDS=rounds, BLOCK=_BLOCK, num_warps=8)
 
 
 @triton.jit
 def _update(
     param, grad, mean, square, known, count, index,
-    rate, beta1, beta2, eps, decay,
+    rate, share1, beta2, share2, eps, kept,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(known) == 0.0:
@@ -41,9 +45,9 @@ def _update(
         g = tl.load(grad + at, mask=inside) / tl.load(known + 1)
         m = tl.load(mean + at, mask=inside).to(tl.float32)
         v = tl.load(square + at, mask=inside).to(tl.float32)
-        m = m + (g - m) * (1 - beta1)
-        v = v * beta2 + g * g * (1 - beta2)
-        p = tl.load(param + at, mask=inside) * (1 - rate * decay)
+        m = m + (g - m) * share1
+        v = v * beta2 + g * g * share2
+        p = tl.load(param + at, mask=inside) * kept
         p = p - rate / tl.load(known + 2) * m / (tl.sqrt(v / tl.load(known + 3)) + eps)
         tl.store(param + at, p, mask=inside)
         if ROUNDS:
