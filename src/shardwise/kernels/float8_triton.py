@@ -191,9 +191,10 @@ def _swiglu_grad_amax(gate, up, grad, partial, count, blocks, BLOCK: tl.constexp
 
 
 @triton.jit
-def _turned_float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
-    # Turned after the cast, one byte in four of e5m2 comes out wrong (Triton of torch 2.11).
-    return _float8(tl.trans(x), scale, MOST, FORMAT)
+def _e5m2(x, scale):
+    # Each copy reads the scale anew, so that each is cast by instructions of its own: what rows and
+    # columns share, the assembler of CUDA 12.8 packs for the one and then takes wrong bytes from.
+    return _float8(x, tl.load(scale), 57344.0, tl.float8e5)
 
 
 @triton.jit
@@ -211,13 +212,9 @@ def _swiglu_grad_cast(
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)
     gate_grad, up_grad, made = _swiglu_grads(g, u, d)
-    by = tl.load(scales)
-    tl.store(gate_rows + at, _float8(gate_grad, by, 57344.0, tl.float8e5), mask=inside)
-    tl.store(
-        gate_columns + turned, _turned_float8(gate_grad, by, 57344.0, tl.float8e5), mask=within
-    )
-    by = tl.load(scales + 1)
-    tl.store(up_rows + at, _float8(up_grad, by, 57344.0, tl.float8e5), mask=inside)
-    tl.store(up_columns + turned, _turned_float8(up_grad, by, 57344.0, tl.float8e5), mask=within)
+    tl.store(gate_rows + at, _e5m2(gate_grad, scales), mask=inside)
+    tl.store(gate_columns + turned, _e5m2(tl.trans(gate_grad), scales), mask=within)
+    tl.store(up_rows + at, _e5m2(up_grad, scales + 1), mask=inside)
+    tl.store(up_columns + turned, _e5m2(tl.trans(up_grad), scales + 1), mask=within)
     made = _float8(made, tl.load(scales + 2), 448.0, tl.float8e4nv)
     tl.store(product + turned, tl.trans(made), mask=within)

@@ -93,6 +93,9 @@ OPERATORS: dict[str, Callable[[str, tuple[int, int]], Any]] = {
     "cast both": lambda on, at: cast_both(
         random(*at, device=on), torch.ones((), device=on) * 9999, BACKWARD
     ),
+    "cast both forward": lambda on, at: cast_both(
+        random(*at, device=on), torch.ones((), device=on) * 99, FORWARD
+    ),
     "transposed": lambda on, at: transposed(
         random(*at, device=on).to(FORWARD), torch.ones((), device=on)
     ),
