@@ -11,7 +11,8 @@ the device reaches when it does nothing else:
 - projections: the matmuls of a block, forward and both of backward, at their own shapes and at a
   usual number of tokens; query, key and value in one matmul or in three, gate and up in one or in
   two, whichever is faster. In bf16, or in float8 from numbers that are float8 already.
-- attention: causal, forward and backward, by the kernel that training takes. Always bf16.
+- attention: causal, forward and backward, by the kernel that training takes, or by FlashAttention 4
+  where it is installed and faster. Always bf16.
 - head: the output projection, always bf16.
 - 32 bytes for each parameter that a rank holds: AdamW reads four fp32 numbers and writes three, and
   the norm of all gradients, which clipping needs before any update, reads one. At the rate of a
@@ -33,12 +34,16 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from peers.shapes import SHAPES, Shape
 from shardwise.facts.models import ModelSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shardwise.calibrate.attention import Attend
     from shardwise.metrics.clock import Clock
 
 UPDATE_BYTES = 32
@@ -125,8 +130,6 @@ class Bench:
 
     def measure(self, shape: Shape, *, float8: bool) -> Ceilings:
         """All that the shape's limit is made of."""
-        from shardwise.calibrate.attention import attention_seconds
-
         spec, tokens = shape.spec, shape.ceiling_sequences * shape.seq_len
         ways = ways_of(spec)
         layers = {layer for part in ways for way in part for layer in way}
@@ -134,19 +137,29 @@ class Bench:
         for name in self._formats(float8):
             seconds = {layer: self._layer_s(name, tokens, layer) for layer in sorted(layers)}
             block_s[name] = best_block_s(ways, seconds)
-        size = (shape.ceiling_sequences, spec.num_heads, shape.seq_len, spec.head_dim)
-        forward_s, backward_s = attention_seconds(self.clock, self.base, size)
-        # Scores and values, 2 each, over half the sequence; backward is 2.5 times that.
-        flops = 2.0 * tokens * spec.num_heads * spec.head_dim * shape.seq_len
-        rates = f"{_tera(flops, forward_s)} forward, {_tera(2.5 * flops, backward_s)} backward"
-        _say(f"attention, {shape.seq_len} tokens: {rates}")
         return Ceilings(
             tokens=tokens,
             block_s=block_s,
-            attention_s=forward_s + backward_s,
+            attention_s=self._attention_s(shape),
             head_s=self._layer_s("bf16", tokens, (spec.hidden_size, spec.vocab_size)),
             copy_bytes_per_s=self._copy(),
         )
+
+    def _attention_s(self, shape: Shape) -> float:
+        """Forward and backward of one block, by the fastest kernel that is here."""
+        from shardwise.calibrate.attention import attention_seconds
+
+        spec, tokens = shape.spec, shape.ceiling_sequences * shape.seq_len
+        size = (shape.ceiling_sequences, spec.num_heads, shape.seq_len, spec.head_dim)
+        # Scores and values, 2 each, over half the sequence; backward is 2.5 times that.
+        flops = 2.0 * tokens * spec.num_heads * spec.head_dim * shape.seq_len
+        seconds = []
+        for name, attend in _attentions(self.device).items():
+            forward, backward = attention_seconds(self.clock, self.base, size, attend)
+            rates = f"{_tera(flops, forward)} forward, {_tera(2.5 * flops, backward)} backward"
+            _say(f"attention by {name}, {shape.seq_len} tokens: {rates}")
+            seconds.append(forward + backward)
+        return min(seconds)
 
     def _formats(self, float8: bool) -> list[str]:
         from shardwise.calibrate.matmul import why_no_float8
@@ -185,6 +198,22 @@ class Bench:
             self._copy_bytes_per_s = max(points, key=lambda point: point["bytes"])["bytes_per_s"]
             _say(f"copy: {self._copy_bytes_per_s / 1e12:.2f} TB/s")
         return self._copy_bytes_per_s
+
+
+def _attentions(device: Any) -> dict[str, Attend]:
+    """By their names."""
+    from shardwise.calibrate.attention import by_torch
+    from shardwise.kernels.attention import causal_attention
+
+    def by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        turned = (side.transpose(1, 2) for side in (query, key, value))
+        made: Tensor = causal_attention(*turned, query.shape[-1] ** -0.5)[0]
+        return made.transpose(1, 2)
+
+    found: dict[str, Attend] = {"torch": by_torch}
+    if device.type == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        found["FlashAttention 4"] = by_flash
+    return found
 
 
 def _clock(device: Any) -> Clock:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from shardwise.calibrate.fit import fit_saturation
@@ -16,6 +17,12 @@ from shardwise.training.surroundings import fast_attention
 _HEADS = {"cuda": (32, 128), "cpu": (4, 64)}
 _TOKENS = {"cuda": 16384, "cpu": 512}
 _LENGTHS = {"cuda": (1024, 2048, 4096, 8192, 16384), "cpu": (64, 128, 256, 512)}
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def by_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """What a run takes by itself."""
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def measure_attention(clock: Clock, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
@@ -43,19 +50,19 @@ def fit_attention(points: Sequence[dict[str, Any]]) -> tuple[float, float, float
 
 
 def attention_seconds(
-    clock: Clock, dtype: torch.dtype, shape: tuple[int, int, int, int]
+    clock: Clock,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    attend: Attend = by_torch,
 ) -> tuple[float, float]:
     """(forward, backward) of causal attention over (sequences, heads, length, width)."""
     sides = [torch.randn(shape, device=clock.device).to(dtype) for _ in range(3)]
     for side in sides:
         side.requires_grad_()
-    query, key, value = sides
     with fast_attention(clock.device):
-        output = scaled_dot_product_attention(query, key, value, is_causal=True)
+        output = attend(*sides)
         gradient = torch.randn_like(output)
-        forward = clock.seconds(
-            lambda: scaled_dot_product_attention(query, key, value, is_causal=True)
-        )
+        forward = clock.seconds(lambda: attend(*sides))
         backward = clock.seconds(
             lambda: torch.autograd.grad(output, sides, gradient, retain_graph=True)
         )

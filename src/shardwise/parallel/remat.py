@@ -14,7 +14,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-import shardwise.kernels.attention  # noqa: F401  (defines an operator that is named below)
+# These define operators that are named below.
+import shardwise.kernels.attention
+import shardwise.kernels.float8  # noqa: F401
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
@@ -37,6 +39,8 @@ SAVED_OPS = frozenset(
         _ATEN._scaled_dot_product_flash_attention_for_cpu,
         _ATEN._scaled_dot_product_attention_math,
         torch.ops.shardwise.causal_attention,
+        torch.ops.shardwise.amax,
+        torch.ops.shardwise.swiglu_amax,
     )
 )
 
