@@ -32,7 +32,8 @@ from shardwise.plan.plan import Plan
 
 # Which expert a token goes to is decided by small differences, which float8 would blur.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
-# The layers of an MLP as Llama and its kin name them, and sizes to try it with.
+# Layers as Llama and its kin name them: the one that reads attention's result, those of an MLP, and
+# sizes to try it with.
 _ATTENTION_OUTPUT = ".o_proj"
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _SMALL = dict(zip(_GATED, ((8, 16), (8, 16), (16, 8)), strict=True))
