@@ -34,7 +34,6 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from peers.shapes import SHAPES, Shape
@@ -202,17 +201,16 @@ class Bench:
 
 def _attentions(device: Any) -> dict[str, Attend]:
     """By their names."""
+    from attention import by_flash
     from shardwise.calibrate.attention import by_torch
-    from shardwise.kernels.attention import causal_attention
+    from shardwise.kernels.attention import has_flash_attention
 
-    def by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        turned = (side.transpose(1, 2) for side in (query, key, value))
-        made: Tensor = causal_attention(*turned, query.shape[-1] ** -0.5)[0]
-        return made.transpose(1, 2)
+    def turned(*sides: Tensor) -> Tensor:
+        return by_flash(*(side.transpose(1, 2) for side in sides)).transpose(1, 2)
 
     found: dict[str, Attend] = {"torch": by_torch}
-    if device.type == "cuda" and find_spec("flash_attn") and find_spec("flash_attn.cute"):
-        found["FlashAttention 4"] = by_flash
+    if device.type == "cuda" and has_flash_attention():
+        found["FlashAttention 4"] = turned
     return found
 
 

@@ -6,6 +6,7 @@ queries; each then serves a group of them.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -117,6 +118,11 @@ causal_attention.register_autograd(_backward, setup_context=_remember)
 
 # Its functions with an underscore are those that torch calls for its own FlashAttention 4: no
 # public one runs backward by itself. Later releases return more than what is read here.
+
+
+def has_flash_attention() -> bool:
+    """Whether FlashAttention 4 is installed; older ones are packages of the same name."""
+    return find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 
 @causal_attention.register_kernel("cuda")

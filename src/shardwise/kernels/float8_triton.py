@@ -97,6 +97,18 @@ def _to(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @triton.jit
+def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # Where this program's numbers are, and where they are in the transposed matrix.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    at = row[:, None] * width + column[None, :]
+    inside = (row < height)[:, None] & (column < width)[None, :]
+    turned = column[:, None] * height + row[None, :]
+    within = (column < width)[:, None] & (row < height)[None, :]
+    return at, inside, turned, within
+
+
+@triton.jit
 def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
     # What is not a number stays none: the norm of the gradients must show it.
     scaled = tl.maximum(x * scale, -MOST, propagate_nan=tl.PropagateNan.ALL)
@@ -139,27 +151,17 @@ def _cast(
     BOTH: tl.constexpr, MOST: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    at = row[:, None] * width + column[None, :]
-    inside = (row < height)[:, None] & (column < width)[None, :]
+    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
     made = _float8(tl.load(x + at, mask=inside).to(tl.float32), tl.load(scale), MOST, FORMAT)
     tl.store(rows + at, made, mask=inside)
     if BOTH:
-        turned = column[:, None] * height + row[None, :]
-        within = (column < width)[:, None] & (row < height)[None, :]
         tl.store(columns + turned, tl.trans(made), mask=within)
 
 
 @triton.jit
 def _transpose(x, columns, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < height)[:, None] & (column < width)[None, :]
-    read = tl.load(x + row[:, None] * width + column[None, :], mask=inside)
-    turned = column[:, None] * height + row[None, :]
-    within = (column < width)[:, None] & (row < height)[None, :]
-    tl.store(columns + turned, tl.trans(read), mask=within)
+    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
+    tl.store(columns + turned, tl.trans(tl.load(x + at, mask=inside)), mask=within)
 
 
 @triton.jit
@@ -202,12 +204,7 @@ def _swiglu_grad_cast(
     gate, up, grad, scales, gate_rows, gate_columns, up_rows, up_columns, product, height, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    at = row[:, None] * width + column[None, :]
-    inside = (row < height)[:, None] & (column < width)[None, :]
-    turned = column[:, None] * height + row[None, :]
-    within = (column < width)[:, None] & (row < height)[None, :]
+    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)

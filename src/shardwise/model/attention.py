@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.kernels.attention import causal_attention
+from shardwise.kernels.attention import causal_attention, has_flash_attention
 
 # Not with "flash" in it: transformers would look for a package of that name.
 _OURS = "shardwise_causal"
@@ -34,8 +33,7 @@ def attention_of(wanted: str, device: str) -> str:
 
 
 def _check_flash_attention() -> None:
-    is_here = find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
-    if not is_here:
+    if not has_flash_attention():
         raise UserError(
             "model.attention=flash_attention_4 needs flash-attn-4, which is not installed here",
             fix="pip install 'shardwise[flash4]', or leave model.attention out",
