@@ -28,7 +28,15 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     apply_remat(blocks, plan.checkpoint_activations.value)
     if plan.compile.value:
-        apply_compile(blocks)
+        apply_compile([*blocks, *_outer_norms(model, units)])
     apply_sharding(model, units, plan, mesh)
     apply_prefetch(model, units, plan)
     return units
+
+
+def _outer_norms(model: nn.Module, units: UnitMap) -> list[nn.Module]:
+    """Modules besides the blocks that hold vectors alone, as the last norm does: step by step it
+    would pass over all tokens a dozen times."""
+    outer = [unit for unit in units.units if not unit.is_block]
+    modules = [module for unit in outer for module in iter_modules(model, unit)]
+    return [each for each in modules if all(param.dim() == 1 for param in each.parameters())]

@@ -1,4 +1,4 @@
-"""torch.compile, block by block: the repeated graph is compiled once and used by all of them."""
+"""torch.compile, module by module: blocks repeat one graph, which is compiled once for all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 from shardwise.model.override import override_forward
 
 
-def apply_compile(blocks: list[nn.Module]) -> None:
-    """Compile each block's forward, inside the hooks that FSDP2 puts around it."""
-    override_forward(blocks, "Compiled", _compiled)
+def apply_compile(modules: list[nn.Module]) -> None:
+    """Compile each module's forward, inside the hooks that FSDP2 puts around it."""
+    override_forward(modules, "Compiled", _compiled)
 
 
 def _compiled(cls: type[nn.Module]) -> Callable[..., Any]:
