@@ -100,6 +100,16 @@ def test_the_run_directory_is_complete(
     assert events_of(run_dir, "end")[0]["finished"] is True
 
 
+def test_activations_can_wait_in_host_memory(
+    home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
+) -> None:
+    words = (f"runs_dir={home}", "name=waiting", "train.stop_after=2")
+    done = shardwise("train", config, *words, "memory.offload_activations=0.5")
+    waiting, usual = losses_of(home / "waiting"), losses_of(whole[0])
+    assert [waiting[step] for step in (1, 2)] == [usual[step] for step in (1, 2)]
+    assert "activations of 2 of 4 blocks wait for backward in host memory" in done.stdout
+
+
 def test_documents_can_be_kept_apart(
     home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
 ) -> None:

@@ -227,6 +227,7 @@ RULES: tuple[Rule, ...] = (
     _above_zero("precision.loss_scale", "65536"),
     _within("data.eval_fraction", 0, 0.5),
     _within("memory.checkpoint_activations", 0, 1),
+    _within("memory.offload_activations", 0, 1),
     _within("optim.min_lr_ratio", 0, 1),
     _within("gates.max_exposed", 0, 1),
     Rule(

@@ -206,6 +206,11 @@ class MemoryConfig:
     compile: bool | Auto = "auto"
     """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs."""
 
+    offload_activations: float = 0.0
+    """Share of the blocks, 0 to 1, whose activations wait for backward in host memory. The copies
+    run beside compute: free as long as PCIe is fast enough for them. `shardwise plan` says how much
+    host memory that is."""
+
     offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps parameters, gradients and optimizer state in host memory."""
 

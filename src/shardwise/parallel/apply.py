@@ -1,7 +1,9 @@
-"""The one order in which a model is changed: float8, recompute, compile, shard, prefetch."""
+"""The one order in which a model is changed: float8, recompute, compile, offload of activations,
+shard, prefetch."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -9,6 +11,7 @@ from shardwise.model.blocks import UnitMap, find_units, iter_modules
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
 from shardwise.plan.plan import Plan
@@ -29,6 +32,7 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
     apply_remat(blocks, plan.checkpoint_activations.value)
     if plan.compile.value:
         apply_compile([*blocks, *_outer_norms(model, units)])
+    apply_offload(blocks, plan.offload_activations.value, torch.device(plan.cluster.device))
     apply_sharding(model, units, plan, mesh)
     apply_prefetch(model, units, plan)
     return units

@@ -82,6 +82,7 @@ def layouts(
                 checkpoint_activations=mode,
                 compile=common.compile,
                 offload=common.offload,
+                offload_activations=config.memory.offload_activations,
                 micro_batch=micro,
                 accumulation=passes,
                 seq_len=config.data.seq_len,

@@ -15,7 +15,7 @@ from shardwise.facts.rates import Rates
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.candidates import Common, choose_reshard, layouts, mesh_candidates
 from shardwise.plan.float8 import choose_float8_gather, choose_linear
-from shardwise.plan.memory import estimate_memory
+from shardwise.plan.memory import estimate_memory, waiting_in_host
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.plan import Choice, Plan, Source
 from shardwise.plan.search import Option, alternatives, best_of, fits, judge
@@ -66,6 +66,7 @@ def choose_plan(
             _why_recompute(best),
             best,
         ),
+        offload_activations=_choose_offload_activations(config, best, model),
         micro_batch=micro,
         accumulation=accumulation,
         global_batch=global_batch,
@@ -185,6 +186,14 @@ def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
             fix="leave train.kernels out",
         )
     return _choice_of(given, "torch", "ours are for GPUs")
+
+
+def _choose_offload_activations(config: RunConfig, best: Option, model: ModelSpec) -> Choice[float]:
+    given = config.memory.offload_activations
+    if not given:
+        return Choice(0.0, "not asked for", "rule")
+    waiting = format_bytes(waiting_in_host(model, best.layout))
+    return Choice(given, f"given; {waiting} of host memory for each rank", "user")
 
 
 def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:

@@ -21,6 +21,9 @@ class Layout:
     checkpoint_activations: str | float
     compile: bool
     offload: bool
+    offload_activations: float = 0.0
+    """Share of the blocks whose activations wait in host memory."""
+
     micro_batch: int
     accumulation: int = 1
     seq_len: int

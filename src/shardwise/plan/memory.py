@@ -149,8 +149,23 @@ def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
     return 0
 
 
+def waiting_in_host(model: ModelSpec, layout: Layout) -> float:
+    """Bytes of activations that a rank's micro-batch has in host memory when backward begins."""
+    share = round(layout.offload_activations * model.num_layers) / model.num_layers
+    return share * layout.tokens * _saved_bytes(model, layout)
+
+
 def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
-    """Bytes for a token that all blocks keep for backward."""
+    """Bytes for a token that stay on the device for backward."""
+    saved, elsewhere = _saved_bytes(model, layout), waiting_in_host(model, layout)
+    if not elsewhere:
+        return saved
+    # The last that were sent are still there.
+    return saved - elsewhere / layout.tokens + saved / model.num_layers
+
+
+def _saved_bytes(model: ModelSpec, layout: Layout) -> float:
+    """Bytes for a token that all blocks save for backward."""
     whole, mode = _block_bytes(model, layout), layout.checkpoint_activations
     if mode == "none":
         return model.num_layers * whole

@@ -152,6 +152,7 @@ class Plan:
     checkpoint_activations: Choice[str | float]
     compile: Choice[bool]
     offload: Choice[bool]
+    offload_activations: Choice[float] = Choice(0.0, "this plan is older than the option", "rule")
     attention: Choice[str]
     loss: Choice[str]
     loss_chunk_tokens: Choice[int]

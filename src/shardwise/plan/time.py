@@ -14,6 +14,7 @@ from shardwise.facts.flops import attention_flops, efficiency_of, recomputed_sha
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.layout import DTYPE_BYTES, Layout
+from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
     block_traffic,
@@ -27,6 +28,8 @@ __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_
 
 _PCIE_BYTES_PER_S = 25e9
 _HOST_ADAM_BYTES_PER_S = 60e9
+# Activations from and to page-locked memory, each way, by a GPU that has 16 lanes of PCIe 5.
+_ACTIVATION_BYTES_PER_S = 50e9
 # Attention over keys that arrive in parts: more edges of triangles, and partial results to merge.
 _RING_FACTOR = 1.2
 
@@ -137,7 +140,8 @@ def estimate_time(
         waiting=software.wait_share * _doublings(fabric, layout) * busy,
         bubble=_idle_share(model, layout) * busy,
         optimizer=_optimizer_seconds(shard_params, layout, rates, software),
-        offload=_offload_seconds(shard_params, layout, software),
+        offload=_offload_seconds(shard_params, layout, software)
+        + passes * _exposed_activation_seconds(model, layout, layers * forward, layers * backward),
         other=software.step_s + passes * software.pass_s,
     )
 
@@ -289,6 +293,14 @@ def _offload_seconds(shard_params: float, layout: Layout, software: Software) ->
         return seconds
     adam = 32 * shard_params / _HOST_ADAM_BYTES_PER_S
     return seconds + 4 * shard_params / _PCIE_BYTES_PER_S + adam
+
+
+def _exposed_activation_seconds(
+    model: ModelSpec, layout: Layout, forward: float, backward: float
+) -> float:
+    """What forward waits for activations to leave, and backward for them to come back."""
+    one_way = waiting_in_host(model, layout) / _ACTIVATION_BYTES_PER_S
+    return max(0.0, one_way - forward) + max(0.0, one_way - backward)
 
 
 def _tokens_to_hide(

@@ -44,7 +44,7 @@ from shardwise.training.surroundings import (
     seed_step,
     steady_collector,
 )
-from shardwise.training.units import float8_table, unit_table
+from shardwise.training.units import float8_table, offload_note, unit_table
 from shardwise.training.window import Window
 
 
@@ -279,8 +279,9 @@ class Loop:
         layers = float8_layers(self.session.model, units, plan)
         for line in [*unit_table(units, plan, layers), *float8_table(layers, plan)]:
             self.say(line)
-        if note := kernels_note(plan):
-            self.say(note)
+        for note in (kernels_note(plan), offload_note(units, plan)):
+            if note is not None:
+                self.say(note)
         for record in data.skipped:
             self.say(f"skipped corrupt record {record}")
         self.events.write(

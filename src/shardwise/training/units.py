@@ -1,4 +1,5 @@
-"""The tables that a run prints of its model: what each all-gather moves, what float8 changes."""
+"""What a run prints of its model: what each all-gather moves, what float8 changes, what waits in
+host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from itertools import groupby
 
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
+from shardwise.parallel.offload import chosen
 from shardwise.plan.layout import DTYPE_BYTES
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes, format_count
@@ -48,6 +50,15 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
     dtype = plan.param_dtype.value
     rows = [f"  {dtype}: {count} x {name} ({why})" for (name, why), count in left.items()]
     return [head, *rows]
+
+
+def offload_note(units: UnitMap, plan: Plan) -> str | None:
+    """How many blocks have their activations in host memory; None without any."""
+    total = len(units.blocks)
+    count = len(chosen(total, plan.offload_activations.value))
+    if not count:
+        return None
+    return f"activations of {count} of {total} blocks wait for backward in host memory"
 
 
 def _label(members: list[Unit]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
-from shardwise.plan.plan import Plan
+from shardwise.plan.plan import Choice, Plan
 from shardwise.training.surroundings import steady_collector
 from shardwise.tunnel.clock import StoppedClock
 from shardwise.tunnel.emulate import Emulator
@@ -26,7 +27,10 @@ _OFFLOADED: tuple[Class, ...] = ("params", "grads", "optimizer")
 
 def run_fake(plan: Plan, links: Links) -> TunnelResult:
     """One optimizer step of the real code, after Adam has its state."""
-    here = plan_on(plan, "cpu", compiled=False)
+    here = replace(
+        plan_on(plan, "cpu", compiled=False),
+        offload_activations=Choice(0.0, "fake tensors have no memory to copy", "rule"),
+    )
     ledger = Ledger()
     notes: list[str] = []
     emulator = Emulator(
@@ -118,6 +122,8 @@ def _notes(plan: Plan) -> list[str]:
         notes.append("torch.compile is off on fake tensors; compiled blocks keep fewer activations")
     if plan.loss.value == "chunked" and plan.loss.source != "user":
         notes.append("the loss is taken to be chunked; a run first tries that on its weights")
+    if plan.offload_activations.value:
+        notes.append("activations that would wait in host memory are part of these bytes")
     if plan.offload.value:
         notes.append("parameters, gradients and Adam are on the host, and not part of these bytes")
     return notes

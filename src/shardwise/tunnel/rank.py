@@ -30,7 +30,7 @@ from shardwise.training.session import (
     shard_model,
 )
 from shardwise.training.step import Stepper
-from shardwise.training.units import float8_table
+from shardwise.training.units import float8_table, offload_note
 from shardwise.tunnel.emulate import Emulator
 
 
@@ -100,8 +100,9 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
     if plan.config.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
-    if note := kernels_note(plan):
-        say(note)
+    for note in (kernels_note(plan), offload_note(shell.units, plan)):
+        if note is not None:
+            say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)
     device = torch.device(plan.cluster.device)

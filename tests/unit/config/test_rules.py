@@ -32,6 +32,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("train.global_batch", {"train": {"global_batch": 10, "micro_batch": 4, "accumulation": 1}}),
     ("data.eval_fraction", {"data": {"eval_fraction": 0.6}}),
     ("memory.checkpoint_activations", {"memory": {"checkpoint_activations": 1.5}}),
+    ("memory.offload_activations", {"memory": {"offload_activations": 1.5}}),
     ("optim.lr", {"optim": {"lr": 0.0}}),
     ("optim.clip_norm", {"optim": {"clip_norm": 0.0}}),
     ("optim.state", {"optim": {"state": "bf16", "fused": False}}),

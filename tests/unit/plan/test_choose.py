@@ -208,7 +208,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
     choices = plan.choices()
-    assert len(choices) == 23
+    assert len(choices) == 24
     for name, choice in choices.items():
         assert choice.why.strip(), name
         assert choice.source in ("rule", "search"), name
@@ -224,6 +224,7 @@ GIVEN = {
     "checkpoint_activations": ("memory.checkpoint_activations=0.5", 0.5),
     "compile": ("memory.compile=false", False),
     "offload": ("memory.offload=cpu", True),
+    "offload_activations": ("memory.offload_activations=0.5", 0.5),
     "attention": ("model.attention=eager", "eager"),
     "loss": ("memory.loss=full", "full"),
     "loss_chunk_tokens": ("memory.loss_chunk_tokens=512", 512),

@@ -98,6 +98,19 @@ def test_offload_takes_the_states_off_the_device() -> None:
     assert estimate(offload=True).total < estimate().total
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", 0.5])
+def test_activations_that_wait_in_host_memory_are_not_on_the_device(mode: str | float) -> None:
+    usual = estimate(checkpoint_activations=mode, micro_batch=4)
+    half, all_of_them = (
+        estimate(checkpoint_activations=mode, micro_batch=4, offload_activations=share)
+        for share in (0.5, 1.0)
+    )
+    # Those of one block in 32 are on their way.
+    assert half.activations == pytest.approx(usual.activations * (1 / 2 + 1 / 32))
+    assert all_of_them.activations == pytest.approx(usual.activations / 32)
+    assert half.total - all_of_them.total == pytest.approx(usual.activations / 2, rel=0.1)
+
+
 def test_unsharded_accumulation_costs_whole_gradients() -> None:
     extra = estimate(accumulation=2, accumulates_unsharded=True).total - estimate().total
     assert extra == 4 * spec("llama-3.1-8b").total_params

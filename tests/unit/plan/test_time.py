@@ -358,6 +358,16 @@ def test_offload_moves_the_optimizer_to_the_host() -> None:
     assert step.offload > 0.3
 
 
+def test_activations_are_waited_for_where_copies_outlast_compute() -> None:
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    none, few, all_of_them = (
+        estimate_time(LLAMA, fabric, replace(EIGHT, offload_activations=share), rates)
+        for share in (0.0, 0.2, 1.0)
+    )
+    assert none.total == few.total
+    assert all_of_them.offload > 0 and all_of_them.total > none.total
+
+
 def test_more_nodes_wait_more() -> None:
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
     waits = [

@@ -135,6 +135,15 @@ def test_slower_links_take_longer(tunnel: Tunnel, four: dict[str, Any]) -> None:
     assert longer == pytest.approx(moved / rate / 2, rel=0.01)
 
 
+def test_activations_in_host_memory_are_said_to_be_counted(
+    tunnel: Tunnel, four: dict[str, Any]
+) -> None:
+    words = ("--cluster", "4xH100", "--device", "fake", "memory.offload_activations=0.5")
+    found = tunnel(*words)
+    assert found["peak_allocated_bytes"] == four["peak_allocated_bytes"]
+    assert any("activations that would wait in host memory" in note for note in found["notes"])
+
+
 def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, Any]) -> None:
     found = tunnel("--cluster", "4xH100", "--device", "fake", "memory.offload=cpu")
     assert not any(found["memory"][states] for states in ("params", "grads", "optimizer"))

@@ -1,0 +1,235 @@
+"""Activations of some blocks wait for backward in host memory.
+
+They start on their way when a block's forward is done, and must have left when the next such
+block's is: the stream that computes then waits for the copies, so that their memory is free again
+in that stream's own order, however far the host is ahead. On the way back they start some blocks
+before backward arrives. What a block did not make itself stays where it is: parameters, which FSDP2
+frees and gathers again, and what all blocks are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwise.model.override import override_forward
+
+# Blocks of backward that the way back of one has time for.
+_AHEAD = 2
+# Smaller tensors cost more to handle than they free.
+_LEAST_BYTES = 2**16
+_ALIGNMENT = 512
+
+
+@dataclass(slots=True)
+class Load:
+    """What one block keeps for backward."""
+
+    on_device: list[Tensor | None] = field(default_factory=list)
+    in_host: list[Tensor] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)
+    numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    moved: Any = None
+    """The event after the last copy, in either direction."""
+
+    is_back: bool = False
+    is_lost: bool = False
+    """Another forward of the block has taken its place in host memory."""
+
+    def take_in(self, tensor: Tensor) -> int:
+        """A tensor that several operators save travels once."""
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key not in self.numbers:
+            self.numbers[key] = len(self.on_device)
+            self.on_device.append(tensor)
+            self.uses.append(0)
+        self.uses[self.numbers[key]] += 1
+        return self.numbers[key]
+
+
+class Ticket(NamedTuple):
+    """What autograd keeps instead of a tensor."""
+
+    load: Load
+    number: int
+
+
+class Offloader:
+    """Sends away what blocks keep, and fetches it, on two streams of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+        self._away, self._home = self._module.Stream(), self._module.Stream()
+        self._loads: dict[int, Load] = {}
+        self._leaving: Load | None = None
+        self._buffers: dict[int, Tensor] = {}
+
+    def packing(self, block: int, stays: set[int]) -> saved_tensors_hooks:
+        """A context for the forward of a block, whose saved tensors are exchanged for tickets.
+
+        `stays` are addresses of memory that is not the block's own.
+        """
+        if block in self._loads:
+            self._loads[block].is_lost = True
+        load = self._loads[block] = Load()
+
+        def pack(tensor: Tensor) -> Tensor | Ticket:
+            if not _may_travel(tensor) or tensor.untyped_storage().data_ptr() in stays:
+                return tensor
+            return Ticket(load, load.take_in(tensor))
+
+        return saved_tensors_hooks(pack, self._unpack)
+
+    def send(self, block: int) -> None:
+        """Start the copies of a block whose forward is done."""
+        self._let_go()
+        load = self._loads[block]
+        tensors = [tensor for tensor in load.on_device if tensor is not None]
+        if not tensors:
+            del self._loads[block]
+            return
+        load.in_host = self._places(block, tensors)
+        self._away.wait_stream(self._module.current_stream())
+        with self._module.stream(self._away):
+            for place, tensor in zip(load.in_host, tensors, strict=True):
+                place.copy_(tensor, non_blocking=True)
+            load.moved = self._away.record_event()
+        self._leaving = load
+
+    def arrive(self, block: int) -> None:
+        """Backward is about to enter a block: those before it are done, the next ones come back."""
+        self._let_go()
+        for done in [key for key in self._loads if key > block + 1]:
+            del self._loads[done]
+        for wanted in sorted(self._loads, reverse=True):
+            if wanted >= block - _AHEAD:
+                self._fetch(self._loads[wanted])
+
+    def _let_go(self) -> None:
+        """Free the memory of what has been sent, once it has left."""
+        if self._leaving is not None:
+            self._module.current_stream().wait_event(self._leaving.moved)
+            self._leaving.on_device = [None] * len(self._leaving.on_device)
+            self._leaving = None
+
+    def _fetch(self, load: Load) -> None:
+        if load.is_back:
+            return
+        # Memory of the computing stream, which has done with it what it did before.
+        tensors = [torch.empty_like(place, device=self._device) for place in load.in_host]
+        self._home.wait_stream(self._module.current_stream())
+        with self._module.stream(self._home):
+            for place, tensor in zip(load.in_host, tensors, strict=True):
+                tensor.copy_(place, non_blocking=True)
+            load.moved = self._home.record_event()
+        load.on_device = [*tensors]
+        load.is_back = True
+
+    def _unpack(self, kept: Tensor | Ticket) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        load, number = kept
+        if load.is_lost or load.uses[number] == 0:
+            raise RuntimeError(
+                "memory.offload_activations: a block needs one backward after each forward"
+            )
+        self._fetch(load)
+        self._module.current_stream().wait_event(load.moved)
+        tensor = load.on_device[number]
+        load.uses[number] -= 1
+        if load.uses[number] == 0:
+            load.on_device[number] = None
+        return cast(Tensor, tensor)
+
+    def _places(self, block: int, tensors: list[Tensor]) -> list[Tensor]:
+        """Room in host memory for a block, kept from step to step: page-locking takes long."""
+        ends = list(accumulate(-(-_bytes(each) // _ALIGNMENT) * _ALIGNMENT for each in tensors))
+        buffer = self._buffers.get(block)
+        if buffer is None or len(buffer) < ends[-1]:
+            locked = self._device.type == "cuda"
+            buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=locked)
+            self._buffers[block] = buffer
+        starts = [0, *ends[:-1]]
+        return [
+            buffer[start : start + _bytes(each)]
+            .view(each.dtype)
+            .as_strided(each.shape, each.stride())
+            for start, each in zip(starts, tensors, strict=True)
+        ]
+
+
+def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -> None:
+    """Let `share` of the blocks keep their activations in host memory. After compilation: what a
+    compiled block keeps is what travels."""
+    if not share:
+        return
+    offloader = Offloader(device)
+    travels = set(chosen(len(blocks), share))
+    for index, block in enumerate(blocks):
+        block.place_in_model = index  # type: ignore[assignment]
+    override_forward(blocks, "Offloaded", partial(_offloaded, offloader, travels))
+
+
+def chosen(num_blocks: int, share: float) -> list[int]:
+    """Evenly spaced from the first on, so that those that backward needs first stay."""
+    count = round(share * num_blocks)
+    return [index * num_blocks // count for index in range(count)]
+
+
+def _offloaded(offloader: Offloader, travels: set[int], cls: type[nn.Module]) -> Callable[..., Any]:
+    def forward(self: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        place: int = self.place_in_model
+        if not torch.is_grad_enabled():
+            return cls.forward(self, hidden, *args, **kwargs)
+        if place not in travels:
+            out = cls.forward(self, hidden, *args, **kwargs)
+        else:
+            given = (*self.parameters(), *self.buffers(), args, kwargs)
+            stays = {each.untyped_storage().data_ptr() for each in _tensors_in(given)}
+            with offloader.packing(place, stays):
+                out = cls.forward(self, hidden, *args, **kwargs)
+            offloader.send(place)
+        for tensor in _tensors_in(out):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _: offloader.arrive(place))
+                break
+        return out
+
+    return forward
+
+
+def _tensors_in(thing: Any) -> Iterator[Tensor]:
+    """Those inside of containers, and inside of tensors that wrap others."""
+    if isinstance(thing, Tensor):
+        yield from _wrapped_in(thing) or (thing,)
+    elif isinstance(thing, dict):
+        yield from _tensors_in(tuple(thing.values()))
+    elif isinstance(thing, list | tuple):
+        for each in thing:
+            yield from _tensors_in(each)
+
+
+def _wrapped_in(tensor: Any) -> list[Tensor]:
+    """Of a tensor that others are the memory of, as float8 weights are; of others nothing."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
+def _may_travel(tensor: Tensor) -> bool:
+    """Large, and all of the memory between its first and last number its own."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return _bytes(tensor) >= _LEAST_BYTES and extent == tensor.numel() and not _wrapped_in(tensor)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
