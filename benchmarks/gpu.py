@@ -14,7 +14,8 @@ is a share of the dense bf16 peak, by the convention of `facts/flops.py`, in flo
 
 A setting is `4-none-float8`: the micro-batch, what is recomputed (none, selective, full, or a share
 of the blocks such as 0.5), then words: float8 (linear layers of blocks), keep (parameters stay
-gathered from forward to backward), and Trainer's modes compile and liger. torchtitan is 0.2.2,
+gathered from forward to backward), host0.4 (that share of the blocks has its activations in host
+memory until backward; ours alone), and Trainer's modes compile and liger. torchtitan is 0.2.2,
 with its dependencies importable.
 """
 

@@ -98,7 +98,9 @@ class Peer:
     """Packages by the word of a setting that asks for them."""
 
     def why_not(self, setting: Setting) -> str | None:
-        """The first package that is not there."""
+        """What it cannot do, or the first package that is not there."""
+        if setting.in_host:
+            return "activations in host memory are ours alone"
         wanted = (*self.needs, *(self.needs_for[w] for w in setting.words if w in self.needs_for))
         missing = next((package for package in wanted if find_spec(package) is None), None)
         return f"{missing} is not installed" if missing else None
@@ -131,6 +133,8 @@ def _of_setting(shape: Shape, setting: Setting) -> list[str]:
         given.append(f"shard.strategy={strategy}")
     if "float8" in setting.words:
         given.append("precision.linear=float8")
+    if setting.in_host:
+        given.append(f"memory.offload_activations={setting.in_host}")
     return given
 
 
