@@ -317,11 +317,6 @@ class TrainConfig:
     are Triton kernels that move fewer bytes, `torch` is torch and torchao. The numbers agree to
     rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""
 
-    matmul: Literal["auto", "tuned", "torch"] = "auto"
-    """Which of cuBLAS's algorithms multiply in the linear layers of blocks: `torch` takes the first
-    that cuBLAS proposes, `tuned` tries them before the first step, two seconds for each kind of
-    matmul, and takes the fastest that gives the same numbers bit for bit. `auto` is `torch`."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:

@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: float8, tuned matmuls, recompute, compile, offload of
-activations, shard, prefetch."""
+"""The one order in which a model is changed: float8, recompute, compile, offload of activations,
+shard, prefetch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from shardwise.parallel.mesh import build_mesh
 from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
-from shardwise.parallel.tuned import apply_tuned
 from shardwise.plan.plan import Plan
 
 
@@ -30,7 +29,6 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
     apply_float8(model, units, plan)
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
-    apply_tuned(blocks, plan)
     apply_remat(blocks, plan.checkpoint_activations.value)
     if plan.compile.value:
         apply_compile([*blocks, *_outer_norms(model, units)])

@@ -16,8 +16,7 @@ from torch.utils.checkpoint import (
 
 # These define operators that are named below.
 import shardwise.kernels.attention
-import shardwise.kernels.float8
-import shardwise.kernels.matmul  # noqa: F401
+import shardwise.kernels.float8  # noqa: F401
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
@@ -39,7 +38,6 @@ SAVED_OPS = frozenset(
         _ATEN._scaled_dot_product_cudnn_attention,
         _ATEN._scaled_dot_product_flash_attention_for_cpu,
         _ATEN._scaled_dot_product_attention_math,
-        torch.ops.shardwise.matmul,
         torch.ops.shardwise.causal_attention,
         torch.ops.shardwise.amax,
         torch.ops.shardwise.swiglu_amax,

@@ -172,7 +172,6 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         ),
         "fused_optimizer": _choice_of(config.optim.fused, True, fused_why),
         "kernels": _choose_kernels(config, cluster),
-        "matmul": _choose_matmul(config, cluster),
     }
 
 
@@ -195,17 +194,6 @@ def _choose_offload_activations(config: RunConfig, best: Option, model: ModelSpe
         return Choice(0.0, "not asked for", "rule")
     waiting = format_bytes(waiting_in_host(model, best.layout))
     return Choice(given, f"given; {waiting} of host memory for each rank", "user")
-
-
-def _choose_matmul(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
-    given = config.train.matmul
-    if given == "tuned" and cluster.device != "cuda":
-        raise UserError(
-            f"train.matmul=tuned needs GPUs, and {cluster.name} has none",
-            why="it chooses among the algorithms of cuBLAS",
-            fix="leave train.matmul out",
-        )
-    return _choice_of(given, "torch", "what cuBLAS proposes first; tuning takes time at the start")
 
 
 def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:

@@ -162,7 +162,6 @@ class Plan:
     accumulate: Choice[str]
     fused_optimizer: Choice[bool]
     kernels: Choice[str] = Choice("torch", "this plan is older than our own", "rule")
-    matmul: Choice[str] = Choice("torch", "this plan is older than tuning", "rule")
 
     @property
     def world_size(self) -> int:

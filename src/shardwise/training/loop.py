@@ -23,7 +23,6 @@ from shardwise.metrics.line import StepReport, format_line
 from shardwise.metrics.sinks.open import open_sinks
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
-from shardwise.parallel.tuned import tuned_note
 from shardwise.plan.plan import Plan
 from shardwise.training.documents import masks_by_position
 from shardwise.training.heartbeat import Heartbeat
@@ -280,9 +279,7 @@ class Loop:
         layers = float8_layers(self.session.model, units, plan)
         for line in [*unit_table(units, plan, layers), *float8_table(layers, plan)]:
             self.say(line)
-        model = self.session.model
-        notes = (kernels_note(plan), tuned_note(model, plan), offload_note(units, plan))
-        for note in notes:
+        for note in (kernels_note(plan), offload_note(units, plan)):
             if note is not None:
                 self.say(note)
         for record in data.skipped:

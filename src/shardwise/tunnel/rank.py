@@ -18,7 +18,6 @@ from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import build_mesh
-from shardwise.parallel.tuned import tuned_note
 from shardwise.plan.plan import Choice, Plan
 from shardwise.training.loss import attach_loss
 from shardwise.training.optim import build_optimizer
@@ -101,8 +100,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
     if plan.config.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
-    notes = (kernels_note(plan), tuned_note(model, plan), offload_note(shell.units, plan))
-    for note in notes:
+    for note in (kernels_note(plan), offload_note(shell.units, plan)):
         if note is not None:
             say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)

@@ -208,7 +208,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
     choices = plan.choices()
-    assert len(choices) == 25
+    assert len(choices) == 24
     for name, choice in choices.items():
         assert choice.why.strip(), name
         assert choice.source in ("rule", "search"), name
@@ -233,7 +233,6 @@ GIVEN = {
     "accumulate": ("memory.accumulate=sharded", "sharded"),
     "fused_optimizer": ("optim.fused=false", False),
     "kernels": ("train.kernels=torch", "torch"),
-    "matmul": ("train.matmul=tuned", "tuned"),
 }
 
 
@@ -268,8 +267,6 @@ def test_kernels_of_our_own_are_for_gpus(plan_of: PlanOf) -> None:
     assert ours.forecast.tokens_per_s > theirs.forecast.tokens_per_s
     with pytest.raises(UserError, match="needs GPUs"):
         plan_of("cluster.name=2xCPU", "train.kernels=own")
-    with pytest.raises(UserError, match="needs GPUs"):
-        plan_of("cluster.name=2xCPU", "train.matmul=tuned")
 
 
 def test_a_given_accumulation_is_the_users_beside_a_given_batch(plan_of: PlanOf) -> None:
