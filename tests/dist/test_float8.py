@@ -91,6 +91,14 @@ def test_float8_stays_near_fp32(
     assert rough.norms == pytest.approx(exact.norms, rel=5e-2)
 
 
+def test_activations_in_host_memory_change_no_number(ranks: Pools) -> None:
+    # Weights of 64 KiB and more, which would travel were they not known to be FSDP2's.
+    wide = {**FITTING, "hidden_size": 256, "intermediate_size": 512}
+    settings = float8(2, model__overrides=wide, train__steps=2, optim__warmup_steps=0)
+    usual = ranks(2).run(train, 2, settings)[0]
+    assert_same(ranks(2).run(train, 2, {**settings, "memory.offload_activations": 1.0})[0], usual)
+
+
 def train_without_ahead(world: int, settings: Settings) -> Trained | None:
     """The same steps where no scale is computed ahead: every gather finds its own."""
     modules = (session_module, step_module)

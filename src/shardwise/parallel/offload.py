@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -25,7 +24,16 @@ from shardwise.model.override import override_forward
 _AHEAD = 2
 # Smaller tensors cost more to handle than they free.
 _LEAST_BYTES = 2**16
-_ALIGNMENT = 512
+# Page-locked memory comes in powers of two, so it is taken in pieces that waste none.
+_CHUNK_BYTES = 2**27
+
+
+class Kind(NamedTuple):
+    """How a tensor lies in memory."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(slots=True)
@@ -33,7 +41,10 @@ class Load:
     """What one block keeps for backward."""
 
     on_device: list[Tensor | None] = field(default_factory=list)
+    kinds: list[Kind] = field(default_factory=list)
     in_host: list[Tensor] = field(default_factory=list)
+    """Chunks of bytes, one tensor after the other."""
+
     uses: list[int] = field(default_factory=list)
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     moved: Any = None
@@ -49,6 +60,7 @@ class Load:
         if key not in self.numbers:
             self.numbers[key] = len(self.on_device)
             self.on_device.append(tensor)
+            self.kinds.append(Kind(tensor.shape, tensor.stride(), tensor.dtype))
             self.uses.append(0)
         self.uses[self.numbers[key]] += 1
         return self.numbers[key]
@@ -70,7 +82,7 @@ class Offloader:
         self._away, self._home = self._module.Stream(), self._module.Stream()
         self._loads: dict[int, Load] = {}
         self._leaving: Load | None = None
-        self._buffers: dict[int, Tensor] = {}
+        self._chunks: dict[int, list[Tensor]] = {}
 
     def packing(self, block: int, stays: set[int]) -> saved_tensors_hooks:
         """A context for the forward of a block, whose saved tensors are exchanged for tickets.
@@ -96,11 +108,11 @@ class Offloader:
         if not tensors:
             del self._loads[block]
             return
-        load.in_host = self._places(block, tensors)
+        load.in_host = self._chunks_for(block, sum(map(_bytes, tensors)))
         self._away.wait_stream(self._module.current_stream())
         with self._module.stream(self._away):
-            for place, tensor in zip(load.in_host, tensors, strict=True):
-                place.copy_(tensor, non_blocking=True)
+            for in_host, on_device in _pieces(load.in_host, tensors):
+                in_host.copy_(on_device, non_blocking=True)
             load.moved = self._away.record_event()
         self._leaving = load
 
@@ -124,11 +136,14 @@ class Offloader:
         if load.is_back:
             return
         # Memory of the computing stream, which has done with it what it did before.
-        tensors = [torch.empty_like(place, device=self._device) for place in load.in_host]
+        tensors = [
+            torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=self._device)
+            for kind in load.kinds
+        ]
         self._home.wait_stream(self._module.current_stream())
         with self._module.stream(self._home):
-            for place, tensor in zip(load.in_host, tensors, strict=True):
-                tensor.copy_(place, non_blocking=True)
+            for in_host, on_device in _pieces(load.in_host, tensors):
+                on_device.copy_(in_host, non_blocking=True)
             load.moved = self._home.record_event()
         load.on_device = [*tensors]
         load.is_back = True
@@ -149,21 +164,26 @@ class Offloader:
             load.on_device[number] = None
         return cast(Tensor, tensor)
 
-    def _places(self, block: int, tensors: list[Tensor]) -> list[Tensor]:
-        """Room in host memory for a block, kept from step to step: page-locking takes long."""
-        ends = list(accumulate(-(-_bytes(each) // _ALIGNMENT) * _ALIGNMENT for each in tensors))
-        buffer = self._buffers.get(block)
-        if buffer is None or len(buffer) < ends[-1]:
+    def _chunks_for(self, block: int, num_bytes: int) -> list[Tensor]:
+        """Host memory of a block, kept from step to step: page-locking takes long."""
+        chunks = self._chunks.setdefault(block, [])
+        while len(chunks) * _CHUNK_BYTES < num_bytes:
             locked = self._device.type == "cuda"
-            buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=locked)
-            self._buffers[block] = buffer
-        starts = [0, *ends[:-1]]
-        return [
-            buffer[start : start + _bytes(each)]
-            .view(each.dtype)
-            .as_strided(each.shape, each.stride())
-            for start, each in zip(starts, tensors, strict=True)
-        ]
+            chunks.append(torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=locked))
+        return chunks
+
+
+def _pieces(chunks: list[Tensor], tensors: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The bytes of chunks, and beside them those of the tensors that they hold in turn."""
+    place = 0
+    for tensor in tensors:
+        flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+        start = 0
+        while start < len(flat):
+            index, begin = divmod(place, _CHUNK_BYTES)
+            size = min(_CHUNK_BYTES - begin, len(flat) - start)
+            yield chunks[index][begin : begin + size], flat[start : start + size]
+            place, start = place + size, start + size
 
 
 def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -> None:

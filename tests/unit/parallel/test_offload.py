@@ -50,13 +50,14 @@ def plain() -> Stack:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, list[Tensor]]]]:
-    """The blocks that were sent, with what of them lies in host memory."""
+    """The blocks that were sent, with copies of what they sent."""
     seen: list[tuple[int, list[Tensor]]] = []
     original = Offloader.send
 
     def send(self: Offloader, block: int) -> None:
+        tensors = [tensor.clone() for tensor in self._loads[block].on_device if tensor is not None]
+        seen.append((block, tensors))
         original(self, block)
-        seen.append((block, self._loads[block].in_host))
 
     monkeypatch.setattr(Offloader, "send", send)
     yield seen
@@ -74,11 +75,19 @@ def step(model: nn.Module, seed: int) -> list[Tensor]:
     return [loss.detach(), *(param.grad.clone() for param in model.parameters())]
 
 
+# A chunk holds several tensors, or a part of one.
+@pytest.mark.parametrize("chunk", [2**27, 100_000])
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_gradients_are_the_same(
-    plain: Stack, sent: list[tuple[int, list[Tensor]]], remat: str, share: float
+    plain: Stack,
+    sent: list[tuple[int, list[Tensor]]],
+    monkeypatch: pytest.MonkeyPatch,
+    remat: str,
+    share: float,
+    chunk: int,
 ) -> None:
+    monkeypatch.setattr(offload, "_CHUNK_BYTES", chunk)
     model = deepcopy(plain)
     apply_remat(list(model.blocks), remat)
     apply_offload(list(model.blocks), share, CPU)
