@@ -1,9 +1,9 @@
 """Activations of some blocks wait for backward in host memory.
 
-They start on their way when a block's forward is done, and must have left when the next such
-block's is: the stream that computes then waits for the copies, so that their memory is free again
-in that stream's own order, however far the host is ahead. On the way back they start some blocks
-before backward arrives. What a block did not make itself stays where it is: parameters, which FSDP2
+They start on their way when a block's forward is done, and must have left some blocks later: the
+stream that computes then waits for the copies, so that their memory is free again in that stream's
+own order, however far the host is ahead. On the way back they start some blocks before backward
+arrives. What a block did not make itself stays where it is: parameters, which FSDP2
 frees and gathers again, and what all blocks are given.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import ceil
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -76,12 +77,14 @@ class Ticket(NamedTuple):
 class Offloader:
     """Sends away what blocks keep, and fetches it, on two streams of its own."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, patience: int) -> None:
+        """`patience`: blocks of forward that the copies of one have time for."""
         self._device = device
+        self._patience = patience
         self._module: Any = torch.get_device_module(device)
         self._away, self._home = self._module.Stream(), self._module.Stream()
         self._loads: dict[int, Load] = {}
-        self._leaving: Load | None = None
+        self._leaving: dict[int, Load] = {}
         self._chunks: dict[int, list[Tensor]] = {}
 
     def packing(self, block: int, stays: set[int]) -> saved_tensors_hooks:
@@ -102,7 +105,6 @@ class Offloader:
 
     def send(self, block: int) -> None:
         """Start the copies of a block whose forward is done."""
-        self._let_go()
         load = self._loads[block]
         tensors = [tensor for tensor in load.on_device if tensor is not None]
         if not tensors:
@@ -110,27 +112,33 @@ class Offloader:
             return
         load.in_host = self._chunks_for(block, sum(map(_bytes, tensors)))
         self._away.wait_stream(self._module.current_stream())
+        # The last step's way back reads the same host memory.
+        self._away.wait_stream(self._home)
         with self._module.stream(self._away):
             for in_host, on_device in _pieces(load.in_host, tensors):
                 in_host.copy_(on_device, non_blocking=True)
             load.moved = self._away.record_event()
-        self._leaving = load
+        self._leaving[block] = load
+
+    def pass_by(self, block: int) -> None:
+        """Forward is about to leave a block: what was sent long ago must be gone."""
+        self._let_go([sent for sent in self._leaving if sent <= block - self._patience])
 
     def arrive(self, block: int) -> None:
         """Backward is about to enter a block: those before it are done, the next ones come back."""
-        self._let_go()
+        self._let_go([*self._leaving])
         for done in [key for key in self._loads if key > block + 1]:
             del self._loads[done]
         for wanted in sorted(self._loads, reverse=True):
             if wanted >= block - _AHEAD:
                 self._fetch(self._loads[wanted])
 
-    def _let_go(self) -> None:
+    def _let_go(self, blocks: list[int]) -> None:
         """Free the memory of what has been sent, once it has left."""
-        if self._leaving is not None:
-            self._module.current_stream().wait_event(self._leaving.moved)
-            self._leaving.on_device = [None] * len(self._leaving.on_device)
-            self._leaving = None
+        for block in blocks:
+            load = self._leaving.pop(block)
+            self._module.current_stream().wait_event(load.moved)
+            load.on_device = [None] * len(load.on_device)
 
     def _fetch(self, load: Load) -> None:
         if load.is_back:
@@ -141,6 +149,7 @@ class Offloader:
             for kind in load.kinds
         ]
         self._home.wait_stream(self._module.current_stream())
+        self._home.wait_event(load.moved)
         with self._module.stream(self._home):
             for in_host, on_device in _pieces(load.in_host, tensors):
                 on_device.copy_(in_host, non_blocking=True)
@@ -191,7 +200,7 @@ def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -
     compiled block keeps is what travels."""
     if not share:
         return
-    offloader = Offloader(device)
+    offloader = Offloader(device, patience=ceil(1 / share))
     travels = set(chosen(len(blocks), share))
     for index, block in enumerate(blocks):
         block.place_in_model = index  # type: ignore[assignment]
@@ -217,6 +226,7 @@ def _offloaded(offloader: Offloader, travels: set[int], cls: type[nn.Module]) ->
             with offloader.packing(place, stays):
                 out = cls.forward(self, hidden, *args, **kwargs)
             offloader.send(place)
+        offloader.pass_by(place)
         for tensor in _tensors_in(out):
             if tensor.requires_grad:
                 tensor.register_hook(lambda _: offloader.arrive(place))
