@@ -23,7 +23,7 @@ def train_counting(world: int, settings: Settings) -> tuple[list[float], int]:
     def send(self: Offloader, block: int) -> None:
         nonlocal count
         original(self, block)
-        count += len(self._loads[block].kinds)
+        count += len(self._loads[block].parcels)
 
     Offloader.send = send  # type: ignore[method-assign]
     try:

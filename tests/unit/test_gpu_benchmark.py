@@ -182,6 +182,18 @@ def test_what_is_missing_is_said() -> None:
     assert said == "no_such_package is not installed"
 
 
+def test_activations_in_host_memory_are_ours_alone(tmp_path: Path) -> None:
+    setting = Setting.parse("5-selective-host0.45")
+    assert str(setting) == "5-selective-host0.45" and setting.in_host == 0.45
+    command = Ours("cuda", "H200", tmp_path).job("8b-4096", EIGHT, setting, 10).command
+    assert "memory.offload_activations=0.45" in command
+    for name in ("torchtitan", "trainer"):
+        peer = contenders_on("cpu", "H200", tmp_path, ())[name]
+        assert "ours alone" in (peer.why_not(setting) or "")
+    with pytest.raises(ValueError, match="'host2' is none of"):
+        Setting.parse("5-selective-host2")
+
+
 def test_a_process_is_read_or_its_failure_named(tmp_path: Path) -> None:
     def outcome(code: str, timeout_s: float = 60) -> Any:
         read = contenders_on("cpu", "CPU", tmp_path, ())["trainer"]

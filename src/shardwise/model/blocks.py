@@ -257,11 +257,12 @@ def _final_norm(
             weight = sum(_num_params(block) for block in child.children() if id(block) in wanted)
             if isinstance(child, nn.ModuleList) and weight > heaviest:
                 later = [m for m in children[index + 1 :] if id(m) not in inside]
-                heaviest, norm = weight, next(filter(_is_norm, later), None)
+                heaviest, norm = weight, next(filter(is_norm, later), None)
     return norm
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """By its name, and as it holds vectors alone."""
     params = list(module.parameters())
     return (
         bool(params)

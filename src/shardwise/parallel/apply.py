@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwise.model.blocks import UnitMap, find_units, iter_modules
+from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.mesh import build_mesh
@@ -39,8 +39,7 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
 
 
 def _outer_norms(model: nn.Module, units: UnitMap) -> list[nn.Module]:
-    """Modules besides the blocks that hold vectors alone, as the last norm does: step by step it
-    would pass over all tokens a dozen times."""
-    outer = [unit for unit in units.units if not unit.is_block]
-    modules = [module for unit in outer for module in iter_modules(model, unit)]
-    return [each for each in modules if all(param.dim() == 1 for param in each.parameters())]
+    """Those besides the blocks, as the last is: uncompiled they pass over all tokens a dozen
+    times."""
+    outer = (unit for unit in units.units if not unit.is_block)
+    return [module for unit in outer for module in iter_modules(model, unit) if is_norm(module)]

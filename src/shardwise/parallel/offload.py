@@ -9,7 +9,7 @@ frees and gathers again, and what all blocks are given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -29,25 +29,27 @@ _LEAST_BYTES = 2**16
 _CHUNK_BYTES = 2**27
 
 
-class Kind(NamedTuple):
-    """How a tensor lies in memory."""
+@dataclass(slots=True)
+class Parcel:
+    """One tensor that a block saves."""
 
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+    tensor: Tensor | None
+    """On the device; None while it is in host memory alone, and after its last use."""
+
+    like: Tensor
+    """Of the same kind, without memory."""
+
+    uses: int = 0
 
 
 @dataclass(slots=True)
 class Load:
     """What one block keeps for backward."""
 
-    on_device: list[Tensor | None] = field(default_factory=list)
-    kinds: list[Kind] = field(default_factory=list)
+    parcels: dict[tuple[Any, ...], Parcel] = field(default_factory=dict)
     in_host: list[Tensor] = field(default_factory=list)
     """Chunks of bytes, one tensor after the other."""
 
-    uses: list[int] = field(default_factory=list)
-    numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     moved: Any = None
     """The event after the last copy, in either direction."""
 
@@ -55,23 +57,25 @@ class Load:
     is_lost: bool = False
     """Another forward of the block has taken its place in host memory."""
 
-    def take_in(self, tensor: Tensor) -> int:
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are on the device."""
+        return [each.tensor for each in self.parcels.values() if each.tensor is not None]
+
+    def take_in(self, tensor: Tensor) -> Parcel:
         """A tensor that several operators save travels once."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if key not in self.numbers:
-            self.numbers[key] = len(self.on_device)
-            self.on_device.append(tensor)
-            self.kinds.append(Kind(tensor.shape, tensor.stride(), tensor.dtype))
-            self.uses.append(0)
-        self.uses[self.numbers[key]] += 1
-        return self.numbers[key]
+        if key not in self.parcels:
+            self.parcels[key] = Parcel(tensor, torch.empty_like(tensor, device="meta"))
+        self.parcels[key].uses += 1
+        return self.parcels[key]
 
 
 class Ticket(NamedTuple):
     """What autograd keeps instead of a tensor."""
 
     load: Load
-    number: int
+    parcel: Parcel
 
 
 class Offloader:
@@ -106,18 +110,14 @@ class Offloader:
     def send(self, block: int) -> None:
         """Start the copies of a block whose forward is done."""
         load = self._loads[block]
-        tensors = [tensor for tensor in load.on_device if tensor is not None]
+        tensors = load.tensors
         if not tensors:
             del self._loads[block]
             return
         load.in_host = self._chunks_for(block, sum(map(_bytes, tensors)))
-        self._away.wait_stream(self._module.current_stream())
         # The last step's way back reads the same host memory.
         self._away.wait_stream(self._home)
-        with self._module.stream(self._away):
-            for in_host, on_device in _pieces(load.in_host, tensors):
-                in_host.copy_(on_device, non_blocking=True)
-            load.moved = self._away.record_event()
+        load.moved = self._copy(self._away, _pieces(load.in_host, tensors))
         self._leaving[block] = load
 
     def pass_by(self, block: int) -> None:
@@ -138,40 +138,43 @@ class Offloader:
         for block in blocks:
             load = self._leaving.pop(block)
             self._module.current_stream().wait_event(load.moved)
-            load.on_device = [None] * len(load.on_device)
+            for parcel in load.parcels.values():
+                parcel.tensor = None
 
     def _fetch(self, load: Load) -> None:
         if load.is_back:
             return
         # Memory of the computing stream, which has done with it what it did before.
-        tensors = [
-            torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=self._device)
-            for kind in load.kinds
-        ]
-        self._home.wait_stream(self._module.current_stream())
+        for parcel in load.parcels.values():
+            parcel.tensor = torch.empty_like(parcel.like, device=self._device)
+        pairs = _pieces(load.in_host, load.tensors)
         self._home.wait_event(load.moved)
-        with self._module.stream(self._home):
-            for in_host, on_device in _pieces(load.in_host, tensors):
-                on_device.copy_(in_host, non_blocking=True)
-            load.moved = self._home.record_event()
-        load.on_device = [*tensors]
+        load.moved = self._copy(self._home, ((there, here) for here, there in pairs))
         load.is_back = True
+
+    def _copy(self, stream: Any, pairs: Iterable[tuple[Tensor, Tensor]]) -> Any:
+        """From each second to each first, after all that is computed so far; returns an event."""
+        stream.wait_stream(self._module.current_stream())
+        with self._module.stream(stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            return stream.record_event()
 
     def _unpack(self, kept: Tensor | Ticket) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
-        load, number = kept
-        if load.is_lost or load.uses[number] == 0:
+        load, parcel = kept
+        if load.is_lost or parcel.uses == 0:
             raise RuntimeError(
                 "memory.offload_activations: a block needs one backward after each forward"
             )
         self._fetch(load)
         self._module.current_stream().wait_event(load.moved)
-        tensor = load.on_device[number]
-        load.uses[number] -= 1
-        if load.uses[number] == 0:
-            load.on_device[number] = None
-        return cast(Tensor, tensor)
+        tensor = cast(Tensor, parcel.tensor)
+        parcel.uses -= 1
+        if parcel.uses == 0:
+            parcel.tensor = None
+        return tensor
 
     def _chunks_for(self, block: int, num_bytes: int) -> list[Tensor]:
         """Host memory of a block, kept from step to step: page-locking takes long."""

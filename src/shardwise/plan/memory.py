@@ -151,17 +151,19 @@ def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
 
 def waiting_in_host(model: ModelSpec, layout: Layout) -> float:
     """Bytes of activations that a rank's micro-batch has in host memory when backward begins."""
-    share = round(layout.offload_activations * model.num_layers) / model.num_layers
-    return share * layout.tokens * _saved_bytes(model, layout)
+    return _share_in_host(model, layout) * layout.tokens * _saved_bytes(model, layout)
+
+
+def _share_in_host(model: ModelSpec, layout: Layout) -> float:
+    """Of the blocks, of which there are no halves."""
+    return round(layout.offload_activations * model.num_layers) / model.num_layers
 
 
 def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
     """Bytes for a token that stay on the device for backward."""
-    saved, elsewhere = _saved_bytes(model, layout), waiting_in_host(model, layout)
-    if not elsewhere:
-        return saved
-    # The last that were sent are still there.
-    return saved - elsewhere / layout.tokens + saved / model.num_layers
+    saved, share = _saved_bytes(model, layout), _share_in_host(model, layout)
+    # Those of the last block that were sent are still there.
+    return saved * (1 - share + 1 / model.num_layers) if share else saved
 
 
 def _saved_bytes(model: ModelSpec, layout: Layout) -> float:

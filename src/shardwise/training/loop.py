@@ -16,7 +16,6 @@ from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
-from shardwise.kernels.own import kernels_note
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
@@ -44,7 +43,7 @@ from shardwise.training.surroundings import (
     seed_step,
     steady_collector,
 )
-from shardwise.training.units import float8_table, offload_note, unit_table
+from shardwise.training.units import float8_table, notes_of, unit_table
 from shardwise.training.window import Window
 
 
@@ -277,11 +276,9 @@ class Loop:
     def _describe(self) -> None:
         data, units, plan = self.session.data, self.session.units, self.plan
         layers = float8_layers(self.session.model, units, plan)
-        for line in [*unit_table(units, plan, layers), *float8_table(layers, plan)]:
+        tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
+        for line in [*tables, *notes_of(units, plan)]:
             self.say(line)
-        for note in (kernels_note(plan), offload_note(units, plan)):
-            if note is not None:
-                self.say(note)
         for record in data.skipped:
             self.say(f"skipped corrupt record {record}")
         self.events.write(

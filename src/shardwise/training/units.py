@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from shardwise.kernels.own import kernels_note
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
 from shardwise.parallel.offload import chosen
@@ -52,13 +53,12 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
     return [head, *rows]
 
 
-def offload_note(units: UnitMap, plan: Plan) -> str | None:
-    """How many blocks have their activations in host memory; None without any."""
+def notes_of(units: UnitMap, plan: Plan) -> list[str]:
+    """What else is to be said: kernels that are not the plan's, activations in host memory."""
     total = len(units.blocks)
     count = len(chosen(total, plan.offload_activations.value))
-    if not count:
-        return None
-    return f"activations of {count} of {total} blocks wait for backward in host memory"
+    waiting = f"activations of {count} of {total} blocks wait for backward in host memory"
+    return [note for note in (kernels_note(plan), waiting if count else None) if note]
 
 
 def _label(members: list[Unit]) -> str:

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
-from shardwise.kernels.own import kernels_note
 from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
@@ -30,7 +29,7 @@ from shardwise.training.session import (
     shard_model,
 )
 from shardwise.training.step import Stepper
-from shardwise.training.units import float8_table, offload_note
+from shardwise.training.units import float8_table, notes_of
 from shardwise.tunnel.emulate import Emulator
 
 
@@ -100,9 +99,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
     if plan.config.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
-    for note in (kernels_note(plan), offload_note(shell.units, plan)):
-        if note is not None:
-            say(note)
+    for note in notes_of(shell.units, plan):
+        say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)
     device = torch.device(plan.cluster.device)

@@ -55,8 +55,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, list[Tenso
     original = Offloader.send
 
     def send(self: Offloader, block: int) -> None:
-        tensors = [tensor.clone() for tensor in self._loads[block].on_device if tensor is not None]
-        seen.append((block, tensors))
+        seen.append((block, [tensor.clone() for tensor in self._loads[block].tensors]))
         original(self, block)
 
     monkeypatch.setattr(Offloader, "send", send)
@@ -135,9 +134,7 @@ def test_the_device_lets_go_of_what_has_left(plain: Stack, monkeypatch: pytest.M
     original = Offloader.send
 
     def send(self: Offloader, block: int) -> None:
-        tensors = [tensor for tensor in self._loads[block].on_device if tensor is not None]
-        held[block] = [weakref.ref(tensor) for tensor in tensors]
-        del tensors
+        held[block] = [weakref.ref(tensor) for tensor in self._loads[block].tensors]
         original(self, block)
 
     monkeypatch.setattr(Offloader, "send", send)
