@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from shardwise.kernels.chunk_cat import take_over
 from shardwise.kernels.own import uses_own
+from shardwise.kernels.unit_copies import take_over_copy_in, take_over_copy_out
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import reduce_in_place
 from shardwise.parallel.placement import placement_over
@@ -22,7 +22,9 @@ from shardwise.plan.plan import Plan
 def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard every unit, then the root with what is left."""
     if uses_own(plan):
-        take_over()
+        take_over_copy_in()
+        if plan.offload_activations.value:
+            take_over_copy_out()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
     for unit in units.units:
         modules = list(iter_modules(model, unit))

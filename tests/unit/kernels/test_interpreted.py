@@ -21,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not set: no kernel was run", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed: no kernel was run")
 
-from shardwise.kernels import adamw_triton, chunk_cat_triton, float8_triton
+from shardwise.kernels import adamw_triton, float8_triton, unit_copies_triton
 
 # Whole tiles of a kernel, and none.
 SHAPES = [(128, 256), (70, 130)]
@@ -63,10 +63,22 @@ def test_the_copy_into_a_reduction() -> None:
     found, expected = torch.empty(2, 4, sum(chunks))
     offset = 0
     for tensor, chunk in zip(tensors, chunks, strict=True):
-        chunk_cat_triton.launch(tensor, found, chunk, offset)
+        unit_copies_triton.copy_in(tensor, found, chunk, offset)
         offset += chunk
     torch._chunk_cat(tensors, 0, 4, out=expected)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
+def test_the_copy_out_of_a_gather(dtype: torch.dtype) -> None:
+    sizes = [3000, 7, 64]
+    gathered = (100 * random(4, sum(sizes))).abs().to(dtype)
+    found = [torch.zeros(4, size, dtype=dtype) for size in sizes]
+    start = 0
+    for tensor, size in zip(found, sizes, strict=True):
+        unit_copies_triton.copy_out(gathered, tensor, size, start)
+        start += size
+    assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

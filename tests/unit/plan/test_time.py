@@ -368,6 +368,14 @@ def test_activations_are_waited_for_where_copies_outlast_compute() -> None:
     assert all_of_them.offload > 0 and all_of_them.total > none.total
 
 
+def test_activations_hold_up_what_torch_sends_to_the_device() -> None:
+    fabric, rates = fabric_of(H100, 8), rates_of(H100)
+    layout = replace(EIGHT, offload_activations=0.2, own_kernels=False)
+    assert estimate_time(LLAMA, fabric, layout, rates).offload > 0
+    alone = replace(layout, shard=1)
+    assert estimate_time(LLAMA, fabric, alone, rates).offload == 0
+
+
 def test_more_nodes_wait_more() -> None:
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
     waits = [

@@ -1,13 +1,18 @@
-"""The copy into a reduction: torch's numbers, and that FSDP2 still calls the operator it is for."""
+"""A unit's copies: torch's numbers, and that FSDP2 still calls the operators they are for."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed.fsdp  # defines the operator
+import torch.distributed.fsdp  # defines the operators
 from torch import Tensor
 
-from shardwise.kernels.chunk_cat import chunk_cat, take_over
+from shardwise.kernels.unit_copies import (
+    chunk_cat,
+    split_with_sizes_copy,
+    take_over_copy_in,
+    take_over_copy_out,
+)
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
@@ -45,21 +50,43 @@ def test_a_gradient_in_another_order_is_copied_by_torch(device: str) -> None:
     assert torch.equal(found, expected)
 
 
-def test_the_operator_is_still_fsdp2s() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_every_parameter_gets_its_shards(device: str, dtype: torch.dtype) -> None:
+    sizes = [64, 3, 5000, 16]
+    gathered = torch.randint(0, 200, (4, sum(sizes)), device=device).to(dtype)
+    found = [torch.zeros(4, size, dtype=dtype, device=device) for size in sizes]
+    split_with_sizes_copy(gathered, sizes, 1, out=found)
+    assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
+
+
+def test_the_operators_are_still_fsdp2s() -> None:
     schema = str(torch.ops.fsdp.chunk_cat.default._schema)
     assert "chunk_cat(Tensor[] tensors, int dim, int num_chunks, *, Tensor(a!) out) -> ()" in schema
+    schema = str(torch.ops.fsdp.split_with_sizes_copy.default._schema)
+    assert "(Tensor all_gather_output, SymInt[] all_gather_input_split_sizes" in schema
+    assert "int dim=0, *, Tensor(a!)[] out) -> ()" in schema
 
 
 @NEEDS_GPU
-def test_fsdp2s_operator_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwise.kernels import chunk_cat_triton
+def test_fsdp2s_operators_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardwise.kernels import unit_copies_triton
 
-    launched: list[int] = []
-    launch = chunk_cat_triton.launch
-    monkeypatch.setattr(
-        chunk_cat_triton, "launch", lambda *given: launched.append(1) or launch(*given)
-    )
-    take_over()
+    launched: list[str] = []
+    for name in ("copy_in", "copy_out"):
+        launch = getattr(unit_copies_triton, name)
+        monkeypatch.setattr(
+            unit_copies_triton,
+            name,
+            lambda *given, name=name, launch=launch: launched.append(name) or launch(*given),
+        )
+    take_over_copy_in()
+    take_over_copy_out()
     tensors = gradients("cuda", torch.bfloat16)
-    torch.ops.fsdp.chunk_cat(tensors, 0, 4, out=room(tensors, 4, torch.float32))
-    assert len(launched) == len(SHAPES)
+    taken = room(tensors, 4, torch.float32)
+    torch.ops.fsdp.chunk_cat(tensors, 0, 4, out=taken)
+    sizes = [taken.shape[1] - 3, 3]
+    out = [torch.empty(4, size, device="cuda") for size in sizes]
+    torch.ops.fsdp.split_with_sizes_copy(taken, sizes, dim=1, out=out)
+    assert launched == ["copy_in"] * len(SHAPES) + ["copy_out"] * 2
+    assert torch.equal(torch.cat(out, dim=1), taken)

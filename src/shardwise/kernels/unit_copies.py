@@ -1,0 +1,74 @@
+"""The two copies between a unit's tensors and what its collectives take, which lies by ranks.
+
+FSDP2 calls torch's kernels for both. On a GPU the one into a reduce-scatter casts bf16 to fp32 at
+half the memory's rate, and in a group of one keeps the host busy for milliseconds. The one out of
+an all-gather is as fast as ours, but first has a list of addresses sent to the device, and what
+comes from the host comes in turn: activations on their way back hold it up until they are there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+
+@cache
+def take_over_copy_in() -> Library:
+    """Have FSDP2 copy gradients by our kernel on GPUs. It has no public hook for that."""
+    return _take_over(chunk_cat)
+
+
+@cache
+def take_over_copy_out() -> Library:
+    """The same for gathered parameters."""
+    return _take_over(split_with_sizes_copy)
+
+
+def _take_over(operator: Callable[..., None]) -> Library:
+    ours = Library("fsdp", "IMPL")
+    with warnings.catch_warnings():
+        # torch says that a kernel is replaced, which is the purpose.
+        warnings.simplefilter("ignore")
+        ours.impl(operator.__name__, operator, "CUDA", allow_override=True)
+    return ours
+
+
+def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
+    """As torch's: row i of `out` is chunk i of every tensor, one after the other, padded with 0."""
+    if dim != 0 or not out.is_cuda or not all(map(_is_plain, (out, *tensors))):
+        torch._chunk_cat(list(tensors), dim, num_chunks, out=out)
+        return
+    # Imported when a GPU needs it: elsewhere there is no Triton.
+    from shardwise.kernels.unit_copies_triton import copy_in
+
+    start = 0
+    for tensor in tensors:
+        rows = -(-tensor.shape[0] // num_chunks)
+        chunk = rows * tensor[0].numel()
+        copy_in(tensor, out, chunk, start)
+        start += chunk
+
+
+def split_with_sizes_copy(
+    gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
+) -> None:
+    """As torch's: columns of `gathered`, so many for each tensor of `out`."""
+    same = all(tensor.dtype == gathered.dtype for tensor in out)
+    if dim != 1 or not same or not gathered.is_cuda or not all(map(_is_plain, (gathered, *out))):
+        torch.split_with_sizes_copy(gathered, list(sizes), dim=dim, out=list(out))
+        return
+    from shardwise.kernels.unit_copies_triton import copy_out
+
+    start = 0
+    for tensor, size in zip(out, sizes, strict=True):
+        copy_out(gathered, tensor, size, start)
+        start += size
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.dim() > 0 and tensor.numel() > 0
