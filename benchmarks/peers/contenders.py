@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,14 @@ class Job:
 
     command: list[str]
     read: Callable[[str], Measured]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """What somebody would type."""
+        given = [f"{name}={value}" for name, value in self.environ.items()]
+        words = " ".join([*given, "python", *self.command[1:]])
+        return words.replace(f"{BENCHMARKS}", "benchmarks")
 
 
 class Contender(Protocol):
@@ -57,6 +65,7 @@ class Ours:
 
     runs_dir: Path
     overrides: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
 
     def why_not(self, setting: Setting) -> str | None:
         """Nothing: what a setting needs is said by the command itself."""
@@ -70,14 +79,16 @@ class Ours:
             file = str(BENCHMARKS / "llama-8b.yaml")
             options = ["--cluster", f"{shape.world}x{self.gpu}", "--device", self.device]
             options += ["--link-speed", "inf", "--steps", str(steps), "--json"]
-            return Job([*shardwise, "tunnel", file, *options, *given], _read_tunnel)
+            command = [*shardwise, "tunnel", file, *options, *given]
+            return Job(command, _read_tunnel, self.environ)
         file = str(BENCHMARKS / "llama-8b-16-layers.yaml")
         run = f"gpu-{time.time_ns()}"
         total = _WINDOW * (_WARM_WINDOWS + math.ceil(steps / _WINDOW))
         given += [f"name={run}", f"runs_dir={self.runs_dir}", f"train.steps={total}"]
         given += [f"observe.log_every={_WINDOW}"]
         events = self.runs_dir / run / "events.jsonl"
-        return Job([*shardwise, "train", file, *given], lambda _: _read_events(events))
+        command = [*shardwise, "train", file, *given]
+        return Job(command, lambda _: _read_events(events), self.environ)
 
     def _of_shape(self, shape: Shape) -> list[str]:
         changed = [f"model.overrides.{name}={_text(v)}" for name, v in shape.overrides.items()]
@@ -113,11 +124,11 @@ class Peer:
 
 
 def contenders_on(
-    device: str, gpu: str, runs_dir: Path, overrides: tuple[str, ...]
+    device: str, gpu: str, runs_dir: Path, overrides: tuple[str, ...], environ: dict[str, str]
 ) -> dict[str, Contender]:
-    """All of them, by name."""
+    """All of them, by name; `overrides` and `environ` are for ours."""
     return {
-        "ours": Ours(device, gpu, runs_dir, overrides),
+        "ours": Ours(device, gpu, runs_dir, overrides, environ),
         "torchtitan": Peer("peers.torchtitan", device, ("torchtitan",), {"float8": "torchao"}),
         "trainer": Peer("peers.trainer", device, ("accelerate",), {"liger": "liger_kernel"}),
     }
