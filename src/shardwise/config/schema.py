@@ -208,8 +208,8 @@ class MemoryConfig:
 
     offload_activations: float = 0.0
     """Share of the blocks, 0 to 1, whose activations wait for backward in host memory. The copies
-    run beside compute: free as long as PCIe is fast enough for them. `shardwise plan` says how much
-    host memory that is."""
+    run beside compute and cost little as long as PCIe is fast enough for them. `shardwise plan`
+    says how much host memory that is, and what is waited for."""
 
     offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps parameters, gradients and optimizer state in host memory."""
@@ -313,8 +313,8 @@ class TrainConfig:
     """Steps between garbage collections, at the same step edge on all ranks."""
 
     kernels: Literal["auto", "own", "torch"] = "auto"
-    """Who computes AdamW, the copy of gradients into a reduction and the casts of float8: `own`
-    are Triton kernels that move fewer bytes, `torch` is torch and torchao. The numbers agree to
+    """Who computes AdamW, copies around collectives and the casts of float8: `own` are Triton
+    kernels that move fewer bytes, `torch` is torch and torchao. The numbers agree to
     rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""
 
 
