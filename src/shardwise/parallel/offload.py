@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.host import memory_left
 from shardwise.model.override import override_forward
+from shardwise.units import format_bytes
 
 # Blocks of backward that the way back of one has time for.
 _AHEAD = 2
@@ -27,6 +30,8 @@ _AHEAD = 2
 _LEAST_BYTES = 2**16
 # Page-locked memory comes in powers of two, so it is taken in pieces that waste none.
 _CHUNK_BYTES = 2**27
+# Of host memory, for all else that runs there.
+_LEAST_LEFT = 2**31
 
 
 @dataclass(slots=True)
@@ -180,9 +185,23 @@ class Offloader:
         """Host memory of a block, kept from step to step: page-locking takes long."""
         chunks = self._chunks.setdefault(block, [])
         while len(chunks) * _CHUNK_BYTES < num_bytes:
+            _validate_memory_left()
             locked = self._device.type == "cuda"
             chunks.append(torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=locked))
         return chunks
+
+
+def _validate_memory_left() -> None:
+    """Said before the system ends a process that takes too much, without a word."""
+    left = memory_left()
+    if left is not None and left < _LEAST_LEFT:
+        raise UserError(
+            f"activations have no room in host memory: {format_bytes(left)} of it are left",
+            why="memory.offload_activations keeps those of a share of the blocks there, for every "
+            "rank of this host",
+            fix="give a smaller share; `shardwise plan` says how much host memory it takes",
+            code=ExitCode.DOES_NOT_FIT,
+        )
 
 
 def _pieces(chunks: list[Tensor], tensors: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

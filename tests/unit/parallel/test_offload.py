@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwise.errors import UserError
 from shardwise.parallel import offload
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.offload import Offloader, apply_offload, chosen
@@ -191,3 +192,11 @@ def test_chosen_blocks_are_spread_from_the_first_on(
 )
 def test_only_large_tensors_without_gaps_travel(tensor: Any, travels: bool) -> None:
     assert offload._may_travel(tensor) is travels
+
+
+def test_a_host_without_room_is_said(plain: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "memory_left", lambda: 2**30)
+    stack = deepcopy(plain)
+    apply_offload(list(stack.blocks), 0.5, CPU)
+    with pytest.raises(UserError, match=r"no room in host memory: 1\.0 GiB of it are left"):
+        stack(torch.randn(TOKENS, WIDTH, requires_grad=True), torch.ones(WIDTH))

@@ -1,0 +1,52 @@
+"""What is left of this host's memory: the machine's, or that of a container or job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# By version of control groups: where groups are, then the files of their limit and their use.
+_GROUPS = {
+    "": ("sys/fs/cgroup", "memory.max", "memory.current"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+
+
+def memory_left(root: Path = Path("/")) -> int | None:
+    """Bytes that processes can still take here; None where the system does not say."""
+    machine = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    found = [*_left_in_groups(root), *([] if machine is None else [1024 * machine])]
+    return min(found, default=None)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """For every limit that holds for this process: the limit, less what cannot be taken back."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _GROUPS:
+            continue
+        top, limit_file, use_file = _GROUPS[controllers]
+        # Inside of a container its own group is the top, whatever the path says.
+        for group in {root / top, root / top / path.lstrip("/")}:
+            limit, use = (_number(group / file) for file in (limit_file, use_file))
+            if limit is not None and use is not None:
+                cached = _numbers(group / "memory.stat").get("inactive_file", 0)
+                yield max(0, limit - use + cached)
+
+
+def _number(file: Path) -> int | None:
+    """A limit that is not set says "max"."""
+    text = next(iter(_lines(file)), "")
+    return int(text) if text.isdecimal() else None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    words = (line.split() for line in _lines(file))
+    return {name: int(value) for name, value, *_ in words if value.isdecimal()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
