@@ -42,7 +42,7 @@ def _number(file: Path) -> int | None:
 
 def _numbers(file: Path) -> dict[str, int]:
     words = (line.split() for line in _lines(file))
-    return {name: int(value) for name, value, *_ in words if value.isdecimal()}
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
 
 
 def _lines(file: Path) -> list[str]:

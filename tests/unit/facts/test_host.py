@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.facts.host import memory_left
 
-MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n"}
+MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nNothing:\n\nMemAvailable: 4000 kB\n"}
 JOB = {
     "proc/self/cgroup": "0::/job/step\n",
     "sys/fs/cgroup/job/step/memory.max": "1000000\n",
