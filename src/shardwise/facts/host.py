@@ -26,8 +26,9 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         if controllers not in _GROUPS:
             continue
         top, limit_file, use_file = _GROUPS[controllers]
-        # Inside of a container its own group is the top, whatever the path says.
-        for group in {root / top, root / top / path.lstrip("/")}:
+        # A limit holds for all groups below. Of a container the top is its own, whatever the path.
+        own = root / top / path.lstrip("/")
+        for group in (own, *own.parents):
             limit, use = (_number(group / file) for file in (limit_file, use_file))
             if limit is not None and use is not None:
                 cached = _numbers(group / "memory.stat").get("inactive_file", 0)

@@ -18,18 +18,8 @@ from torch.library import Library
 
 
 @cache
-def take_over_copy_in() -> Library:
-    """Have FSDP2 copy gradients by our kernel on GPUs. It has no public hook for that."""
-    return _take_over(chunk_cat)
-
-
-@cache
-def take_over_copy_out() -> Library:
-    """The same for gathered parameters."""
-    return _take_over(split_with_sizes_copy)
-
-
-def _take_over(operator: Callable[..., None]) -> Library:
+def take_over(operator: Callable[..., None]) -> Library:
+    """Have FSDP2's operator of that name be one of these on GPUs. It has no public hook for it."""
     ours = Library("fsdp", "IMPL")
     with warnings.catch_warnings():
         # torch says that a kernel is replaced, which is the purpose.

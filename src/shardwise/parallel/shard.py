@@ -11,7 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import Shard
 
 from shardwise.kernels.own import uses_own
-from shardwise.kernels.unit_copies import take_over_copy_in, take_over_copy_out
+from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy, take_over
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import reduce_in_place
 from shardwise.parallel.placement import placement_over
@@ -22,9 +22,9 @@ from shardwise.plan.plan import Plan
 def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard every unit, then the root with what is left."""
     if uses_own(plan):
-        take_over_copy_in()
+        take_over(chunk_cat)
         if plan.offload_activations.value:
-            take_over_copy_out()
+            take_over(split_with_sizes_copy)
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
     for unit in units.units:
         modules = list(iter_modules(model, unit))

@@ -15,6 +15,12 @@ JOB = {
     "sys/fs/cgroup/job/step/memory.current": "900000\n",
     "sys/fs/cgroup/job/step/memory.stat": "anon 1\ninactive_file 50000\n",
 }
+WHOLE_JOB = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/memory.max": "1000000\n",
+    "sys/fs/cgroup/job/memory.current": "200000\n",
+}
 UNLIMITED = {
     "proc/self/cgroup": "0::/\n",
     "sys/fs/cgroup/memory.max": "max\n",
@@ -32,6 +38,7 @@ CONTAINER = {
     [
         (MACHINE, 4000 * 1024),
         (MACHINE | JOB, 150_000),
+        (MACHINE | WHOLE_JOB, 800_000),
         (MACHINE | UNLIMITED, 4000 * 1024),
         (MACHINE | CONTAINER, 0),
         ({}, None),

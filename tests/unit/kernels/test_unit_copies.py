@@ -7,12 +7,7 @@ import torch
 import torch.distributed.fsdp  # defines the operators
 from torch import Tensor
 
-from shardwise.kernels.unit_copies import (
-    chunk_cat,
-    split_with_sizes_copy,
-    take_over_copy_in,
-    take_over_copy_out,
-)
+from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy, take_over
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
@@ -80,8 +75,8 @@ def test_fsdp2s_operators_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> Non
             name,
             lambda *given, name=name, launch=launch: launched.append(name) or launch(*given),
         )
-    take_over_copy_in()
-    take_over_copy_out()
+    take_over(chunk_cat)
+    take_over(split_with_sizes_copy)
     tensors = gradients("cuda", torch.bfloat16)
     taken = room(tensors, 4, torch.float32)
     torch.ops.fsdp.chunk_cat(tensors, 0, 4, out=taken)
