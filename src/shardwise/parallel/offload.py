@@ -86,10 +86,11 @@ class Ticket(NamedTuple):
 class Offloader:
     """Sends away what blocks keep, and fetches it, on two streams of its own."""
 
-    def __init__(self, device: torch.device, patience: int) -> None:
-        """`patience`: blocks of forward that the copies of one have time for."""
+    def __init__(self, device: torch.device, patience: int, last: int) -> None:
+        """`patience`: blocks of forward that the copies of one take at most, where all are even.
+        `last`: the block that forward ends with."""
         self._device = device
-        self._patience = patience
+        self._patience, self._last = patience, last
         self._module: Any = torch.get_device_module(device)
         self._away, self._home = self._module.Stream(), self._module.Stream()
         self._loads: dict[int, Load] = {}
@@ -126,8 +127,13 @@ class Offloader:
         self._leaving[block] = load
 
     def pass_by(self, block: int) -> None:
-        """Forward is about to leave a block: what was sent long ago must be gone."""
-        self._let_go([sent for sent in self._leaving if sent <= block - self._patience])
+        """Forward is about to leave a block: what was sent long ago must be gone.
+
+        Until its last block forward has memory to spare, so that it need not wait for copies that
+        are a little late.
+        """
+        ago = self._patience if block == self._last else 2 * self._patience
+        self._let_go([sent for sent in self._leaving if sent <= block - ago])
 
     def arrive(self, block: int) -> None:
         """Backward is about to enter a block: those before it are done, the next ones come back."""
@@ -222,17 +228,26 @@ def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -
     compiled block keeps is what travels."""
     if not share:
         return
-    offloader = Offloader(device, patience=ceil(1 / share))
+    offloader = Offloader(device, patience(share), last=len(blocks) - 1)
     travels = set(chosen(len(blocks), share))
     for index, block in enumerate(blocks):
         block.place_in_model = index  # type: ignore[assignment]
     override_forward(blocks, "Offloaded", partial(_offloaded, offloader, travels))
 
 
+def patience(share: float) -> int:
+    """Blocks of forward in which the copies of one leave."""
+    return ceil(1 / share)
+
+
 def chosen(num_blocks: int, share: float) -> list[int]:
-    """Evenly spaced from the first on, so that those that backward needs first stay."""
+    """Evenly spaced from the first on, and all gone when forward ends, so that none is in memory at
+    the peak of a step; those that backward needs first stay."""
     count = round(share * num_blocks)
-    return [index * num_blocks // count for index in range(count)]
+    if not count:
+        return []
+    span = max(count, num_blocks - patience(share))
+    return [index * span // count for index in range(count)]
 
 
 def _offloaded(offloader: Offloader, travels: set[int], cls: type[nn.Module]) -> Callable[..., Any]:

@@ -128,9 +128,13 @@ def test_parameters_and_what_all_blocks_are_given_stay(
         )
 
 
-def test_the_device_lets_go_of_what_has_left(plain: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+# Where the last blocks stay all have left when forward ends; else the last when backward begins.
+@pytest.mark.parametrize(("share", "stays"), [(0.5, set()), (1.0, {5})])
+def test_the_device_lets_go_of_what_has_left(
+    plain: Stack, monkeypatch: pytest.MonkeyPatch, share: float, stays: set[int]
+) -> None:
     model = deepcopy(plain)
-    apply_offload(list(model.blocks), 0.5, CPU)
+    apply_offload(list(model.blocks), share, CPU)
     held: dict[int, list[weakref.ref[Tensor]]] = {}
     original = Offloader.send
 
@@ -140,9 +144,10 @@ def test_the_device_lets_go_of_what_has_left(plain: Stack, monkeypatch: pytest.M
 
     monkeypatch.setattr(Offloader, "send", send)
     loss = model(*inputs(1)).sum()
-    # The last to be sent is let go when backward begins.
     alive = {block: [ref() is not None for ref in refs] for block, refs in held.items()}
-    assert alive[0] and not any([*alive[0], *alive[2]]) and all(alive[4])
+    assert all(alive.values()) and len(alive) == round(6 * share)
+    assert {block for block, refs in alive.items() if any(refs)} == stays
+    assert all(all(alive[block]) for block in stays)
     loss.backward()
     assert not any(ref() is not None for refs in held.values() for ref in refs)
 
@@ -170,7 +175,12 @@ def test_what_is_no_longer_there_is_refused(plain: Stack, again: str) -> None:
 
 @pytest.mark.parametrize(
     ("num_blocks", "share", "expected"),
-    [(6, 0.5, [0, 2, 4]), (32, 0.25, [*range(0, 32, 4)]), (4, 1.0, [0, 1, 2, 3]), (8, 0.05, [])],
+    [
+        (6, 0.5, [0, 1, 2]),
+        (32, 0.25, [0, 3, 7, 10, 14, 17, 21, 24]),
+        (4, 1.0, [0, 1, 2, 3]),
+        (8, 0.05, []),
+    ],
 )
 def test_chosen_blocks_are_spread_from_the_first_on(
     num_blocks: int, share: float, expected: list[int]

@@ -139,14 +139,14 @@ def test_copies_and_compute_wait_for_each_other(
     assert len(away) == len(home) == 2 * per_step > 2
     # What leaves has been computed, and is freed for what comes after its copy.
     assert is_before(layers[0].made[0], away[0]) and is_before(
-        layers[2].made[0], away[per_step - 1]
+        layers[1].made[0], away[per_step - 1]
     )
     assert len(freed) == 4 and all(is_before(event, past) for event, past in freed)
     assert all(any(is_before(copy, event) for event, _ in freed) for copy in away)
     # What comes back has left, its place is no longer in use, and it is there when it is used.
     assert is_before(away[per_step - 1], home[0])
     assert is_before(layers[3].made[0], home[0])
-    assert is_before(home[0], layers[2].used[0])
+    assert is_before(home[0], layers[1].used[0])
     assert is_before(home[per_step - 1], layers[0].used[0])
     # The next step's copies write over what has come back.
     assert is_before(home[per_step - 1], away[per_step])
@@ -161,7 +161,7 @@ def send_one(offloader: Offloader) -> Any:
 
 
 def test_what_is_asked_for_before_its_time_has_left(seen: SimpleNamespace) -> None:
-    node = send_one(Offloader(torch.device("cpu"), patience=1))
+    node = send_one(Offloader(torch.device("cpu"), patience=1, last=0))
     assert node._saved_result.shape == (TOKENS, WIDTH)
     (_, left), (_, came) = seen.log
     assert is_before(left, came) and is_before(came, seen.device.compute.past)
@@ -170,7 +170,7 @@ def test_what_is_asked_for_before_its_time_has_left(seen: SimpleNamespace) -> No
 def test_what_nobody_asked_for_has_come_back_before_its_place_is_taken(
     seen: SimpleNamespace,
 ) -> None:
-    offloader = Offloader(torch.device("cpu"), patience=1)
+    offloader = Offloader(torch.device("cpu"), patience=1, last=0)
     send_one(offloader)
     offloader.arrive(0)
     send_one(offloader)
