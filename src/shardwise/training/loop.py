@@ -40,6 +40,7 @@ from shardwise.training.step import Stepper, evaluate
 from shardwise.training.surroundings import (
     device_name,
     fast_attention,
+    prepare_matmuls,
     seed_step,
     steady_collector,
 )
@@ -53,6 +54,7 @@ def run(plan: Plan, say: Say) -> None:
         # The launcher passes signals on to ranks that show a sign of life: now they may come.
         heartbeat = Heartbeat(dist.get_rank())
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
+        prepare_matmuls(plan)
         found = find_newest(plan, events, say)
         start_history(plan)
         session = build_session(plan, say, resuming=found is not None)

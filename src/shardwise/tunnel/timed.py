@@ -18,7 +18,7 @@ from shardwise.facts.gpus import match_gpu
 from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
 from shardwise.training.profile import StepProfiler
-from shardwise.training.surroundings import fast_attention, steady_collector
+from shardwise.training.surroundings import fast_attention, prepare_matmuls, steady_collector
 from shardwise.tunnel.clock import Clock, CudaClock, HostClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.ledger import held_bytes
@@ -45,6 +45,7 @@ def run_timed(
     are not measured, go into a trace that is written to `trace`.
     """
     here = plan_on(plan, device, compiled=device == "cuda")
+    prepare_matmuls(here)
     clock: Clock = CudaClock() if device == "cuda" else HostClock()
     emulator = Emulator(links, clock, free=True)
     notes: list[str] = []

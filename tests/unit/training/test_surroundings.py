@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig
 from transformers.masking_utils import create_causal_mask
 
-from shardwise.training.surroundings import fast_attention
+from shardwise.config.load import load_config
+from shardwise.kernels import own
+from shardwise.launch.prepare import choose_plan
+from shardwise.training.surroundings import fast_attention, prepare_matmuls
 
 
 def mask() -> torch.Tensor | None:
@@ -28,3 +34,35 @@ def test_the_host_reads_no_positions_to_find_packed_sequences() -> None:
         assert mask() is None
     with pytest.raises(RuntimeError, match="meta"):
         mask()
+
+
+WORKSPACE, APART = "CUBLAS_WORKSPACE_CONFIG", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
+
+
+@pytest.mark.parametrize(
+    ("words", "capability", "given", "expected"),
+    [
+        ((), (9, 0), None, (":0:0", "0")),
+        ((), (9, 0), ":16:8", (":16:8", "0")),
+        ((), (8, 0), None, (None, None)),
+        (("train.kernels=torch",), (9, 0), None, (None, None)),
+        (("train.deterministic=true",), (9, 0), None, (":4096:8", None)),
+    ],
+)
+def test_matmuls_have_no_workspace_where_that_was_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    capability: tuple[int, int],
+    given: str | None,
+    expected: tuple[str | None, str | None],
+) -> None:
+    monkeypatch.setattr(own, "_has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    environ = {} if given is None else {WORKSPACE: given}
+    file = tmp_path / "run.yaml"
+    file.write_text("model: llama-3.1-8b\ncluster: 8xH100\n")
+    plan = choose_plan(load_config(file, words), {})
+    monkeypatch.setattr(os, "environ", environ)
+    prepare_matmuls(plan)
+    assert (environ.get(WORKSPACE), environ.get(APART)) == expected
