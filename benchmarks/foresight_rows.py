@@ -241,6 +241,7 @@ def _layout(row: Row) -> Layout:
         loss_chunk_tokens=int(chunk[1]) if chunk else None,
         accumulates_unsharded=pipeline > 1,
         float8="fp8" in precision,
+        own_kernels=False,
         tensor=tensor,
         context=context,
         expert=_count(row, "ep", 1),

@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.choose import loss_slice_tokens
 from shardwise.plan.layout import Layout
-from shardwise.plan.memory import estimate_memory
+from shardwise.plan.memory import estimate_memory, gradient_bytes, pool_bytes
 from shardwise.plan.plan import MemoryEstimate, Plan
 from shardwise.units import GIB
 
@@ -66,7 +67,7 @@ def measure_rows(rows: list[dict[str, Any]], given: argparse.Namespace) -> Itera
             continue
         print(f"{found.allocated_gib:7.2f} GiB  {describe(row)}", flush=True)
         yield {
-            **row,
+            **{key: value for key, value in row.items() if key != "by"},
             "allocated_gib": round(found.allocated_gib, 3),
             "reserved_gib": None if found.reserved_gib is None else round(found.reserved_gib, 3),
             "step_ms": round(1e3 * found.step_s, 1),
@@ -88,6 +89,7 @@ def planned(row: dict[str, Any]) -> Plan:
                 "compile": row["compile"],
                 "loss": row["loss"],
                 "accumulate": row["accumulate"],
+                "offload_activations": row.get("offload_activations", 0.0),
             },
             "precision": {"linear": "float8" if row["float8"] else "param"},
             "train": {"micro_batch": row["micro_batch"], "accumulation": row["accumulation"]},
@@ -126,8 +128,10 @@ def layout_of(row: dict[str, Any]) -> Layout:
         seq_len=row["seq_len"],
         loss_chunk_tokens=chunk if row["loss"] == "chunked" else None,
         accumulates_unsharded=row["accumulate"] == "unsharded",
+        offload_activations=row.get("offload_activations", 0.0),
         float8=row["float8"],
         float8_rowwise=row["float8"] and is_bare(row),  # torchao's layers keep what these keep
+        own_kernels="by" not in row,
     )
 
 
@@ -139,15 +143,35 @@ def _replicas(row: dict[str, Any]) -> int:
 
 def predict(row: dict[str, Any]) -> MemoryEstimate:
     """The planner's estimate for a measured row."""
-    spec, loss_bytes = spec_of(row), None
-    if is_bare(row) and row["loss"] == "chunked":
+    spec, cluster, layout = spec_of(row), cluster_of(row), layout_of(row)
+    if "by" not in row:
+        return estimate_memory(spec, cluster, layout)
+    loss_bytes = _loss_bytes_before(row, spec, layout) if row["loss"] == "chunked" else None
+    found = estimate_memory(spec, cluster, layout, loss_bytes=loss_bytes)
+    if row["world"] == 1:
+        return found
+    # Gradient shards had memory of their own.
+    _, waiting = gradient_bytes(spec, layout, -(-spec.total_params // layout.shard))
+    return replace(found, allocator=waiting + pool_bytes(spec, cluster))
+
+
+def _loss_bytes_before(row: dict[str, Any], spec: ModelSpec, layout: Layout) -> int:
+    """The head's gradient and logits, when these were apart from their own gradient."""
+    head = spec.vocab_size * spec.hidden_size
+    if is_bare(row):
         # It scales the head's fp32 gradient into a second copy, and casts that.
-        loss_bytes = (4 + 4 + 2) * spec.vocab_size * spec.hidden_size
-    return estimate_memory(spec, cluster_of(row), layout_of(row), loss_bytes=loss_bytes)
+        return (4 + 4 + 2) * head
+    chunk = layout.loss_chunk_tokens or layout.tokens
+    logits = min(layout.tokens, chunk) * spec.vocab_size
+    width = (6 if layout.tokens > chunk else 4) if layout.compile else 14
+    return max(6 * head, 4 * head + width * logits)
 
 
 def is_bare(row: dict[str, Any]) -> bool:
-    """Whether the script of before shardwise measured it: torchao's layers, a loss of its own."""
+    """Whether the script of before shardwise measured it: torchao's layers, a loss of its own.
+
+    Other rows that say by whom are of shardwise before gradients and logits shared memory.
+    """
     return row.get("by") == "bare script"
 
 

@@ -53,6 +53,17 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> Non
     assert train(tmp_path, "stopped") == alike
 
 
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_our_kernels_train_to_the_same_losses(tmp_path: Path, compiled: str) -> None:
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    torchs, ours = (
+        train(tmp_path, name, f"memory.compile={compiled}", f"train.kernels={name}")
+        for name in ("torch", "own")
+    )
+    assert ours[0] == pytest.approx(torchs[0], rel=1e-3)
+    assert ours == pytest.approx(torchs, rel=1e-2)
+
+
 def test_flash_attention_4_trains_to_the_same_losses(tmp_path: Path) -> None:
     pytest.importorskip("flash_attn.cute", reason="flash-attn-4 is not installed")
     (tmp_path / "run.yaml").write_text(CONFIG)

@@ -41,6 +41,9 @@ class ModelSpec:
     head_norms: bool = False
     """Whether queries and keys are normed head by head."""
 
+    swiglu: bool = False
+    """Whether every block has one MLP, silu(gate) * up, of layers without a bias."""
+
     attention_window: int | None = None
     """Tokens that a token sees at most, where every block has such a window."""
 
@@ -157,6 +160,9 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         num_experts=experts,
         experts_per_token=experts_per_token,
         head_norms=family.head_norms,
+        swiglu=config.get("hidden_act") == "silu"
+        and not family.experts
+        and not _enabled(config, family.mlp_bias),
         attention_window=_window(config),
         embedding_params=embedding,
         block_params=block,

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.library import CustomOpDef, custom_op
 
+from shardwise.kernels.swiglu import swiglu, swiglu_grads
+
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 """Activations and weights need digits, gradients need range."""
 
@@ -59,19 +61,19 @@ def transposed(x: Tensor, after: Tensor) -> Tensor:
 @custom_op("shardwise::swiglu_amax", mutates_args=(), device_types="cpu")
 def swiglu_amax(gate: Tensor, up: Tensor) -> Tensor:
     """The largest number of silu(gate) * up."""
-    return _swiglu(gate, up).abs().amax()
+    return swiglu(gate, up).abs().amax()
 
 
 @custom_op("shardwise::swiglu_cast", mutates_args=(), device_types="cpu")
 def swiglu_cast(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
     """silu(gate) * up in float8."""
-    return cast(_swiglu(gate, up), scale, FORWARD)
+    return cast(swiglu(gate, up), scale, FORWARD)
 
 
 @custom_op("shardwise::swiglu_grad_amax", mutates_args=(), device_types="cpu")
 def swiglu_grad_amax(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
     """The largest numbers of the gradients of gate and of up."""
-    return torch.stack([each.abs().amax() for each in _swiglu_grads(gate, up, grad)])
+    return torch.stack([each.abs().amax() for each in swiglu_grads(gate, up, grad)])
 
 
 @custom_op("shardwise::swiglu_grad_cast", mutates_args=(), device_types="cpu")
@@ -80,22 +82,11 @@ def swiglu_grad_cast(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """In float8: gate's gradient, that transposed, up's, that transposed; silu(gate) * up
     transposed. `scales` are those of the two gradients and of the product."""
-    gate_grad, up_grad = _swiglu_grads(gate, up, grad)
+    gate_grad, up_grad = swiglu_grads(gate, up, grad)
     rows_of_gate, columns_of_gate = cast_both(gate_grad, scales[0], BACKWARD)
     rows_of_up, columns_of_up = cast_both(up_grad, scales[1], BACKWARD)
-    product = cast(_swiglu(gate, up), scales[2], FORWARD).t().contiguous()
+    product = cast(swiglu(gate, up), scales[2], FORWARD).t().contiguous()
     return rows_of_gate, columns_of_gate, rows_of_up, columns_of_up, product
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    gate = gate.float()
-    return gate * gate.sigmoid() * up.float()
-
-
-def _swiglu_grads(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    gate, up, grad = gate.float(), up.float(), grad.float()
-    sigmoid = gate.sigmoid()
-    return grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
 
 
 # ---- what the compiler must know ------------------------------------------------------------

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shardwise.kernels.swiglu_triton import grads_and_product, sigmoid
+
 _ROWS, _COLUMNS = 64, 128  # of a tile that is written turned too
 _BLOCK = 8192
 _SHORT = 4096  # where two or three tensors are read at once
@@ -124,21 +126,6 @@ def _largest(x):
 
 
 @triton.jit
-def _sigmoid(x):
-    # A square root's inverse is one instruction, a division ten: at the clock that matmuls leave
-    # to a card, kernels that read three tensors wait for arithmetic too.
-    root = tl.rsqrt(1 + tl.exp(-x))
-    return root * root
-
-
-@triton.jit
-def _swiglu_grads(g, u, d):
-    s = _sigmoid(g)
-    silu = g * s
-    return d * u * (s + silu - silu * s), d * silu, silu * u
-
-
-@triton.jit
 def _amax(x, partial, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     read = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
@@ -169,7 +156,7 @@ def _swiglu_amax(gate, up, partial, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, mask=at < count, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(partial + tl.program_id(0), _largest(g * _sigmoid(g) * u))
+    tl.store(partial + tl.program_id(0), _largest(g * sigmoid(g) * u))
 
 
 @triton.jit
@@ -177,7 +164,7 @@ def _swiglu_cast(gate, up, scale, rows, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, mask=at < count).to(tl.float32)
     u = tl.load(up + at, mask=at < count).to(tl.float32)
-    made = _float8(g * _sigmoid(g) * u, tl.load(scale), 448.0, tl.float8e4nv)
+    made = _float8(g * sigmoid(g) * u, tl.load(scale), 448.0, tl.float8e4nv)
     tl.store(rows + at, made, mask=at < count)
 
 
@@ -187,7 +174,7 @@ def _swiglu_grad_amax(gate, up, grad, partial, count, blocks, BLOCK: tl.constexp
     g = tl.load(gate + at, mask=at < count, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
     d = tl.load(grad + at, mask=at < count, other=0.0).to(tl.float32)
-    gate_grad, up_grad, _ = _swiglu_grads(g, u, d)
+    gate_grad, up_grad, _ = grads_and_product(g, u, d)
     tl.store(partial + tl.program_id(0), _largest(gate_grad))
     tl.store(partial + blocks + tl.program_id(0), _largest(up_grad))
 
@@ -208,7 +195,7 @@ def _swiglu_grad_cast(
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)
-    gate_grad, up_grad, made = _swiglu_grads(g, u, d)
+    gate_grad, up_grad, made = grads_and_product(g, u, d)
     tl.store(gate_rows + at, _e5m2(gate_grad, scales), mask=inside)
     tl.store(gate_columns + turned, _e5m2(tl.trans(gate_grad), scales), mask=within)
     tl.store(up_rows + at, _e5m2(up_grad, scales + 1), mask=inside)

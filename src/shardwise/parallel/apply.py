@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: float8, recompute, compile, offload of activations,
-shard, prefetch."""
+"""The one order in which a model is changed: float8 or leaner MLPs, recompute, compile, offload of
+activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.float8 import apply_float8
+from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.mesh import build_mesh
 from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
+from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 
 
@@ -29,6 +32,8 @@ def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) ->
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
     apply_float8(model, units, plan)
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
+    if uses_own(plan) and not is_float8(plan.linear.value):
+        apply_gated_mlp(blocks)
     apply_remat(blocks, plan.checkpoint_activations.value)
     if plan.compile.value:
         apply_compile([*blocks, *_outer_norms(model, units)])

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -54,24 +55,60 @@ def apply_carrier(model: nn.Module, units: UnitMap, mesh: DeviceMesh, carrier: C
     for name, module in {**modules, "the root": model}.items():
         if not isinstance(module, FSDPModule):
             continue
-        apply_to_unit(module, name, carrier)
+        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1)
         if mesh.ndim > 1:
             replicas = mesh.get_group("replicate")
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, replicas))
 
 
-def apply_to_unit(module: FSDPModule, name: str, carrier: Carrier) -> None:
-    """Have one unit's all-gathers and reduce-scatters go through `carrier`."""
+def apply_to_unit(module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True) -> None:
+    """Have one unit's all-gathers and reduce-scatters go through `carrier`. Unless it `shares`
+    memory with activations, what is reduced has its own: a stream that sums over replicas uses it
+    too, which nobody here knows."""
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
     # Their protocol is public, the classes that spell it out are not; it is met by shape.
     module.set_custom_all_gather(cast(Any, _Comm(carrier.allocate, gather)))
-    module.set_custom_reduce_scatter(cast(Any, _Comm(carrier.allocate, scatter)))
+    allocate = _Shared(carrier.allocate) if shares else carrier.allocate
+    module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
+
+
+def reduce_into_shared(module: FSDPModule) -> None:
+    """Have the gradients of a unit take memory that activations have left."""
+    module.set_custom_reduce_scatter(cast(Any, _Comm(_Shared(torch.empty), _reduce_scatter)))
 
 
 def reduce_in_place(module: FSDPModule) -> None:
     """Where one rank trains alone, a sum over ranks is what goes into it. Given one memory for
     both, FSDP2 has nothing to copy."""
     module.set_custom_reduce_scatter(cast(Any, _Comm(_OneMemory(), _never)))
+
+
+class _Shared:
+    """Memory of the stream that computes, for what a reduce-scatter gives too.
+
+    FSDP2 asks for it on the stream that reduces. What the allocator has for that one no other can
+    take, so all gradient shards would come on top of the activations, whose place they could have.
+    """
+
+    def __init__(self, allocate: Callable[..., Tensor]) -> None:
+        self._allocate = allocate
+        self._computes: Any = None
+
+    def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        asked: dict[str, Any] = {"dtype": dtype, "device": device}
+        if device.type != "cuda":
+            return self._allocate(size, **asked)
+        stream = torch.cuda.current_stream(device)
+        if self._computes is None:
+            # First for what it takes, on the stream that computes, which the other one waits for.
+            self._computes = stream
+            return self._allocate(size, **asked)
+        with torch.cuda.stream(self._computes):
+            memory = self._allocate(size, **asked)
+        self._computes = None
+        # Whoever lets go of it while the reduction is under way, it is taken again only after.
+        memory.record_stream(stream)
+        return memory
 
 
 class _OneMemory:
@@ -86,6 +123,13 @@ class _OneMemory:
             return taken
         self._taken = torch.empty(*size, dtype=dtype, device=device)
         return self._taken
+
+
+def _reduce_scatter(
+    *, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any
+) -> None:
+    """As FSDP2's own."""
+    dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
 
 
 def _never(**tensors: Any) -> None:

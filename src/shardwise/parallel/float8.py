@@ -6,12 +6,10 @@ torchao is imported where it is first needed: it is optional, and takes seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -21,6 +19,7 @@ from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
 from shardwise.parallel.float8_linear import GatedMLP, Linear
+from shardwise.parallel.gated_mlp import PARTS, is_swiglu
 from shardwise.plan.float8 import (
     is_float8,
     no_float8_here,
@@ -32,11 +31,8 @@ from shardwise.plan.plan import Plan
 
 # Which expert a token goes to is decided by small differences, which float8 would blur.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
-# Layers as Llama and its kin name them: the one that reads attention's result, those of an MLP, and
-# sizes to try it with.
+# The layer that reads attention's result, as Llama and its kin name it.
 _ATTENTION_OUTPUT = ".o_proj"
-_GATED = ("gate_proj", "up_proj", "down_proj")
-_SMALL = dict(zip(_GATED, ((8, 16), (8, 16), (16, 8)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +89,11 @@ def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
     gated = [
         module
         for name, module in modules.items()
-        if all(f"{name}.{part}" in names for part in _GATED)
-        and not any(modules[f"{name}.{part}"].bias is not None for part in _GATED)
-        and _is_swiglu(module)
+        if all(f"{name}.{part}" in names for part in PARTS)
+        and not any(modules[f"{name}.{part}"].bias is not None for part in PARTS)
+        and is_swiglu(module)
     ]
     override_forward(gated, "Float8", lambda cls: _gated_forward)
-
-
-def _is_swiglu(mlp: nn.Module) -> bool:
-    """Run the module's own code over small layers: some families scale or cut in between."""
-    with torch.random.fork_rng(devices=[]):
-        layers = {part: nn.Linear(*size, bias=False) for part, size in _SMALL.items()}
-    small = copy(mlp)
-    small._modules = {**mlp._modules, **layers}
-    x = torch.linspace(-2, 2, 32).view(4, 8)
-    gate, up, down = (layer.weight for layer in layers.values())
-    expected = (F.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
-    try:
-        found = small(x)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        return False
-    return isinstance(found, Tensor) and found.is_cpu and torch.allclose(found, expected, atol=1e-6)
 
 
 def _linear_forward(self: Any, x: Tensor, after_attention: bool = False) -> Tensor:

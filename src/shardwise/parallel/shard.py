@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 from shardwise.kernels.own import uses_own
 from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy, take_over
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
-from shardwise.parallel.comm import reduce_in_place
+from shardwise.parallel.comm import reduce_in_place, reduce_into_shared
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
@@ -48,6 +48,8 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
             # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
             reduce_in_place(module)
             continue
+        if mesh.ndim == 1:
+            reduce_into_shared(module)
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

@@ -178,7 +178,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
 def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
     given = config.train.kernels
     if cluster.device == "cuda":
-        return _choice_of(given, "own", "AdamW, reductions and casts move fewer bytes than torch's")
+        return _choice_of(given, "own", "they move and keep fewer bytes than torch's")
     if given == "own":
         raise UserError(
             f"train.kernels=own needs GPUs, and {cluster.name} has none",
@@ -257,10 +257,11 @@ def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> 
     if not earlier:
         return best.candidate.why
     rival = max(earlier, key=lambda option: option.speed)
-    gain = best.speed / rival.speed - 1
+    gain, mesh = best.speed / rival.speed - 1, rival.candidate.mesh
+    digits = 0 if gain >= 0.01 else 1
     return (
-        f"{gain:.0%} faster than {rival.candidate.strategy} {rival.candidate.mesh.replicate} x "
-        f"{rival.candidate.mesh.shard}, the best of the decision tree's earlier answers"
+        f"{gain:.{digits}%} faster than {rival.candidate.strategy} {mesh.replicate} x "
+        f"{mesh.shard}, the best of the decision tree's earlier answers"
     )
 
 

@@ -1,12 +1,14 @@
 """How many bytes one rank holds at the peak of a step: a closed form over the model's shape.
 
 The sharded states are exact. A step has its peak in one of two moments. When the loss is computed
-every block's activations are kept, the head is gathered and its gradient exists in fp32, beside the
-copy of it that backward makes. When backward enters the last block, that block's activations exist
-once more if they are recomputed, and its parameters, the next unit's and its own whole gradients
-are there, beside the head's gradient on its way to be reduced. Gradient shards appear only after
-that, so that with one pass a step they are not part of the peak; they come from a stream's own pool
-of memory though, which the allocator does not give back: they are part of what is reserved.
+every block's activations are kept, the head is gathered and its gradient exists in fp32, beside a
+slice of logits or the copy of it that backward makes. When backward enters the last block, that
+block's activations exist once more if they are recomputed, and its parameters, the next unit's and
+its own whole gradients are there, beside the head's gradient on its way to be reduced. Gradient
+shards appear only after that, so that with one pass a step they are not part of the peak, and take
+the place of activations that backward has used up. Where a stream sums over replicas they come from
+a pool of memory of its own, which the allocator does not give back: there they are part of what is
+reserved.
 
 The counts of what a block keeps were read off peaks measured on one H200 as rank 0 of 8 to 64
 (benchmarks/memory.py compares them).
@@ -15,6 +17,7 @@ The counts of what a block keeps were read off peaks measured on one H200 as ran
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
@@ -62,9 +65,9 @@ def estimate_memory(
     on_device = 0 if layout.offload else 1
     moments = _at_loss(model, layout, loss_bytes), _at_backward(model, layout)
     peak = max(moments, key=lambda moment: moment.total)
-    grads, waiting = _gradient_bytes(model, layout, shard_params * on_device)
-    if layout.replicate * layout.shard == 1:
-        # Alone, a rank's gradients take the place of activations that backward has used up.
+    grads, waiting = gradient_bytes(model, layout, shard_params * on_device)
+    if layout.replicate == 1:
+        # The place of activations that backward has used up.
         waiting = max(0, waiting - int(peak.activations + peak.recompute))
     return MemoryEstimate(
         peak=peak.name,
@@ -76,12 +79,12 @@ def estimate_memory(
         activations=int(peak.activations),
         recompute=int(peak.recompute),
         loss=int(peak.loss),
-        allocator=waiting + _pool_bytes(model, cluster),
+        allocator=waiting + pool_bytes(model, cluster),
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
     )
 
 
-def _gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tuple[int, int]:
+def gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tuple[int, int]:
     """(at the peak, later): earlier passes have left gradients, the only pass has not yet."""
     shards = shard_params * GRAD_BYTES
     if layout.accumulation == 1:
@@ -111,9 +114,8 @@ def _loss_bytes(model: ModelSpec, layout: Layout) -> int:
     if layout.loss_chunk_tokens is None:
         return layout.tokens * model.vocab_size * (width + 8) + 2 * width * head
     logits = min(layout.tokens, layout.loss_chunk_tokens) * model.vocab_size
-    # Each, its gradient and the next slice's; without the compiler three fp32 copies on the way.
-    later = layout.tokens > layout.loss_chunk_tokens
-    logit_bytes = (3 if later else 2) * width if layout.compile else 12 + width
+    # They become their gradient; without a kernel for it there are three fp32 copies on the way.
+    logit_bytes = width if layout.compile or layout.own_kernels else 12 + width
     return max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
@@ -162,8 +164,12 @@ def _share_in_host(model: ModelSpec, layout: Layout) -> float:
 def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
     """Bytes for a token that stay on the device for backward."""
     saved, share = _saved_bytes(model, layout), _share_in_host(model, layout)
-    # Those of the last block that were sent are still there.
-    return saved * (1 - share + 1 / model.num_layers) if share else saved
+    if not share:
+        return saved
+    # All have left when forward ends, unless too many are sent to spare the last blocks.
+    spared = model.num_layers - ceil(1 / share)
+    under_way = 0 if share * model.num_layers <= spared else 1
+    return saved * (1 - share + under_way / model.num_layers)
 
 
 def _saved_bytes(model: ModelSpec, layout: Layout) -> float:
@@ -197,6 +203,8 @@ def _block_bytes(model: ModelSpec, layout: Layout) -> float:
         inputs = 0 if layout.float8_rowwise else 3 * model.hidden_size
         return _selective_bytes(model, layout) + inputs
     hidden, ffn = (4, 3) if layout.compile else (9, 4)
+    if model.swiglu and layout.own_kernels:
+        ffn = 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     norms = 0.0 if layout.compile or not model.head_norms else 4.5 * _qkv_width(model)
     return width * channels + norms * width / 2 + statistics
@@ -222,7 +230,8 @@ def _ffn_width(model: ModelSpec) -> int:
     return model.ffn_size * max(1, model.experts_per_token)
 
 
-def _pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
+def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
+    """What the allocator holds besides, whatever the step."""
     if cluster.device == "cpu":
         return 0
     return POOL_BYTES + int(POOL_BYTES_PER_BLOCK_PARAM * model.block_params)

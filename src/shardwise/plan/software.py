@@ -71,6 +71,9 @@ class Software:
     pass_s: float = 0.0
     """What every micro-batch costs besides."""
 
+    norm_passes: float = 13.0
+    """For each hidden channel, where `selective` checkpointing forms nothing again but norms."""
+
     selective_recompute: float = 0.0
     """Share of a block's matmuls that `selective` checkpointing runs again."""
 
@@ -104,9 +107,16 @@ class Software:
     are computed with."""
 
 
-# Kernels of our own for the copy into a reduction and for AdamW; the two ends of a step were
-# measured beside them, on models of 1B to 13B.
-OURS = Software(copy_factor=1.5, lone_passes=6.0, optimizer_passes=36.0, step_s=0.012)
+# Kernels of our own for the copy into a reduction, for AdamW, the loss and SwiGLU's backward; the
+# two ends of a step were measured beside them, on models of 1B to 13B.
+OURS = Software(
+    ffn_passes=6.0,
+    loss_passes=7.2,
+    copy_factor=1.5,
+    lone_passes=6.0,
+    optimizer_passes=36.0,
+    step_s=0.012,
+)
 # On processors, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for
 # what the interpreter, autograd and FSDP2's hooks cost for a block.
 ON_CPU = Software(

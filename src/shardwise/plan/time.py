@@ -84,6 +84,9 @@ class _Block:
     attention_forward: float
     attention_backward: float
     elementwise: float
+    selective: float
+    """What `selective` checkpointing computes again of that."""
+
     launch: float
     last_matmul: float
     """Those of the forward matmuls whose result nothing in the block's backward needs."""
@@ -187,6 +190,10 @@ def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Sof
     if layout.context > 1:
         scores *= _RING_FACTOR
     moved = tokens * _elementwise_bytes(model, layout, software)
+    again = moved / 3
+    if model.swiglu and layout.own_kernels and layout.compile and not layout.float8:
+        # SwiGLU's product is made again in any case, in the kernel of its backward.
+        again = tokens * software.norm_passes * model.hidden_size
     unpacked = 2 * software.unpack_passes * weights
     return _Block(
         matmul_forward=matmul,
@@ -194,6 +201,7 @@ def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Sof
         attention_forward=scores / rates.attention_forward_flops,
         attention_backward=2.5 * scores / rates.attention_backward_flops,
         elementwise=(moved + unpacked) / tensor / rates.memory_bytes_per_s,
+        selective=again / tensor / rates.memory_bytes_per_s,
         launch=software.block_kernels * (1 if layout.compile else 2) * rates.launch_s,
         last_matmul=matmul * min(1.0, ffn * model.hidden_size / weights),
     )
@@ -249,7 +257,7 @@ def _recompute_seconds(layout: Layout, block: _Block, software: Software) -> flo
     if layout.checkpoint_activations == "none":
         return 0.0
     if layout.checkpoint_activations == "selective":
-        return block.elementwise / 3 + software.selective_recompute * block.matmul_forward
+        return block.selective + software.selective_recompute * block.matmul_forward
     again = block.forward - software.stops_early * block.last_matmul
     return recomputed_share(layout.checkpoint_activations) * again
 

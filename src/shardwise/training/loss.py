@@ -16,18 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwise.errors import UserError
+from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_by_triton, turn_into_gradient
 from shardwise.model.override import override_forward
 from shardwise.parallel.shard import reshard_all
 
-IGNORE_INDEX = -100
-
 
 class Slicing(NamedTuple):
-    """How many tokens a slice has, the function that gives its loss and logit gradient, and one
-    that scales a gradient and casts it."""
+    """How many tokens a slice has, the function that gives its loss and turns logits into their
+    gradient, and one that scales a gradient and casts it."""
 
     tokens: int
-    loss_and_grad: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    turn: Callable[[Tensor, Tensor], Tensor]
     scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
@@ -49,15 +48,16 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, hidden.shape[0], how.tokens):
             rows = slice(start, start + how.tokens)
-            logits = F.linear(hidden[rows], weight, bias)
-            loss, grad = how.loss_and_grad(logits, labels[rows])
-            total += loss
+            grad = F.linear(hidden[rows], weight, bias)
+            total += how.turn(grad, labels[rows])
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[rows])
             if grad_weight is not None:
                 _add_product(grad_weight, grad.T, hidden[rows])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
+            # Before the next slice has its own.
+            del grad
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype, ctx.scaled = weight.dtype, how.scaled
         return total
@@ -94,32 +94,17 @@ def _scaled_by_compiler(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Te
     return (tensor * scale).to(dtype)
 
 
-def _slice_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(summed loss, gradient of the logits) of one slice; ignored labels count nothing."""
-    valid = labels != IGNORE_INDEX
-    safe = labels.clamp(min=0)[:, None]
-    scores = logits.float()
-    log_norm = scores.logsumexp(dim=-1, keepdim=True)
-    loss = ((log_norm - scores.gather(1, safe)).squeeze(1) * valid).sum()
-    # Compared, not scattered: the compiler would write the fp32 scores down to scatter into them.
-    chosen = torch.arange(logits.shape[1], device=logits.device) == safe
-    grad = (scores - log_norm).exp() - chosen.to(scores.dtype)
-    return loss, (grad * valid[:, None]).to(logits.dtype)
-
-
-def prepare_head(model: nn.Module, chunk: int, *, compiled: bool) -> None:
+def prepare_head(model: nn.Module, chunk: int, *, compiled: bool, own_kernels: bool) -> None:
     """Let the output head take labels: then it returns the loss instead of logits.
 
     It stays the same module, called once, so FSDP2 gathers and frees it as ever.
     """
-    head = _head_of(model)
-    slicing = Slicing(chunk, _slice_loss, _scaled)
+    turn, scaled = turn_into_gradient, _scaled
     if compiled:
-        slicing = Slicing(
-            chunk,
-            torch.compile(_slice_loss, dynamic=False),
-            torch.compile(_scaled_by_compiler, dynamic=False),
-        )
+        turn = torch.compile(turn_into_gradient, dynamic=False)
+        scaled = torch.compile(_scaled_by_compiler, dynamic=False)
+    slicing = Slicing(chunk, turn_by_triton if own_kernels else turn, scaled)
+    head = _head_of(model)
     if head is not None:
         override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.kernels.own import uses_own
 from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
@@ -69,7 +70,12 @@ def build_model(
 def shard_model(plan: Plan, mesh: DeviceMesh) -> tuple[Any, UnitMap]:
     """The model as the plan changes it, still on meta."""
     model = _build_on_meta(plan)
-    prepare_head(model, plan.loss_chunk_tokens.value, compiled=plan.compile.value)
+    prepare_head(
+        model,
+        plan.loss_chunk_tokens.value,
+        compiled=plan.compile.value,
+        own_kernels=uses_own(plan),
+    )
     return model, parallelize(model, plan, mesh)
 
 

@@ -16,12 +16,20 @@ import torch
 from torch import Tensor
 
 from shardwise.kernels import adamw, float8
+from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
+from shardwise.kernels.swiglu import swiglu_backward
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not set: no kernel was run", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed: no kernel was run")
 
-from shardwise.kernels import adamw_triton, float8_triton, unit_copies_triton
+from shardwise.kernels import (
+    adamw_triton,
+    cross_entropy_triton,
+    float8_triton,
+    swiglu_triton,
+    unit_copies_triton,
+)
 
 # Whole tiles of a kernel, and none.
 SHAPES = [(128, 256), (70, 130)]
@@ -79,6 +87,34 @@ def test_the_copy_out_of_a_gather(dtype: torch.dtype) -> None:
         unit_copies_triton.copy_out(gathered, tensor, size, start)
         start += size
     assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_backward_of_swiglu(shape: tuple[int, int]) -> None:
+    gate, up, grad = (random(*shape, seed=seed) for seed in range(3))
+    ours, plain = grad.clone(), grad.clone()
+    found = swiglu_triton.swiglu_backward(gate, up, ours)
+    expected = swiglu_backward(gate, up, plain)
+    for one, other in zip((ours, *found), (plain, *expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("vocab", [100, 16384, 20000])
+def test_logits_that_become_their_gradient(vocab: int) -> None:
+    ours = 5 * random(4, vocab)
+    plain, labels = ours.clone(), torch.tensor([3, IGNORE_INDEX, vocab - 1, 0])
+    losses = cross_entropy_triton.turn(ours, labels, IGNORE_INDEX)
+    torch.testing.assert_close(losses.sum(), turn_into_gradient(plain, labels))
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-7)
+    assert losses[1] == 0 and not ours[1].any()
+
+
+def test_a_loss_that_is_not_finite_shows() -> None:
+    logits = random(3, 100)
+    logits[0, 7], logits[1, 8] = float("nan"), float("inf")
+    losses = cross_entropy_triton.turn(logits, torch.tensor([3, 4, 5]), IGNORE_INDEX)
+    assert losses.isfinite().tolist() == [False, False, True]
+    assert logits.isfinite().all(dim=1).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

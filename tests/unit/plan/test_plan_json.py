@@ -57,6 +57,8 @@ def test_explain_names_the_run_its_choices_and_its_memory(plan_of: PlanOf) -> No
         "cluster.name=4x8xH100",
         "data.seq_len=4096",
         "train.global_batch=512",
+        "shard.strategy=hybrid_shard",
+        "mesh.replicate=4",
     )
     assert headline(plan) == (
         "llama-3.1-8b (8.03B parameters) on 4x8xH100: hybrid_shard, mesh replicate=4 x shard=8, "

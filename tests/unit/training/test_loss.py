@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwise.facts.presets import PRESETS
+from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.model.build import build_on_meta
 from shardwise.training.loss import (
-    IGNORE_INDEX,
     LinearCrossEntropy,
     Slicing,
     _scaled,
-    _slice_loss,
     attach_loss,
     prepare_head,
     refuse_chunked,
@@ -51,7 +50,7 @@ def make_inputs(dtype: torch.dtype, *, bias: bool = True, ignored: int = 5) -> I
 
 
 def chunked(given: Inputs, chunk: int) -> Tensor:
-    slicing = Slicing(chunk, _slice_loss, _scaled)
+    slicing = Slicing(chunk, turn_into_gradient, _scaled)
     loss: Tensor = LinearCrossEntropy.apply(
         given.hidden, given.weight, given.bias, given.labels, slicing
     )
@@ -160,7 +159,7 @@ def test_both_losses_of_a_model_agree(preset: str) -> None:
     ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
     labels = ids.roll(-1, dims=1)
     labels[:, -1] = IGNORE_INDEX
-    prepare_head(model, 10, compiled=False)
+    prepare_head(model, 10, compiled=False, own_kernels=False)
     found = []
     for is_chunked in (False, True):
         attach_loss(model, chunked=is_chunked)
@@ -178,14 +177,14 @@ def test_the_head_still_gives_logits_without_labels() -> None:
     model = real_model("tiny-llama")
     ids = torch.arange(8)[None]
     before = model(input_ids=ids).logits
-    prepare_head(model, 10, compiled=False)
+    prepare_head(model, 10, compiled=False, own_kernels=False)
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
 @pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen", "tiny-gpt2", "tiny-mixtral"])
 def test_plain_heads_may_be_chunked(preset: str) -> None:
     model = real_model(preset)
-    prepare_head(model, 10, compiled=False)
+    prepare_head(model, 10, compiled=False, own_kernels=False)
     assert why_not_chunked(model, CPU) is None
     assert model.training
 

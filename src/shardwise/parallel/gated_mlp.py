@@ -1,0 +1,85 @@
+"""Gated MLPs as Llama and its kin have them: which modules they are, and a leaner backward.
+
+Autograd keeps the product of the two halves for the gradient of the last layer, the compiler too,
+since a matmul reads it. It follows from the halves, which are kept anyway, in the kernel that has
+to read both.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwise.kernels.swiglu import swiglu_backward
+from shardwise.model.override import override_forward
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+# Sizes to try a module with.
+_SMALL = dict(zip(PARTS, ((8, 16), (8, 16), (16, 8)), strict=True))
+
+
+def apply_gated_mlp(blocks: list[nn.Module]) -> None:
+    """Let the gated MLPs of blocks, where they are made of plain layers, keep less."""
+    modules = [module for block in blocks for module in block.modules()]
+    gated = [module for module in modules if _has_plain_parts(module) and is_swiglu(module)]
+    override_forward(gated, "Gated", lambda cls: _forward)
+
+
+def is_swiglu(mlp: nn.Module) -> bool:
+    """Run the module's own code over small layers: some families scale or cut in between."""
+    with torch.random.fork_rng(devices=[]):
+        layers = {part: nn.Linear(*size, bias=False) for part, size in _SMALL.items()}
+    small = copy(mlp)
+    small._modules = {**mlp._modules, **layers}
+    x = torch.linspace(-2, 2, 32).view(4, 8)
+    gate, up, down = (layer.weight for layer in layers.values())
+    expected = (F.silu(x @ gate.t()) * (x @ up.t())) @ down.t()
+    try:
+        found = small(x)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(found, Tensor) and found.is_cpu and torch.allclose(found, expected, atol=1e-6)
+
+
+def _has_plain_parts(module: nn.Module) -> bool:
+    """LoRA's layers, for one, are others."""
+    parts = [getattr(module, part, None) for part in PARTS]
+    return all(type(part) is nn.Linear and part.bias is None for part in parts)
+
+
+def _forward(self: Any, x: Tensor) -> Tensor:
+    y: Tensor = GatedMLP.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+    return y
+
+
+@torch.compiler.allow_in_graph
+class GatedMLP(torch.autograd.Function):
+    """(silu(x @ gate.T) * (x @ up.T)) @ down.T"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        """The product of the two halves is not kept: backward makes it again on its way."""
+        rows = x.reshape(-1, x.shape[-1])
+        g, u = rows @ gate.t(), rows @ up.t()
+        ctx.save_for_backward(rows, g, u, gate, up, down)
+        y = (F.silu(g) * u) @ down.t()
+        return y.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the input, and of the weights that learn."""
+        rows, g, u, gate, up, down = ctx.saved_tensors
+        grad = grads[0].reshape(-1, down.shape[0])
+        g_grad = grad @ down
+        u_grad, product = swiglu_backward(g, u, g_grad)
+        _, gate_learns, up_learns, down_learns = ctx.needs_input_grad
+        return (
+            (g_grad @ gate + u_grad @ up).reshape(*grads[0].shape[:-1], -1),
+            g_grad.t() @ rows if gate_learns else None,
+            u_grad.t() @ rows if up_learns else None,
+            grad.t() @ product if down_learns else None,
+        )

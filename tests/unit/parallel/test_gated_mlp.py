@@ -1,0 +1,117 @@
+"""Gated MLPs that keep less: the same numbers, one tensor fewer, and nothing else changed."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardwise.kernels.swiglu import swiglu_backward
+from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.gated_mlp import GatedMLP, apply_gated_mlp
+from shardwise.parallel.remat import apply_remat
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+HIDDEN, FFN, TOKENS = 32, 80, 24
+
+
+def model_of(family: str, **other: object) -> nn.Module:
+    config = AutoConfig.for_model(
+        family, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64, **other,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: nn.Module = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    return list(model.model.layers)  # type: ignore[union-attr, arg-type]
+
+
+def kept_and_gradients(model: nn.Module) -> tuple[list[tuple[int, ...]], list[Tensor]]:
+    """Shapes that a forward keeps for backward, and what backward makes of it."""
+    kept: list[tuple[int, ...]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    tokens = torch.arange(TOKENS)[None] % 64
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    return kept, [loss.detach(), *(param.grad for param in model.parameters())]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+def test_the_gradients_are_those_of_autograd(remat: str, compiled: bool) -> None:
+    plain = model_of("llama")
+    ours = deepcopy(plain)
+    apply_gated_mlp(blocks_of(ours))
+    apply_remat(blocks_of(ours), remat)
+    if compiled:
+        apply_compile(blocks_of(ours))
+    for one, other in zip(kept_and_gradients(ours)[1], kept_and_gradients(plain)[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_compiled_block_does_not_keep_the_product() -> None:
+    found = []
+    for leaner in (False, True):
+        model = model_of("llama")
+        if leaner:
+            apply_gated_mlp(blocks_of(model))
+        apply_compile(blocks_of(model))
+        kept, _ = kept_and_gradients(model)
+        found.append(sum(shape[-1:] == (FFN,) and TOKENS in shape for shape in kept))
+    assert found == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("family", "other"),
+    [("gemma", {}), ("llama", {"mlp_bias": True}), ("llama", {"hidden_act": "gelu"})],
+)
+def test_an_mlp_of_another_kind_is_left_alone(family: str, other: dict[str, object]) -> None:
+    model = model_of(family, **other)
+    before = [type(module) for module in model.modules()]
+    apply_gated_mlp(blocks_of(model))
+    assert [type(module) for module in model.modules()] == before
+
+
+def test_layers_of_another_class_are_left_alone() -> None:
+    class Adapted(nn.Linear):
+        """As LoRA's are."""
+
+    model = model_of("llama")
+    mlp = blocks_of(model)[0].mlp
+    mlp.up_proj.__class__ = Adapted  # type: ignore[union-attr]
+    before = type(mlp)
+    apply_gated_mlp(blocks_of(model))
+    assert type(mlp) is before
+
+
+def test_a_frozen_weight_has_no_gradient() -> None:
+    x, gate, up, down = (
+        torch.randn(shape, requires_grad=True)
+        for shape in ((TOKENS, HIDDEN), (FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN))
+    )
+    up.requires_grad_(False)
+    GatedMLP.apply(x, gate, up, down).sum().backward()
+    assert up.grad is None and gate.grad is not None and down.grad is not None
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("shape", [(512, 1024), (70, 130)])
+def test_the_kernel_of_a_gpu(shape: tuple[int, int]) -> None:
+    made = torch.Generator().manual_seed(0)
+    given = [torch.randn(shape, generator=made).bfloat16() for _ in range(3)]
+    there = [each.cuda() for each in given]
+    found, expected = swiglu_backward(*there), swiglu_backward(*given)
+    for one, other in zip((there[2], *found), (given[2], *expected), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=2**-7, atol=1e-6)
