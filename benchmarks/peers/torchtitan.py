@@ -116,7 +116,8 @@ def spec_of(task: Task, emulator: Emulator) -> Any:
         sharded: torch.nn.Module = own.parallelize_fn(model, *arguments)
         for name, module in sharded.named_modules():
             if isinstance(module, FSDPModule):
-                apply_to_unit(module, name, emulator)
+                # Its gradients have memory of their own, as FSDP2 gives it.
+                apply_to_unit(module, name, emulator, shares=False)
         return sharded
 
     return replace(

@@ -5,10 +5,11 @@ every block's activations are kept, the head is gathered and its gradient exists
 slice of logits or the copy of it that backward makes. When backward enters the last block, that
 block's activations exist once more if they are recomputed, and its parameters, the next unit's and
 its own whole gradients are there, beside the head's gradient on its way to be reduced. Gradient
-shards appear only after that, so that with one pass a step they are not part of the peak, and take
-the place of activations that backward has used up. Where a stream sums over replicas they come from
-a pool of memory of its own, which the allocator does not give back: there they are part of what is
-reserved.
+shards appear only after that, so that with one pass a step they are not part of the peak, and can
+take the place of activations that backward has used up. Where blocks are recomputed or come back
+from the host some of that place is lost, since what backward still asks for no longer fits between
+them. Where a stream sums over replicas they come from a pool of memory of its own, which the
+allocator does not give back: there all of them are part of what is reserved.
 
 The counts of what a block keeps were read off peaks measured on one H200 as rank 0 of 8 to 64
 (benchmarks/memory.py compares them).
@@ -34,6 +35,8 @@ NCCL_BYTES = int(1.0 * GIB)
 # What the allocator holds besides: a constant, and bytes for each parameter of the largest block.
 POOL_BYTES = int(0.75 * GIB)
 POOL_BYTES_PER_BLOCK_PARAM = 3.4
+# Of the largest that a block keeps, in memory that gradient shards have broken up.
+BROKEN_TENSORS = 4
 # Workspaces of cuBLAS and cuDNN, and rope tables.
 WORKSPACE_BYTES = int(0.12 * GIB)
 
@@ -67,8 +70,7 @@ def estimate_memory(
     peak = max(moments, key=lambda moment: moment.total)
     grads, waiting = gradient_bytes(model, layout, shard_params * on_device)
     if layout.replicate == 1:
-        # The place of activations that backward has used up.
-        waiting = max(0, waiting - int(peak.activations + peak.recompute))
+        waiting = max(_broken_bytes(model, layout, waiting), waiting - int(peak.activations))
     return MemoryEstimate(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
@@ -82,6 +84,15 @@ def estimate_memory(
         allocator=waiting + pool_bytes(model, cluster),
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
     )
+
+
+def _broken_bytes(model: ModelSpec, layout: Layout, shards: int) -> int:
+    """What gradient shards between activations cost where backward asks for large tensors again."""
+    plain = layout.checkpoint_activations == "none" and not layout.offload_activations
+    if plain or layout.shard == 1:
+        return 0
+    largest = DTYPE_BYTES[layout.param_dtype] * _ffn_width(model) * layout.tokens
+    return min(shards, BROKEN_TENSORS * largest)
 
 
 def gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tuple[int, int]:
