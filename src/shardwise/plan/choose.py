@@ -171,8 +171,16 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
             memory.loss_chunk_tokens, chunk, f"{chunk} x {model.vocab_size} logits at a time"
         ),
         "fused_optimizer": _choice_of(config.optim.fused, True, fused_why),
+        "optimizer_state": _choose_optimizer_state(config),
         "kernels": _choose_kernels(config, cluster),
     }
+
+
+def _choose_optimizer_state(config: RunConfig) -> Choice[str]:
+    if config.optim.state != "fp32":
+        return Choice(config.optim.state, "given", "user")
+    why = "bf16 rounds Adam's moments at random, so it is not chosen unless asked for"
+    return Choice("fp32", why, "rule")
 
 
 def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
@@ -191,7 +199,8 @@ def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
 def _choose_offload_activations(config: RunConfig, best: Option, model: ModelSpec) -> Choice[float]:
     given = config.memory.offload_activations
     if not given:
-        return Choice(0.0, "not asked for", "rule")
+        why = "not asked for: measured for one GPU of a host, not for all at once"
+        return Choice(0.0, why, "rule")
     waiting = format_bytes(waiting_in_host(model, best.layout))
     return Choice(given, f"given; {waiting} of host memory for each rank", "user")
 

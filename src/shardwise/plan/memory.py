@@ -70,7 +70,8 @@ def estimate_memory(
     peak = max(moments, key=lambda moment: moment.total)
     grads, waiting = gradient_bytes(model, layout, shard_params * on_device)
     if layout.replicate == 1:
-        waiting = max(_broken_bytes(model, layout, waiting), waiting - int(peak.activations))
+        room = int(peak.activations + peak.recompute)
+        waiting = max(_broken_bytes(model, layout, waiting), waiting - room)
     return MemoryEstimate(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,

@@ -161,6 +161,7 @@ class Plan:
     global_batch: Choice[int]
     accumulate: Choice[str]
     fused_optimizer: Choice[bool]
+    optimizer_state: Choice[str] = Choice("fp32", "this plan is older than the option", "rule")
     kernels: Choice[str] = Choice("torch", "this plan is older than our own", "rule")
 
     @property
