@@ -126,10 +126,14 @@ class _OneMemory:
 
 
 def _reduce_scatter(
-    *, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any
-) -> None:
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: ProcessGroup,
+    op: Any,
+    async_op: bool = False,
+) -> Any:
     """As FSDP2's own."""
-    dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
+    return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
 
 def _never(**tensors: Any) -> None:
