@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from peers.shapes import SHAPES, Shape
 from shardwise.facts.models import ModelSpec
+from shardwise.kernels.cublas import drop_workspace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,10 +102,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
 
-    # As a run of shardwise has it: matmuls are a little faster without a workspace.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":0:0")
-    os.environ.setdefault("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
-
+    drop_workspace()  # as a run of shardwise does
     import torch
     import torch.distributed as dist
 

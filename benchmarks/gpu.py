@@ -1,8 +1,8 @@
 """shardwise against its peers on one GPU: tokens/s, MFU, memory and share of the limit, one table.
 
     python benchmarks/gpu.py [--shapes 8b-4096 one-gpu ...] [--contenders ours torchtitan trainer]
-        [--settings 4-none torchtitan:5-none ...] [--ours A.B=V ...] [--ours-env NAME=V ...]
-        [--rounds 2] [--steps 10] [--cap-gib 60] [--seconds 3600] [--json FILE]
+        [--settings 4-none torchtitan:5-none ...] [--rounds 2] [--steps 10] [--cap-gib 60]
+        [--seconds 3600] [--json FILE]
     python benchmarks/gpu.py --table FILE ...
 
 Every contender trains the same shape on random tokens with bf16 compute over fp32 weights and Adam
@@ -73,8 +73,7 @@ def main() -> None:
     gpu = None if given.device == "cpu" else this_gpu()
     name = "CPU" if gpu is None else gpu.name
     given.logs.mkdir(parents=True, exist_ok=True)
-    ours, environ = tuple(given.ours), dict(given.ours_env)
-    racers = contenders_on(given.device, name, given.logs, ours, environ)
+    racers = contenders_on(given.device, name, given.logs, tuple(given.ours))
     planned = [run for shape in given.shapes for run in runs_of(shape, given)]
     if not planned:
         sys.exit("none of these contenders runs these shapes with these settings")
@@ -99,9 +98,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--settings", nargs="+", type=one_setting, help="for all, or contender:...")
     parser.add_argument("--ours", nargs="+", default=[], metavar="A.B=V", help="more of our config")
-    parser.add_argument(
-        "--ours-env", nargs="+", default=[], type=one_variable, metavar="NAME=V", help="for ours"
-    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10, help="measured in each run")
     parser.add_argument("--cap-gib", type=float, default=60, help="reserved, for the second table")
@@ -115,14 +111,6 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     given.shapes = given.shapes or DEFAULT_SHAPES[given.device]
     return given
-
-
-def one_variable(text: str) -> tuple[str, str]:
-    """Of the environment."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 def one_setting(text: str) -> tuple[str | None, Setting]:
@@ -167,15 +155,15 @@ def race(
             left_s = ends - time.monotonic()
             missing = racers[run.contender].why_not(run.setting)
             if missing or left_s <= 0:
-                outcome, line = Outcome(None, missing or "skipped: the time was up", 0.0), ""
+                outcome, command = Outcome(None, missing or "skipped: the time was up", 0.0), []
             else:
                 shape = SHAPES[run.shape]
                 job = racers[run.contender].job(run.shape, shape, run.setting, given.steps)
                 log = given.logs / f"{str(run).replace(' ', '_')}_{number}.log"
-                outcome, line = run_job(job, log, left_s), job.line
+                outcome, command = run_job(job, log, left_s), job.command
             if outcome.measured is None:
                 failed.add(run)
-            book.write(run, number, outcome, line)
+            book.write(run, number, outcome, command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +174,7 @@ class Book:
     gpu: GpuSpec | None
     file: Path | None
 
-    def write(self, run: Run, number: int, outcome: Outcome, line: str) -> None:
+    def write(self, run: Run, number: int, outcome: Outcome, command: list[str]) -> None:
         """One more."""
         row = {
             "shape": run.shape,
@@ -196,7 +184,7 @@ class Book:
             "round": number,
             "problem": outcome.problem,
             "took_s": round(outcome.took_s, 1),
-            "command": line,
+            "command": " ".join(["python", *command[1:]]).replace(f"{BENCHMARKS}", "benchmarks"),
             **self._figures(run, outcome),
         }
         self.results["runs"].append(row)

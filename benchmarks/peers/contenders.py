@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,14 +35,6 @@ class Job:
 
     command: list[str]
     read: Callable[[str], Measured]
-    environ: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def line(self) -> str:
-        """What somebody would type."""
-        given = [f"{name}={value}" for name, value in self.environ.items()]
-        words = " ".join([*given, "python", *self.command[1:]])
-        return words.replace(f"{BENCHMARKS}", "benchmarks")
 
 
 class Contender(Protocol):
@@ -65,7 +57,6 @@ class Ours:
 
     runs_dir: Path
     overrides: tuple[str, ...] = ()
-    environ: dict[str, str] = field(default_factory=dict)
 
     def why_not(self, setting: Setting) -> str | None:
         """Nothing: what a setting needs is said by the command itself."""
@@ -79,16 +70,14 @@ class Ours:
             file = str(BENCHMARKS / "llama-8b.yaml")
             options = ["--cluster", f"{shape.world}x{self.gpu}", "--device", self.device]
             options += ["--link-speed", "inf", "--steps", str(steps), "--json"]
-            command = [*shardwise, "tunnel", file, *options, *given]
-            return Job(command, _read_tunnel, self.environ)
+            return Job([*shardwise, "tunnel", file, *options, *given], _read_tunnel)
         file = str(BENCHMARKS / "llama-8b-16-layers.yaml")
         run = f"gpu-{time.time_ns()}"
         total = _WINDOW * (_WARM_WINDOWS + math.ceil(steps / _WINDOW))
         given += [f"name={run}", f"runs_dir={self.runs_dir}", f"train.steps={total}"]
         given += [f"observe.log_every={_WINDOW}"]
         events = self.runs_dir / run / "events.jsonl"
-        command = [*shardwise, "train", file, *given]
-        return Job(command, lambda _: _read_events(events), self.environ)
+        return Job([*shardwise, "train", file, *given], lambda _: _read_events(events))
 
     def _of_shape(self, shape: Shape) -> list[str]:
         changed = [f"model.overrides.{name}={_text(v)}" for name, v in shape.overrides.items()]
@@ -124,11 +113,11 @@ class Peer:
 
 
 def contenders_on(
-    device: str, gpu: str, runs_dir: Path, overrides: tuple[str, ...], environ: dict[str, str]
+    device: str, gpu: str, runs_dir: Path, overrides: tuple[str, ...]
 ) -> dict[str, Contender]:
-    """All of them, by name; `overrides` and `environ` are for ours."""
+    """All of them, by name."""
     return {
-        "ours": Ours(device, gpu, runs_dir, overrides, environ),
+        "ours": Ours(device, gpu, runs_dir, overrides),
         "torchtitan": Peer("peers.torchtitan", device, ("torchtitan",), {"float8": "torchao"}),
         "trainer": Peer("peers.trainer", device, ("accelerate",), {"liger": "liger_kernel"}),
     }

@@ -37,7 +37,7 @@ def run_job(job: Job, log: Path, timeout_s: float) -> Outcome:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=environment() | job.environ,
+            env=environment(),
             start_new_session=True,
         )
         try:

@@ -188,31 +188,15 @@ def test_activations_in_host_memory_are_ours_alone(tmp_path: Path) -> None:
     command = Ours("cuda", "H200", tmp_path).job("8b-4096", EIGHT, setting, 10).command
     assert "memory.offload_activations=0.45" in command
     for name in ("torchtitan", "trainer"):
-        peer = contenders_on("cpu", "H200", tmp_path, (), {})[name]
+        peer = contenders_on("cpu", "H200", tmp_path, ())[name]
         assert "ours alone" in (peer.why_not(setting) or "")
     with pytest.raises(ValueError, match="'host2' is none of"):
         Setting.parse("5-selective-host2")
 
 
-def test_a_variable_for_ours_is_set_and_written_down(tmp_path: Path) -> None:
-    given = {"SHARDWISE_TRIES": "this"}
-    racers = contenders_on("cuda", "H200", tmp_path, (), given)
-    lines = {
-        name: racers[name].job("8b-4096", EIGHT, Setting.parse("4-none"), 10).line
-        for name in ("ours", "torchtitan")
-    }
-    assert lines["ours"].startswith(
-        "SHARDWISE_TRIES=this python -m shardwise tunnel benchmarks/llama-8b.yaml "
-    )
-    assert lines["torchtitan"].startswith("python -m peers.torchtitan ")
-    code = "import os; print(os.environ['SHARDWISE_TRIES'])"
-    job = Job([sys.executable, "-c", code], lambda said: Measured(len(said.strip()), 0, 0), given)
-    assert run_job(job, tmp_path / "log", 60).measured == Measured(len("this"), 0, 0)
-
-
 def test_a_process_is_read_or_its_failure_named(tmp_path: Path) -> None:
     def outcome(code: str, timeout_s: float = 60) -> Any:
-        read = contenders_on("cpu", "CPU", tmp_path, (), {})["trainer"]
+        read = contenders_on("cpu", "CPU", tmp_path, ())["trainer"]
         job = read.job("tiny-one", SHAPES["tiny-one"], Setting.parse("2-none"), 1)
         return run_job(Job([sys.executable, "-c", code], job.read), tmp_path / "log", timeout_s)
 

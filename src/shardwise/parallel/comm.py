@@ -125,15 +125,9 @@ class _OneMemory:
         return self._taken
 
 
-def _reduce_scatter(
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: ProcessGroup,
-    op: Any,
-    async_op: bool = False,
-) -> Any:
+def _reduce_scatter(*, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
     """As FSDP2's own."""
-    return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+    return dist.reduce_scatter_tensor(output_tensor, input_tensor, **how)
 
 
 def _never(**tensors: Any) -> None:

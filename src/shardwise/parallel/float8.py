@@ -19,7 +19,7 @@ from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
 from shardwise.parallel.float8_linear import GatedMLP, Linear
-from shardwise.parallel.gated_mlp import PARTS, is_swiglu
+from shardwise.parallel.gated_mlp import PARTS, gated_forward, is_swiglu
 from shardwise.plan.float8 import (
     is_float8,
     no_float8_here,
@@ -93,7 +93,7 @@ def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
         and not any(modules[f"{name}.{part}"].bias is not None for part in PARTS)
         and is_swiglu(module)
     ]
-    override_forward(gated, "Float8", lambda cls: _gated_forward)
+    override_forward(gated, "Float8", lambda cls: gated_forward(GatedMLP))
 
 
 def _linear_forward(self: Any, x: Tensor, after_attention: bool = False) -> Tensor:
@@ -103,11 +103,6 @@ def _linear_forward(self: Any, x: Tensor, after_attention: bool = False) -> Tens
 
 def _output_forward(self: Any, x: Tensor) -> Tensor:
     return _linear_forward(self, x, after_attention=True)
-
-
-def _gated_forward(self: Any, x: Tensor) -> Tensor:
-    y: Tensor = GatedMLP.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-    return y
 
 
 def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:

@@ -7,6 +7,7 @@ to read both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -26,7 +27,7 @@ def apply_gated_mlp(blocks: list[nn.Module]) -> None:
     """Let the gated MLPs of blocks, where they are made of plain layers, keep less."""
     modules = [module for block in blocks for module in block.modules()]
     gated = [module for module in modules if _has_plain_parts(module) and is_swiglu(module)]
-    override_forward(gated, "Gated", lambda cls: _forward)
+    override_forward(gated, "Gated", lambda cls: gated_forward(GatedMLP))
 
 
 def is_swiglu(mlp: nn.Module) -> bool:
@@ -51,9 +52,15 @@ def _has_plain_parts(module: nn.Module) -> bool:
     return all(type(part) is nn.Linear and part.bias is None for part in parts)
 
 
-def _forward(self: Any, x: Tensor) -> Tensor:
-    y: Tensor = GatedMLP.apply(x, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-    return y
+def gated_forward(function: type[torch.autograd.Function]) -> Callable[[Any, Tensor], Tensor]:
+    """The forward of a gated MLP by a function of its input and its three weights."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        y: Tensor = function.apply(x, *weights)
+        return y
+
+    return forward
 
 
 @torch.compiler.allow_in_graph

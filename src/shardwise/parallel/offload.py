@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.host import memory_left
 from shardwise.model.override import override_forward
+from shardwise.plan.host import chosen, patience
 from shardwise.units import format_bytes
 
 # Blocks of backward that the way back of one has time for.
@@ -233,21 +233,6 @@ def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -
     for index, block in enumerate(blocks):
         block.place_in_model = index  # type: ignore[assignment]
     override_forward(blocks, "Offloaded", partial(_offloaded, offloader, travels))
-
-
-def patience(share: float) -> int:
-    """Blocks of forward in which the copies of one leave."""
-    return ceil(1 / share)
-
-
-def chosen(num_blocks: int, share: float) -> list[int]:
-    """Evenly spaced from the first on, and all gone when forward ends, so that none is in memory at
-    the peak of a step; those that backward needs first stay."""
-    count = round(share * num_blocks)
-    if not count:
-        return []
-    span = max(count, num_blocks - patience(share))
-    return [index * span // count for index in range(count)]
 
 
 def _offloaded(offloader: Offloader, travels: set[int], cls: type[nn.Module]) -> Callable[..., Any]:

@@ -67,3 +67,8 @@ def gathered_params(model: ModelSpec, layout: Layout) -> int:
     """Those of the whole model."""
     elsewhere = model.block_params - gathered_block_params(model, layout)
     return model.total_params - model.num_layers * elsewhere
+
+
+def makes_product_again(model: ModelSpec, layout: Layout) -> bool:
+    """Whether SwiGLU's backward, a kernel of ours, makes the product that forward then drops."""
+    return model.swiglu and layout.own_kernels and not layout.float8

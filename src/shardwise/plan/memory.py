@@ -18,12 +18,18 @@ The counts of what a block keeps were read off peaks measured on one H200 as ran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.layout import DTYPE_BYTES, Layout, gathered_block_params, gathered_params
+from shardwise.plan.host import chosen, patience
+from shardwise.plan.layout import (
+    DTYPE_BYTES,
+    Layout,
+    gathered_block_params,
+    gathered_params,
+    makes_product_again,
+)
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
@@ -170,18 +176,16 @@ def waiting_in_host(model: ModelSpec, layout: Layout) -> float:
 
 def _share_in_host(model: ModelSpec, layout: Layout) -> float:
     """Of the blocks, of which there are no halves."""
-    return round(layout.offload_activations * model.num_layers) / model.num_layers
+    return len(chosen(model.num_layers, layout.offload_activations)) / model.num_layers
 
 
 def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
     """Bytes for a token that stay on the device for backward."""
-    saved, share = _saved_bytes(model, layout), _share_in_host(model, layout)
-    if not share:
-        return saved
-    # All have left when forward ends, unless too many are sent to spare the last blocks.
-    spared = model.num_layers - ceil(1 / share)
-    under_way = 0 if share * model.num_layers <= spared else 1
-    return saved * (1 - share + under_way / model.num_layers)
+    blocks, share = model.num_layers, layout.offload_activations
+    sent = chosen(blocks, share)
+    # Too late to have left when forward ends.
+    late = [block for block in sent if block >= blocks - patience(share)]
+    return _saved_bytes(model, layout) * (blocks - len(sent) + len(late)) / blocks
 
 
 def _saved_bytes(model: ModelSpec, layout: Layout) -> float:
@@ -215,7 +219,7 @@ def _block_bytes(model: ModelSpec, layout: Layout) -> float:
         inputs = 0 if layout.float8_rowwise else 3 * model.hidden_size
         return _selective_bytes(model, layout) + inputs
     hidden, ffn = (4, 3) if layout.compile else (9, 4)
-    if model.swiglu and layout.own_kernels:
+    if makes_product_again(model, layout):
         ffn = 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     norms = 0.0 if layout.compile or not model.head_norms else 4.5 * _qkv_width(model)

@@ -13,7 +13,7 @@ from shardwise.facts.fabric import Fabric
 from shardwise.facts.flops import attention_flops, efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
-from shardwise.plan.layout import DTYPE_BYTES, Layout
+from shardwise.plan.layout import DTYPE_BYTES, Layout, makes_product_again
 from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
@@ -191,8 +191,8 @@ def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Sof
         scores *= _RING_FACTOR
     moved = tokens * _elementwise_bytes(model, layout, software)
     again = moved / 3
-    if model.swiglu and layout.own_kernels and layout.compile and not layout.float8:
-        # SwiGLU's product is made again in any case, in the kernel of its backward.
+    if layout.compile and makes_product_again(model, layout):
+        # In any case, so that norms alone are left.
         again = tokens * software.norm_passes * model.hidden_size
     unpacked = 2 * software.unpack_passes * weights
     return _Block(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -13,10 +12,10 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 
+from shardwise.kernels.cublas import drop_workspace, fix_workspace
 from shardwise.kernels.own import uses_own
 from shardwise.plan.plan import Plan
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _HOPPER = 9
 
 
@@ -27,20 +26,13 @@ def device_name(plan: Plan) -> str:
 
 
 def prepare_matmuls(plan: Plan) -> None:
-    """Set variables of cuBLAS that the user has not set; before the first matmul of a process.
-
-    Without a workspace it hands out the tiles of a matmul in a fixed order: the same bits, and half
-    a percent faster on Hopper, which alone was measured. cuBLASLt, which float8 and layers with a
-    bias call, does not work without and gets one of its own.
-    """
+    """Before the first of a process. Without a workspace only Hopper was measured."""
     if plan.cluster.device != "cuda":
         return
     if plan.config.train.deterministic:
-        # With any other torch refuses to multiply.
-        os.environ.setdefault(_WORKSPACE, ":4096:8")
+        fix_workspace()
     elif uses_own(plan) and torch.cuda.get_device_capability()[0] == _HOPPER:
-        os.environ.setdefault(_WORKSPACE, ":0:0")
-        os.environ.setdefault("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
+        drop_workspace()
 
 
 def seed_step(seed: int, position: int) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from shardwise.errors import UserError
 from shardwise.parallel import offload
 from shardwise.parallel.compile import apply_compile
-from shardwise.parallel.offload import Offloader, apply_offload, chosen
+from shardwise.parallel.offload import Offloader, apply_offload
 from shardwise.parallel.remat import apply_remat
+from shardwise.plan.host import chosen
 
 CPU = torch.device("cpu")
 WIDTH, TOKENS = 64, 256  # 64 KiB each
