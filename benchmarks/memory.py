@@ -83,7 +83,10 @@ def planned(row: dict[str, Any]) -> Plan:
         {
             "model": {"name": row["model"], "overrides": overrides},
             "data": {"seq_len": row["seq_len"]},
-            "shard": {"strategy": row["strategy"]},
+            "shard": {
+                "strategy": row["strategy"],
+                "gather_in_place": row.get("gather_in_place", False),
+            },
             "memory": {
                 "checkpoint_activations": row["checkpoint_activations"],
                 "compile": row["compile"],
@@ -132,6 +135,7 @@ def layout_of(row: dict[str, Any]) -> Layout:
         float8=row["float8"],
         float8_rowwise=row["float8"] and is_bare(row),  # torchao's layers keep what these keep
         own_kernels="by" not in row,
+        gathers_in_place=row.get("gather_in_place", False),
     )
 
 
@@ -181,9 +185,10 @@ def describe(row: dict[str, Any]) -> str:
     passes = f" x {row['accumulation']} {row['accumulate']}" if row["accumulation"] > 1 else ""
     how = "float8" if row["float8"] else "compiled" if row["compile"] else "eager"
     loss = "" if row["loss"] == "chunked" else ", all logits"
+    gather = ", gathered in place" if row.get("gather_in_place") else ""
     return (
         f"{row['model']}{layers}, rank 0 of {row['world']}, {row['micro_batch']} x "
-        f"{row['seq_len']}{passes}, recompute {row['checkpoint_activations']}, {how}{loss}"
+        f"{row['seq_len']}{passes}, recompute {row['checkpoint_activations']}, {how}{loss}{gather}"
     )
 
 

@@ -148,6 +148,10 @@ class ShardConfig:
     forward_prefetch: int | Auto = "auto"
     """Units that are all-gathered ahead in forward, explicitly. 0 leaves FSDP2's own overlap."""
 
+    gather_in_place: bool | Auto = "auto"
+    """Gather each parameter where it is used, instead of all of a unit into one memory from which
+    they are copied. `auto`: on GPUs with our own kernels, where units are gathered one ahead."""
+
     backward_prefetch: int | Auto = "auto"
     """Units that are all-gathered ahead in backward. 1 is FSDP2's own order."""
 

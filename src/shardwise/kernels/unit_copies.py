@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,13 @@ from torch.library import Library
 
 
 @cache
-def take_over(operator: Callable[..., None]) -> Library:
-    """Have FSDP2's operator of that name be one of these on GPUs. It has no public hook for it."""
+def take_over(operator: Callable[..., Any], device: str = "cuda") -> Library:
+    """Have FSDP2's operator of that name be this one. It has no public hook for it."""
     ours = Library("fsdp", "IMPL")
     with warnings.catch_warnings():
         # torch says that a kernel is replaced, which is the purpose.
         warnings.simplefilter("ignore")
-        ours.impl(operator.__name__, operator, "CUDA", allow_override=True)
+        ours.impl(operator.__name__, operator, device.upper(), allow_override=True)
     return ours
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from shardwise.facts.fabric import Collective, ring_load
 from shardwise.metrics.straggler import JUDGED_STEPS, find_straggler
 from shardwise.parallel.comm import Carrier
+from shardwise.parallel.gather import gather_all
 
 # Upper bounds of the histogram, in seconds: from a fast unit inside a node to a hang.
 BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -115,26 +116,26 @@ class CollectiveTimer(Carrier):
         self.spans.append([])
 
     def note(
-        self, kind: Collective, unit: str, tensor: Tensor, group: dist.ProcessGroup, started: Stamp
+        self, kind: Collective, unit: str, num_bytes: int, group: dist.ProcessGroup, started: Stamp
     ) -> None:
         """A collective that was called just now has begun at `started`."""
         ended, size = self.stamp(), group.size()
-        self.samples.append(Sample(kind, self.phase, unit, tensor.nbytes, size, started, ended))
+        self.samples.append(Sample(kind, self.phase, unit, num_bytes, size, started, ended))
         if self.phase != EVAL:
             self.spans[-1].append((started, ended))
 
     def all_gather(
         self,
         unit: str,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """FSDP2's own, between two stamps."""
+        """As without a timer, between two stamps."""
         started = self.stamp()
-        work = dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-        self.note("all_gather", unit, output_tensor, group, started)
+        work = gather_all(outputs, inputs, group, async_op)
+        self.note("all_gather", unit, sum(each.nbytes for each in outputs), group, started)
         return work
 
     def reduce_scatter(
@@ -149,14 +150,14 @@ class CollectiveTimer(Carrier):
         """FSDP2's own, between two stamps."""
         started = self.stamp()
         work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
-        self.note("reduce_scatter", unit, input_tensor, group, started)
+        self.note("reduce_scatter", unit, input_tensor.nbytes, group, started)
         self.scattered[unit] = self.samples[-1].ended
         return work
 
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
         """Where nothing is scattered before it, its beginning is not known and it is left out."""
         if unit in self.scattered:
-            self.note("all_reduce", unit, gradients, group, self.scattered[unit])
+            self.note("all_reduce", unit, gradients.nbytes, group, self.scattered[unit])
 
     def report(self, step_s: float) -> dict[str, Any] | None:
         """The samples since the last report as an event; all ranks call it at the same step."""

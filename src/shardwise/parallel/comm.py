@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.parallel.gather import IntoParameters, can_gather_into, gather_all
 
 
 class Carrier(Protocol):
@@ -27,12 +28,12 @@ class Carrier(Protocol):
     def all_gather(
         self,
         unit: str,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         group: ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gather the parameters of a unit."""
+        """Gather the parameters of a unit, in one call."""
 
     def reduce_scatter(
         self,
@@ -49,27 +50,39 @@ class Carrier(Protocol):
         """FSDP2 calls its all-reduce over the replicas itself, and this right after it."""
 
 
-def apply_carrier(model: nn.Module, units: UnitMap, mesh: DeviceMesh, carrier: Carrier) -> None:
+def apply_carrier(
+    model: nn.Module, units: UnitMap, mesh: DeviceMesh, carrier: Carrier, *, in_place: bool
+) -> None:
     """Have the collectives of every unit, and of the root, go through `carrier`."""
-    modules = {unit.name: next(iter_modules(model, unit)) for unit in units.units}
-    for name, module in {**modules, "the root": model}.items():
+    modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
+    for name, (module, *others) in {**modules, "the root": [model]}.items():
         if not isinstance(module, FSDPModule):
             continue
-        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1)
+        into = in_place and can_gather_into([module, *others])
+        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1, in_place=into)
         if mesh.ndim > 1:
             replicas = mesh.get_group("replicate")
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, replicas))
 
 
-def apply_to_unit(module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True) -> None:
+def apply_to_unit(
+    module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True, in_place: bool = False
+) -> None:
     """Have one unit's all-gathers and reduce-scatters go through `carrier`. Unless it `shares`
     memory with activations, what is reduced has its own: a stream that sums over replicas uses it
     too, which nobody here knows."""
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
     # Their protocol is public, the classes that spell it out are not; it is met by shape.
-    module.set_custom_all_gather(cast(Any, _Comm(carrier.allocate, gather)))
+    into = IntoParameters(carrier.allocate, gather)
+    flat = _Comm(carrier.allocate, partial(_gather_flat, gather))
+    module.set_custom_all_gather(cast(Any, into if in_place else flat))
     allocate = _Shared(carrier.allocate) if shares else carrier.allocate
     module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
+
+
+def gather_in_place(module: FSDPModule) -> None:
+    """Have a unit's parameters gathered where they are used."""
+    module.set_custom_all_gather(cast(Any, IntoParameters(torch.empty, gather_all)))
 
 
 def reduce_into_shared(module: FSDPModule) -> None:
@@ -123,6 +136,13 @@ class _OneMemory:
             return taken
         self._taken = torch.empty(*size, dtype=dtype, device=device)
         return self._taken
+
+
+def _gather_flat(
+    gather: Callable[..., Any], *, output_tensor: Tensor, input_tensor: Tensor, **how: Any
+) -> Any:
+    """As FSDP2 asks for it: all parameters of a unit as one."""
+    return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
 
 
 def _reduce_scatter(*, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:

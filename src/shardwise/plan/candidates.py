@@ -94,6 +94,9 @@ def layouts(
                 flash_attention_4=common.flash_attention_4,
                 bf16_state=config.optim.state == "bf16",
                 own_kernels=common.own_kernels,
+                gathers_in_place=choose_gather_in_place(
+                    config, candidate.mesh, own_kernels=common.own_kernels
+                ).value,
             )
 
 
@@ -107,6 +110,30 @@ def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
     if mesh.reshard_after_forward:
         return Choice(True, "frees gathered parameters, which backward gathers again", "rule")
     return Choice(False, "keeps gathered parameters for backward: one all-gather less", "rule")
+
+
+def choose_gather_in_place(
+    config: RunConfig, mesh: MeshShape, *, own_kernels: bool
+) -> Choice[bool]:
+    """Whether each parameter is gathered where it is used."""
+    shard, reshard = config.shard, choose_reshard(config, mesh).value
+    if shard.gather_in_place != "auto":
+        if shard.gather_in_place and not isinstance(reshard, bool):
+            raise UserError(
+                f"shard.gather_in_place does not go with shard.reshard_after_forward={reshard}",
+                why="backward gathers from fewer ranks than forward, whose shards lie otherwise",
+                fix="leave shard.gather_in_place out, or reshard to true or false",
+            )
+        return Choice(shard.gather_in_place, "given", "user")
+    if mesh.shard == 1:
+        return Choice(False, "nothing is gathered", "rule")
+    if not isinstance(reshard, bool):
+        return Choice(False, "backward gathers from fewer ranks than forward", "rule")
+    if shard.forward_prefetch == 0 or shard.all_gather_limit == 1:
+        return Choice(False, "it is hidden only where units are gathered ahead", "rule")
+    if not own_kernels:
+        return Choice(False, "measured beside our own kernels only", "rule")
+    return Choice(True, "saves the copy of what was gathered into parameters", "rule")
 
 
 def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:

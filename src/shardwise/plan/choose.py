@@ -13,7 +13,13 @@ from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
 from shardwise.plan.batch import choose_batch
-from shardwise.plan.candidates import Common, choose_reshard, layouts, mesh_candidates
+from shardwise.plan.candidates import (
+    Common,
+    choose_gather_in_place,
+    choose_reshard,
+    layouts,
+    mesh_candidates,
+)
 from shardwise.plan.float8 import choose_float8_gather, choose_linear
 from shardwise.plan.memory import estimate_memory, waiting_in_host
 from shardwise.plan.mesh import MAX_PADDING, padding
@@ -43,7 +49,8 @@ def choose_plan(
     why_mesh = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
     micro = _chosen(config.train.micro_batch, layout.micro_batch, _why_micro(best, cluster), best)
     accumulation, global_batch = choose_batch(config.train, cluster.world_size, micro)
-    forward, backward = _choose_prefetch(config)
+    in_place = choose_gather_in_place(config, mesh, own_kernels=layout.own_kernels)
+    forward, backward = _choose_prefetch(config, in_place.value)
     return Plan(
         config=config,
         model=model,
@@ -58,6 +65,7 @@ def choose_plan(
         replicate=Choice(mesh.replicate, "copies of the sharded model", origin),
         shard=Choice(mesh.shard, "ranks that hold one copy together", origin),
         reshard_after_forward=choose_reshard(config, mesh),
+        gather_in_place=in_place,
         forward_prefetch=forward,
         backward_prefetch=backward,
         checkpoint_activations=_chosen(
@@ -281,10 +289,12 @@ def _why_recompute(best: Option) -> str:
     return f"the fastest that fits: {format_count(best.speed)} tok/s, {expected}"
 
 
-def _choose_prefetch(config: RunConfig) -> tuple[Choice[int], Choice[int]]:
+def _choose_prefetch(config: RunConfig, in_place: bool) -> tuple[Choice[int], Choice[int]]:
     shard = config.shard
     limit = None if shard.all_gather_limit == "auto" else shard.all_gather_limit - 1
-    forward = _choice_of(shard.forward_prefetch, 0, "FSDP2 overlaps the next all-gather by itself")
+    ahead = (1, "gathers in place are hidden if they are asked for one unit ahead")
+    by_itself = (0, "FSDP2 overlaps the next all-gather by itself")
+    forward = _choice_of(shard.forward_prefetch, *(ahead if in_place else by_itself))
     backward = _choice_of(shard.backward_prefetch, 1, "FSDP2's own order, one unit ahead")
     return _cap(forward, limit), _cap(backward, limit)
 

@@ -43,6 +43,9 @@ class Layout:
     own_kernels: bool = True
     """AdamW and the copy into a reduction are ours, not torch's."""
 
+    gathers_in_place: bool = False
+    """Parameters are gathered where they are used, not copied there."""
+
     tensor: int = 1
     context: int = 1
     expert: int = 1

@@ -117,8 +117,10 @@ def _at_loss(model: ModelSpec, layout: Layout, loss_bytes: int | None) -> _Momen
     width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
     tokens = layout.tokens
     gathered = _gathered_bytes(model, layout)
-    # The last unit stays gathered, and the block before it is gathered ahead.
-    buffers = 0 if layout.keeps_gathered else width * (head + gathered_block_params(model, layout))
+    # The last unit stays gathered. The block before it is gathered ahead, when what is kept of the
+    # gather of the last has gone: in place that is little, and the peak is before.
+    ahead = 0 if layout.gathers_in_place else gathered_block_params(model, layout)
+    buffers = 0 if layout.keeps_gathered else width * (head + ahead)
     loss = float(_loss_bytes(model, layout) if loss_bytes is None else loss_bytes)
     # The last hidden state, normed, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
@@ -142,7 +144,7 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
     width, reduce = DTYPE_BYTES[layout.param_dtype], DTYPE_BYTES[layout.reduce_dtype]
     head, tokens = _head_params(model), layout.tokens
     gathered = _gathered_bytes(model, layout)
-    own = 1 if layout.keeps_gathered else 3
+    own = 1 if layout.keeps_gathered else 2 if layout.gathers_in_place else 3
     recomputed = _recomputed_bytes(model, layout)
     if layout.compile or not recomputed:
         in_flight = reduce * head

@@ -40,13 +40,13 @@ class Emulator(Carrier):
     def carry(
         self,
         kind: Kind,
-        tensor: Tensor,
+        num_bytes: int,
         group: dist.ProcessGroup,
         unit: str,
         work: Callable[[], None],
     ) -> None:
-        """One collective over `group`; `tensor` is the whole of what it moves."""
-        place, num_bytes = place_of(group), tensor.nbytes
+        """One collective over `group`, and the whole of what it moves."""
+        place = place_of(group)
         seconds = self.links.seconds(kind, num_bytes, place)
         self.traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, unit))
         what = (kind, num_bytes, place)
@@ -62,8 +62,8 @@ class Emulator(Carrier):
     def all_gather(
         self,
         unit: str,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> None:
@@ -74,10 +74,12 @@ class Emulator(Carrier):
         """
 
         def copy() -> None:
-            # FSDP2 gathers in place: rank 0's own shard lies in the first slot already.
-            _wide(output_tensor).view(group.size(), -1)[1:].copy_(_wide(input_tensor))
+            for output, shard in zip(outputs, inputs, strict=True):
+                # Gathered flat, rank 0's own shard lies in the first slot already.
+                first = int(shard.data_ptr() == output.data_ptr())
+                _wide(output).view(group.size(), -1)[first:].copy_(_wide(shard))
 
-        self.carry("all_gather", output_tensor, group, unit, copy)
+        self.carry("all_gather", sum(each.nbytes for each in outputs), group, unit, copy)
 
     def reduce_scatter(
         self,
@@ -93,11 +95,11 @@ class Emulator(Carrier):
         def reduce() -> None:
             torch.sum(input_tensor.view(group.size(), -1), dim=0, out=output_tensor)
 
-        self.carry("reduce_scatter", input_tensor, group, unit, reduce)
+        self.carry("reduce_scatter", input_tensor.nbytes, group, unit, reduce)
 
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
         """FSDP2's own all-reduce does nothing here, so only its time passes."""
-        self.carry("all_reduce", gradients, group, unit, lambda: None)
+        self.carry("all_reduce", gradients.nbytes, group, unit, lambda: None)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
     here = replace(
         plan_on(plan, "cpu", compiled=False),
         offload_activations=Choice(0.0, "fake tensors have no memory to copy", "rule"),
+        gather_in_place=Choice(False, "a first step has to find the places", "rule"),
     )
     ledger = Ledger()
     notes: list[str] = []
@@ -122,6 +123,8 @@ def _notes(plan: Plan) -> list[str]:
         notes.append("torch.compile is off on fake tensors; compiled blocks keep fewer activations")
     if plan.loss.value == "chunked" and plan.loss.source != "user":
         notes.append("the loss is taken to be chunked; a run first tries that on its weights")
+    if plan.gather_in_place.value:
+        notes.append("a run gathers in place; here buffers that it does not need are counted")
     if plan.offload_activations.value:
         notes.append("activations that would wait in host memory are part of these bytes")
     if plan.offload.value:

@@ -50,7 +50,7 @@ def test_the_decision_tree_follows_model_and_links(
 
 
 def test_the_search_leaves_the_tree_for_a_clear_gain_only(plan_of: PlanOf) -> None:
-    words = ("model.name=qwen2.5-7b", "data.seq_len=4096")
+    words = ("model.name=llama-3.1-8b", "data.seq_len=4096")
     plan = plan_of(*words, "cluster.name=2x8xH200")
     assert mesh_of(plan) == ("hybrid_shard", 2, 8)
     assert any("too little to leave" in other.why_not for other in plan.alternatives)
@@ -208,7 +208,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
     choices = plan.choices()
-    assert len(choices) == 25
+    assert len(choices) == 26
     for name, choice in choices.items():
         assert choice.why.strip(), name
         assert choice.source in ("rule", "search"), name
@@ -216,6 +216,7 @@ def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) ->
 
 GIVEN = {
     "reshard_after_forward": ("shard.reshard_after_forward=4", 4),
+    "gather_in_place": ("shard.gather_in_place=false", False),
     "forward_prefetch": ("shard.forward_prefetch=2", 2),
     "backward_prefetch": ("shard.backward_prefetch=3", 3),
     "param_dtype": ("precision.param=fp16", "fp16"),
@@ -303,6 +304,34 @@ def test_all_gather_limit_caps_prefetch(plan_of: PlanOf) -> None:
     assert plan.backward_prefetch.value == 0
     assert "all_gather_limit=1" in plan.backward_prefetch.why
     assert plan.forward_prefetch.value == 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "override", "in_place", "why"),
+    [
+        ("8xH100", "shard.strategy=full_shard", True, "saves the copy"),
+        ("8xH100", "shard.strategy=no_shard", False, "nothing is gathered"),
+        ("8xH100", "shard.reshard_after_forward=4", False, "fewer ranks than forward"),
+        ("8xH100", "shard.forward_prefetch=0", False, "gathered ahead"),
+        ("8xH100", "shard.all_gather_limit=1", False, "gathered ahead"),
+        ("8xH100", "train.kernels=torch", False, "our own kernels only"),
+        ("2xCPU", "shard.strategy=full_shard", False, "our own kernels only"),
+    ],
+)
+def test_parameters_are_gathered_in_place_where_that_is_hidden(
+    plan_of: PlanOf, cluster: str, override: str, in_place: bool, why: str
+) -> None:
+    words = (f"cluster.name={cluster}", "mesh.replicate=1") if "no_shard" not in override else ()
+    plan = plan_of(*(words or (f"cluster.name={cluster}",)), override)
+    assert plan.gather_in_place.value is in_place
+    assert why in plan.gather_in_place.why
+    assert plan.forward_prefetch.value == int(in_place)
+
+
+def test_gathers_in_place_need_one_group(plan_of: PlanOf) -> None:
+    words = ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.gather_in_place=true")
+    with pytest.raises(UserError, match=r"does not go with shard\.reshard_after_forward=4"):
+        plan_of(*words, "shard.reshard_after_forward=4")
 
 
 def test_least_recompute_that_fits_is_chosen(plan_of: PlanOf) -> None:

@@ -168,7 +168,7 @@ def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, A
 def test_real_tensors_hold_the_same_bytes(
     plan_of: Callable[..., Plan], settings: tuple[str, ...]
 ) -> None:
-    plan = plan_of("cluster.name=4xH100", *settings)
+    plan = plan_of("cluster.name=4xH100", "shard.gather_in_place=false", *settings)
     links = Links.of(plan.cluster.fabric)
     ledger = Ledger()
     emulator = Emulator(

@@ -1,0 +1,126 @@
+"""All-gathers straight into parameters.
+
+FSDP2 gathers a unit into memory that lies by ranks, and copies each parameter out of it on the
+stream that computes. Here one call gathers each parameter into its own place, and nothing is left
+to copy. Where that is FSDP2 shows with its first copy; later it finds its work done.
+
+Parameters have memory of the stream that computes, as before, so a gather begins once that stream
+has done what was asked of it so far: it may have been the memory of the block before. Units have to
+be gathered one ahead for it to be hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from shardwise.kernels import unit_copies
+
+
+class IntoParameters:
+    """FSDP2's `Comm` for the all-gathers of one unit."""
+
+    def __init__(self, allocate: Callable[..., Tensor], gather: Callable[..., Any]) -> None:
+        self._allocate, self._gather = allocate, gather
+        self._places: list[Tensor] = []
+        self._computes: Any = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What is gathered into. Once places are known FSDP2 reads no more of it than its form."""
+        memory = self._allocate([1] if self._places else size, dtype=dtype, device=device)
+        memory.unit = self  # type: ignore[attr-defined]
+        return memory.expand(size)
+
+    def hand_in(self, memory: Tensor, shards: Sequence[Tensor]) -> bool:
+        """Whether these shards are gathered from where they are. They are kept for as long as
+        FSDP2 keeps the memory: another stream reads them."""
+        if self._places:
+            memory.shards = list(shards)  # type: ignore[attr-defined]
+        return bool(self._places)
+
+    def __call__(self, *, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
+        """The all-gather."""
+        if not self._places:
+            return self._gather(outputs=[output_tensor], inputs=[input_tensor], **how)
+        self._take_places()
+        shards = cast(Any, _memory_of(output_tensor)).shards
+        return self._gather(outputs=self._places, inputs=shards, **how)
+
+    def copied_out(self, places: Sequence[Tensor]) -> bool:
+        """Whether parameters have been gathered into these places; if not, the next time."""
+        there = bool(self._places)
+        if not there:
+            # A tensor of its own for each: autograd counts what is written through FSDP2's.
+            self._places = [place.data.view(-1) for place in places]
+        self._computes = _streams(places[0]).current_stream()
+        return there
+
+    def _take_places(self) -> None:
+        streams = _streams(self._places[0])
+        with streams.stream(self._computes):
+            for place in self._places:
+                memory = place.untyped_storage()
+                if memory.size() != place.nbytes:
+                    memory.resize_(place.nbytes)
+        streams.current_stream().wait_stream(self._computes)
+
+
+def can_gather_into(modules: Iterable[nn.Module]) -> bool:
+    """What is not cut into rows FSDP2 puts together out of a copy."""
+    params = (param for module in modules for param in module.parameters())
+    return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
+
+
+def gather_all(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    group: dist.ProcessGroup,
+    async_op: bool = False,
+) -> Any:
+    """One all-gather of many tensors."""
+    if len(outputs) == 1:
+        return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
+    work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def all_gather_copy_in(
+    shards: Sequence[Tensor], memory: Tensor, sizes: Sequence[int], numel: int, rank: int
+) -> tuple[Tensor, Tensor]:
+    """FSDP2's copy of a unit's shards into what an all-gather takes, where it is needed."""
+    unit = _unit_of(memory)
+    if unit is not None and unit.hand_in(_memory_of(memory), shards):
+        return memory, memory
+    taken = memory.narrow(0, numel * rank, numel)
+    with torch.no_grad():
+        torch._foreach_copy_(taken.split(list(sizes)), list(shards))
+    return taken, memory
+
+
+def split_with_sizes_copy(
+    gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
+) -> None:
+    """FSDP2's copy of gathered parameters into their places, where it is needed."""
+    unit = _unit_of(gathered)
+    if unit is None or not unit.copied_out(out):
+        unit_copies.split_with_sizes_copy(gathered, sizes, dim, out=out)
+
+
+def _memory_of(view: Tensor) -> Tensor:
+    return view if view._base is None else view._base
+
+
+def _unit_of(view: Tensor) -> IntoParameters | None:
+    return getattr(_memory_of(view), "unit", None)
+
+
+def _streams(tensor: Tensor) -> Any:
+    return torch.get_device_module(tensor.device)

@@ -1,0 +1,65 @@
+"""Gathers straight into parameters, on a GPU's streams: the numbers of gathers that are copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardwise.config.load import load_config
+from shardwise.launch.prepare import choose_plan
+from shardwise.tunnel.clock import CudaClock
+from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.links import Links
+from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+from shardwise.tunnel.world import rank_zero_of
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no CUDA device: nothing here was tested"
+)
+
+CONFIG = """\
+model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 6}}
+data: {source: synthetic, seq_len: 1024}
+train: {micro_batch: 4}
+shard: {strategy: full_shard}
+cluster: {name: 8xH100}
+"""
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def norms(folder: Path, link_speed: float, *settings: str) -> list[float]:
+    """The gradients' norm in steps that change the weights, as rank 0 of 8."""
+    (folder / "run.yaml").write_text(CONFIG)
+    plan = choose_plan(load_config(str(folder / "run.yaml"), list(settings)))
+    emulator = Emulator(Links.of(plan.cluster.fabric, link_speed), CudaClock())
+    with rank_zero_of(8):
+        shell = shard_rank(plan_on(plan, "cuda", compiled=False), emulator)
+        torch.manual_seed(0)
+        rank = fill_rank(shell, lambda text: None, has_values=True)
+        batches = [rank.loader.step_batches(step) for step in range(4)]
+        with deterministic():
+            return [rank.stepper.run(each, 1e-3).grad_norm for each in batches]
+
+
+@pytest.mark.parametrize("link_speed", [math.inf, 0.05])
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_the_norms_are_those_of_copies(tmp_path: Path, link_speed: float, reshard: str) -> None:
+    after = f"shard.reshard_after_forward={reshard}"
+    copied = norms(tmp_path, link_speed, after, "shard.gather_in_place=false")
+    assert norms(tmp_path, link_speed, after) == copied
+    assert len(set(copied)) == len(copied)
