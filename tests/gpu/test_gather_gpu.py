@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,16 +30,6 @@ cluster: {name: 8xH100}
 """
 
 
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def norms(folder: Path, link_speed: float, *settings: str) -> list[float]:
     """The gradients' norm in steps that change the weights, as rank 0 of 8."""
     (folder / "run.yaml").write_text(CONFIG)
@@ -52,7 +40,8 @@ def norms(folder: Path, link_speed: float, *settings: str) -> list[float]:
         torch.manual_seed(0)
         rank = fill_rank(shell, lambda text: None, has_values=True)
         batches = [rank.loader.step_batches(step) for step in range(4)]
-        with deterministic():
+        # Torch's other kernels add up in any order.
+        with sdpa_kernel(SDPBackend.MATH):
             return [rank.stepper.run(each, 1e-3).grad_norm for each in batches]
 
 

@@ -68,7 +68,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         (scale,) = grads
         hidden, weight, bias = ctx.saved_tensors
         return (
-            None if hidden is None else hidden * scale.to(hidden.dtype),
+            None if hidden is None else ctx.scaled(hidden, scale, hidden.dtype),
             None if weight is None else ctx.scaled(weight, scale, ctx.weight_dtype),
             None if bias is None else ctx.scaled(bias, scale, ctx.weight_dtype),
             None,
