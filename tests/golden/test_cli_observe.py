@@ -90,6 +90,8 @@ def watched(home: Path, environment: dict[str, str]) -> Iterator[Watched]:
     words = ["train", str(home / "run.yaml"), f"runs_dir={home}", "name=watched"]
     words += ["observe.tensorboard=true", f"observe.prometheus_port={port}"]
     words += ["observe.profile=3", "observe.profile_steps=2"]
+    # The runs that it is compared with copy what they gather.
+    words += ["shard.gather_in_place=true"]
     words += ["observe.wandb=offline"] if HAS_WANDB else []
     run = subprocess.Popen(
         [SHARDWISE, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

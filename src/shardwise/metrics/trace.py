@@ -46,6 +46,7 @@ _HAND_ON = ("PythonSubclass", "c10d::", "_c10d_functional::")
 # Operators that call a collective, with the names that ours have; others keep their own.
 _CALLS = {
     "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_into_tensor_coalesced_": "all_gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
     "c10d::allreduce_": "all_reduce",
 }

@@ -144,7 +144,7 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
     width, reduce = DTYPE_BYTES[layout.param_dtype], DTYPE_BYTES[layout.reduce_dtype]
     head, tokens = _head_params(model), layout.tokens
     gathered = _gathered_bytes(model, layout)
-    own = 1 if layout.keeps_gathered else 2 if layout.gathers_in_place else 3
+    own = 1 if layout.keeps_gathered else 3
     recomputed = _recomputed_bytes(model, layout)
     if layout.compile or not recomputed:
         in_flight = reduce * head
