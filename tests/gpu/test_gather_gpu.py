@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
+from shardwise.parallel.gather import gather_all
 from shardwise.tunnel.clock import CudaClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.links import Links
@@ -52,3 +54,17 @@ def test_the_norms_are_those_of_copies(tmp_path: Path, link_speed: float, reshar
     copied = norms(tmp_path, link_speed, after, "shard.gather_in_place=false")
     assert norms(tmp_path, link_speed, after) == copied
     assert len(set(copied)) == len(copied)
+
+
+def test_nccl_gathers_many_tensors_in_one_call(tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        inputs = [torch.randn(size, device="cuda") for size in (5, 70_000)]
+        outputs = [torch.zeros_like(each) for each in inputs]
+        group = dist.group.WORLD
+        assert group is not None
+        assert gather_all(outputs, inputs, group) is None
+        assert all(map(torch.equal, outputs, inputs))
+    finally:
+        dist.destroy_process_group()

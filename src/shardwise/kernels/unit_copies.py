@@ -19,8 +19,11 @@ from torch.library import Library
 
 
 @cache
-def take_over(operator: Callable[..., Any], device: str = "cuda") -> Library:
-    """Have FSDP2's operator of that name be this one. It has no public hook for it."""
+def take_over(operator: Callable[..., Any], device: str) -> Library:
+    """Have FSDP2's operator of that name be this one. It has no public hook for it.
+
+    Once and for all in a process: of one name there must be one operator.
+    """
     ours = Library("fsdp", "IMPL")
     with warnings.catch_warnings():
         # torch says that a kernel is replaced, which is the purpose.

@@ -12,11 +12,12 @@ be gathered one ahead for it to be hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise.kernels import unit_copies
@@ -45,20 +46,23 @@ class IntoParameters:
 
     def __call__(self, *, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
         """The all-gather."""
-        if not self._places:
+        shards = _shards_in(_memory_of(output_tensor))
+        if shards is None:
             return self._gather(outputs=[output_tensor], inputs=[input_tensor], **how)
         self._take_places()
-        shards = cast(Any, _memory_of(output_tensor)).shards
         return self._gather(outputs=self._places, inputs=shards, **how)
 
-    def copied_out(self, places: Sequence[Tensor]) -> bool:
-        """Whether parameters have been gathered into these places; if not, the next time."""
-        there = bool(self._places)
-        if not there:
+    def is_in(self, places: Sequence[Tensor], memory: Tensor) -> bool:
+        """Whether `memory` was gathered into these places; if not, it is the next time."""
+        self._computes = _streams(memory).current_stream()
+        if _shards_in(memory) is None:
             # A tensor of its own for each: autograd counts what is written through FSDP2's.
             self._places = [place.data.view(-1) for place in places]
-        self._computes = _streams(places[0]).current_stream()
-        return there
+            return False
+        found = [place.data_ptr() for place in places]
+        if found != [place.data_ptr() for place in self._places]:
+            raise AssertionError("FSDP2 has other memory for parameters than it had before")
+        return True
 
     def _take_places(self) -> None:
         streams = _streams(self._places[0])
@@ -85,7 +89,9 @@ def gather_all(
     """One all-gather of many tensors."""
     if len(outputs) == 1:
         return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
-    work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs))
+    options = AllgatherOptions()
+    options.asyncOp = async_op
+    work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
     if async_op:
         return work
     work.wait()
@@ -110,12 +116,16 @@ def split_with_sizes_copy(
 ) -> None:
     """FSDP2's copy of gathered parameters into their places, where it is needed."""
     unit = _unit_of(gathered)
-    if unit is None or not unit.copied_out(out):
+    if unit is None or not unit.is_in(out, _memory_of(gathered)):
         unit_copies.split_with_sizes_copy(gathered, sizes, dim, out=out)
 
 
 def _memory_of(view: Tensor) -> Tensor:
     return view if view._base is None else view._base
+
+
+def _shards_in(memory: Tensor) -> list[Tensor] | None:
+    return getattr(memory, "shards", None)
 
 
 def _unit_of(view: Tensor) -> IntoParameters | None:

@@ -10,9 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from shardwise.kernels import unit_copies
 from shardwise.kernels.own import uses_own
-from shardwise.kernels.unit_copies import take_over
+from shardwise.kernels.unit_copies import chunk_cat, take_over
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import gather_in_place, reduce_in_place, reduce_into_shared
 from shardwise.parallel.gather import all_gather_copy_in, can_gather_into, split_with_sizes_copy
@@ -23,13 +22,7 @@ from shardwise.plan.plan import Plan
 
 def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard every unit, then the root with what is left."""
-    if uses_own(plan):
-        take_over(unit_copies.chunk_cat)
-        if plan.offload_activations.value:
-            take_over(unit_copies.split_with_sizes_copy)
-    if plan.gather_in_place.value:
-        take_over(all_gather_copy_in, plan.cluster.device)
-        take_over(split_with_sizes_copy, plan.cluster.device)
+    _take_copies_over(plan)
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
     for unit in units.units:
         modules = list(iter_modules(model, unit))
@@ -49,10 +42,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
         **common,
     )
     if plan.gather_in_place.value:
-        for unit in units.units:
-            modules = list(iter_modules(model, unit))
-            if isinstance(modules[0], FSDPModule) and can_gather_into(modules):
-                gather_in_place(modules[0])
+        _gather_units_in_place(model, units)
     for module in sharded_modules(model):
         if plan.world_size == 1:
             # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
@@ -89,6 +79,24 @@ def reshard_all(model: nn.Module) -> None:
     """Free what a forward without backward left gathered, so that parameters are shards again."""
     for module in sharded_modules(model):
         module.reshard()
+
+
+def _take_copies_over(plan: Plan) -> None:
+    """The copies around collectives that are ours in such a run."""
+    device, in_place = plan.cluster.device, plan.gather_in_place.value
+    if uses_own(plan):
+        take_over(chunk_cat, device)
+    if in_place:
+        take_over(all_gather_copy_in, device)
+    if in_place or (uses_own(plan) and plan.offload_activations.value):
+        take_over(split_with_sizes_copy, device)
+
+
+def _gather_units_in_place(model: nn.Module, units: UnitMap) -> None:
+    for unit in units.units:
+        modules = list(iter_modules(model, unit))
+        if isinstance(modules[0], FSDPModule) and can_gather_into(modules):
+            gather_in_place(modules[0])
 
 
 def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:

@@ -75,8 +75,8 @@ def test_fsdp2s_operators_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> Non
             name,
             lambda *given, name=name, launch=launch: launched.append(name) or launch(*given),
         )
-    take_over(chunk_cat)
-    take_over(split_with_sizes_copy)
+    take_over(chunk_cat, "cuda")
+    take_over(split_with_sizes_copy, "cuda")
     tensors = gradients("cuda", torch.bfloat16)
     taken = room(tensors, 4, torch.float32)
     torch.ops.fsdp.chunk_cat(tensors, 0, 4, out=taken)

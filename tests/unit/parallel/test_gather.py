@@ -123,6 +123,16 @@ def test_only_rows_are_gathered_in_place() -> None:
     assert not can_gather_into([rows, columns])
 
 
+@pytest.mark.usefixtures("world")
+def test_memory_that_moved_is_noticed() -> None:
+    model = sharded(Gathers())
+    whole_params(model)
+    place = layer_places(model[0])[0]
+    place.set_(torch.empty_like(place).untyped_storage())
+    with pytest.raises(AssertionError, match="other memory for parameters"):
+        whole_params(model)
+
+
 def test_the_operator_is_still_fsdp2s() -> None:
     schema = str(torch.ops.fsdp.all_gather_copy_in.default._schema)
     assert "(Tensor[] all_gather_inputs, Tensor all_gather_output, SymInt[]" in schema
