@@ -34,6 +34,7 @@ FLOAT8: Settings = {
 # What moves, and which argument is the whole of it.
 OPERATORS = {
     "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
     "c10d::allreduce_": ("all_reduce", 0),
     "_c10d_functional::all_reduce": ("all_reduce", 0),
@@ -53,8 +54,8 @@ class Recorder(TorchDispatchMode):
         name = func.name().split(".")[0]
         if name in OPERATORS:
             kind, index = OPERATORS[name]
-            moved = args[index] if isinstance(args[index], torch.Tensor) else args[index][0]
-            self.seen.append((kind, moved.nbytes))
+            moved = [args[index]] if isinstance(args[index], torch.Tensor) else args[index]
+            self.seen.append((kind, sum(each.nbytes for each in moved)))
         return func(*args, **(kwargs or {}))
 
 
@@ -102,6 +103,7 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
         pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16"),
         pytest.param(2, {**FULL, "memory.offload": "cpu"}, id="offloaded"),
         pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits"),
+        pytest.param(2, {**FULL, "shard.gather_in_place": True}, id="gathered in place"),
         pytest.param(2, {**FULL, **FLOAT8}, id="float8", marks=pytest.mark.torchao),
     ],
 )

@@ -68,7 +68,7 @@ def test_explain_names_the_run_its_choices_and_its_memory(plan_of: PlanOf) -> No
     assert [row[0] for row in rows] == list(plan.choices())
     assert all(source in ("rule", "user", "search") for _, _, source, _ in rows)
     name, total = memory_rows(plan)[-1]
-    assert name == "total" and "of 79.6 GiB" in total and "the peak is in the loss" in total
+    assert name == "total" and "of 79.6 GiB" in total and "the peak is in the backward" in total
 
 
 def test_a_change_shows_memory_that_comes_and_goes(tmp_path: Path) -> None:
