@@ -231,9 +231,7 @@ def contender(plan) -> Iterator[Contender]:
         attach_training_loss(session, lambda text: None)
         loop = Loop(session, events, lambda text: None, StopRequest(), Heartbeat(rank))
         if plan.config.observe.collectives:
-            in_place = session.plan.gather_in_place.value
-            model, units, mesh = session.model, session.units, session.mesh
-            apply_carrier(model, units, mesh, loop.timer, in_place=in_place)
+            apply_carrier(session.model, session.units, plan, session.mesh, loop.timer)
         pin = session.device.type == "cuda"
         with (
             prefetching(build_loader(session), 0, 2**40, pin_memory=pin) as batches,

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.parallel.gather import gather_all
+from shardwise.parallel.comm import Carrier
 from shardwise.tunnel.clock import CudaClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.links import Links
@@ -64,7 +64,7 @@ def test_nccl_gathers_many_tensors_in_one_call(tmp_path: Path) -> None:
         outputs = [torch.zeros_like(each) for each in inputs]
         group = dist.group.WORLD
         assert group is not None
-        assert gather_all(outputs, inputs, group) is None
+        assert Carrier().all_gather("block", outputs, inputs, group) is None
         assert all(map(torch.equal, outputs, inputs))
     finally:
         dist.destroy_process_group()

@@ -21,7 +21,6 @@ from torch import Tensor
 from shardwise.facts.fabric import Collective, ring_load
 from shardwise.metrics.straggler import JUDGED_STEPS, find_straggler
 from shardwise.parallel.comm import Carrier
-from shardwise.parallel.gather import gather_all
 
 # Upper bounds of the histogram, in seconds: from a fast unit inside a node to a hang.
 BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -134,7 +133,7 @@ class CollectiveTimer(Carrier):
     ) -> Any:
         """As without a timer, between two stamps."""
         started = self.stamp()
-        work = gather_all(outputs, inputs, group, async_op)
+        work = Carrier.all_gather(self, unit, outputs, inputs, group, async_op)
         self.note("all_gather", unit, sum(each.nbytes for each in outputs), group, started)
         return work
 
@@ -147,9 +146,9 @@ class CollectiveTimer(Carrier):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """FSDP2's own, between two stamps."""
+        """As without a timer, between two stamps."""
         started = self.stamp()
-        work = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        work = Carrier.reduce_scatter(self, unit, output_tensor, input_tensor, group, op, async_op)
         self.note("reduce_scatter", unit, input_tensor.nbytes, group, started)
         self.scattered[unit] = self.samples[-1].ended
         return work

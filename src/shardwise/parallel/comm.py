@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.distributed.fsdp import FSDPModule
 
 from shardwise.model.blocks import UnitMap, iter_modules
-from shardwise.parallel.gather import IntoParameters, can_gather_into, gather_all
+from shardwise.parallel.gather import IntoParameters, can_gather_into
+from shardwise.plan.plan import Plan
 
 
-class Carrier(Protocol):
-    """Calls the collectives of a model in FSDP2's place; the tensors come as keywords."""
+class Carrier:
+    """Calls the collectives of a model in FSDP2's place, here as FSDP2 would; the tensors come as
+    keywords."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The memory of a collective, as FSDP2 asks for it itself."""
@@ -34,6 +37,15 @@ class Carrier(Protocol):
         async_op: bool = False,
     ) -> Any:
         """Gather the parameters of a unit, in one call."""
+        if len(outputs) == 1:
+            return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
+        options = AllgatherOptions()
+        options.asyncOp = async_op
+        work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
+        if async_op:
+            return work
+        work.wait()
+        return None
 
     def reduce_scatter(
         self,
@@ -45,21 +57,22 @@ class Carrier(Protocol):
         async_op: bool = False,
     ) -> Any:
         """Sum the gradients of a unit."""
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     def all_reduced(self, unit: str, group: ProcessGroup, gradients: Tensor) -> None:
         """FSDP2 calls its all-reduce over the replicas itself, and this right after it."""
 
 
 def apply_carrier(
-    model: nn.Module, units: UnitMap, mesh: DeviceMesh, carrier: Carrier, *, in_place: bool
+    model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh, carrier: Carrier
 ) -> None:
     """Have the collectives of every unit, and of the root, go through `carrier`."""
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
     for name, (module, *others) in {**modules, "the root": [model]}.items():
         if not isinstance(module, FSDPModule):
             continue
-        into = in_place and can_gather_into([module, *others])
-        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1, in_place=into)
+        in_place = plan.gather_in_place.value and can_gather_into([module, *others])
+        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1, in_place=in_place)
         if mesh.ndim > 1:
             replicas = mesh.get_group("replicate")
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, replicas))
@@ -78,16 +91,6 @@ def apply_to_unit(
     module.set_custom_all_gather(cast(Any, into if in_place else flat))
     allocate = _Shared(carrier.allocate) if shares else carrier.allocate
     module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
-
-
-def gather_in_place(module: FSDPModule) -> None:
-    """Have a unit's parameters gathered where they are used."""
-    module.set_custom_all_gather(cast(Any, IntoParameters(torch.empty, gather_all)))
-
-
-def reduce_into_shared(module: FSDPModule) -> None:
-    """Have the gradients of a unit take memory that activations have left."""
-    module.set_custom_reduce_scatter(cast(Any, _Comm(_Shared(torch.empty), _reduce_scatter)))
 
 
 def reduce_in_place(module: FSDPModule) -> None:
@@ -143,11 +146,6 @@ def _gather_flat(
 ) -> Any:
     """As FSDP2 asks for it: all parameters of a unit as one."""
     return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
-
-
-def _reduce_scatter(*, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
-    """As FSDP2's own."""
-    return dist.reduce_scatter_tensor(output_tensor, input_tensor, **how)
 
 
 def _never(**tensors: Any) -> None:

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise.kernels import unit_copies
@@ -78,24 +76,6 @@ def can_gather_into(modules: Iterable[nn.Module]) -> bool:
     """What is not cut into rows FSDP2 puts together out of a copy."""
     params = (param for module in modules for param in module.parameters())
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
-
-
-def gather_all(
-    outputs: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    group: dist.ProcessGroup,
-    async_op: bool = False,
-) -> Any:
-    """One all-gather of many tensors."""
-    if len(outputs) == 1:
-        return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
-    options = AllgatherOptions()
-    options.asyncOp = async_op
-    work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
-    if async_op:
-        return work
-    work.wait()
-    return None
 
 
 def all_gather_copy_in(

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Shard
 from shardwise.kernels.own import uses_own
 from shardwise.kernels.unit_copies import chunk_cat, take_over
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
-from shardwise.parallel.comm import gather_in_place, reduce_in_place, reduce_into_shared
-from shardwise.parallel.gather import all_gather_copy_in, can_gather_into, split_with_sizes_copy
+from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
+from shardwise.parallel.gather import all_gather_copy_in, split_with_sizes_copy
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
@@ -41,15 +41,13 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
         mp_policy=root_policy(plan),
         **common,
     )
-    if plan.gather_in_place.value:
-        _gather_units_in_place(model, units)
-    for module in sharded_modules(model):
-        if plan.world_size == 1:
+    if plan.world_size == 1:
+        for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
             reduce_in_place(module)
-            continue
-        if mesh.ndim == 1:
-            reduce_into_shared(module)
+        return
+    apply_carrier(model, units, plan, mesh, Carrier())
+    for module in sharded_modules(model):
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -90,13 +88,6 @@ def _take_copies_over(plan: Plan) -> None:
         take_over(all_gather_copy_in, device)
     if in_place or (uses_own(plan) and plan.offload_activations.value):
         take_over(split_with_sizes_copy, device)
-
-
-def _gather_units_in_place(model: nn.Module, units: UnitMap) -> None:
-    for unit in units.units:
-        modules = list(iter_modules(model, unit))
-        if isinstance(modules[0], FSDPModule) and can_gather_into(modules):
-            gather_in_place(modules[0])
 
 
 def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:

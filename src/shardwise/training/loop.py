@@ -139,8 +139,8 @@ class Loop:
             environment={"device": device_name(self.plan)},
         )
         if self.plan.config.observe.collectives and self.plan.world_size > 1:
-            here, in_place = self.session, self.plan.gather_in_place.value
-            apply_carrier(here.model, here.units, here.mesh, self.timer, in_place=in_place)
+            here = self.session
+            apply_carrier(here.model, here.units, self.plan, here.mesh, self.timer)
         oom = explained_oom(self.plan, start, lambda: self.place.step)
         masks = masks_by_position(self.plan)
         attention = fast_attention(self.session.device, reads_positions=masks)

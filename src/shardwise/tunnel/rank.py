@@ -83,7 +83,7 @@ def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
     """The model of the plan, its collectives replaced."""
     mesh = build_mesh(plan)
     model, units = shard_model(plan, mesh)
-    apply_carrier(model, units, mesh, emulator, in_place=plan.gather_in_place.value)
+    apply_carrier(model, units, plan, mesh, emulator)
     return Shell(plan, model, units, mesh)
 
 
