@@ -6,9 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
+
+# torch.compile's public options take a pass of this kind, which no public module has: a plain
+# function would do, but what it compiles is not cached from run to run.
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.utils.checkpoint import CheckpointPolicy
 
 from shardwise.model.override import override_forward
+
+_ATEN = torch.ops.aten
+_MATMULS = frozenset({_ATEN.mm.default, _ATEN.addmm.default, _ATEN._scaled_mm.default})
+_VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
 
 
 def apply_compile(modules: list[nn.Module]) -> None:
@@ -18,5 +27,33 @@ def apply_compile(modules: list[nn.Module]) -> None:
 
 def _compiled(cls: type[nn.Module]) -> Callable[..., Any]:
     # Shapes are fixed in training; a dynamic graph would be slower.
-    compiled: Callable[..., Any] = torch.compile(cls.forward, dynamic=False)
+    compiled: Callable[..., Any] = torch.compile(
+        cls.forward, dynamic=False, options={"joint_custom_post_pass": KeepSums()}
+    )
     return compiled
+
+
+class KeepSums(CustomGraphPass):
+    """Forward keeps the residual stream for backward, not what a layer has added to it.
+
+    Either is as many bytes, and left to itself the compiler keeps what was added: then each kernel
+    of backward that needs the sum reads two tensors and adds them again.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Mark the sums of forward and backward in one; in backward the mark changes nothing."""
+        for node in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor):
+            # Recompute, where it is asked for, has marked every node already.
+            if "recompute" not in node.meta and any(map(_is_product, node.args)):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def uuid(self) -> Any:
+        """By which the compiler tells what this pass has seen from what it has not."""
+        return get_hash_for_files((__file__,))
+
+
+def _is_product(node: Any) -> bool:
+    """Of a matmul, that nothing else reads: it need not be kept where its sum is."""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    return node.target in _MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))
