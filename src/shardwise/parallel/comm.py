@@ -44,7 +44,9 @@ class Carrier:
         work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
         if async_op:
             return work
-        work.wait()
+        # NCCL has none for a call on the stream that asks for it: what follows there waits anyway.
+        if work is not None:
+            work.wait()
         return None
 
     def reduce_scatter(

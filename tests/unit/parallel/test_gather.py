@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.tensor import Shard, init_device_mesh
 from shardwise.kernels import unit_copies
 from shardwise.kernels.unit_copies import take_over
 from shardwise.parallel import gather
+from shardwise.parallel.comm import Carrier
 from shardwise.parallel.gather import IntoParameters, can_gather_into
 from shardwise.tunnel.world import rank_zero_of
 
@@ -141,3 +143,15 @@ def test_the_operator_is_still_fsdp2s() -> None:
 
 def test_many_are_gathered_in_one_call() -> None:
     assert hasattr(dist.ProcessGroup, "allgather_into_tensor_coalesced")
+
+
+@pytest.mark.parametrize("has_work", [True, False])
+def test_a_gather_is_done_with_or_without_work_to_wait_for(has_work: bool) -> None:
+    """NCCL has none for calls that are not asynchronous, gloo has."""
+    work = Mock(dist.Work) if has_work else None
+    group = Mock(dist.ProcessGroup)
+    group.allgather_into_tensor_coalesced.return_value = work
+    inputs = [torch.zeros(2), torch.zeros(3)]
+    assert Carrier().all_gather("block", inputs, inputs, group) is None
+    assert work is None or work.wait.called
+    assert Carrier().all_gather("block", inputs, inputs, group, async_op=True) is work
