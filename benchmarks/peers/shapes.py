@@ -94,8 +94,8 @@ GPU_SHAPES = {
         ceiling_sequences=4,
         # The best of those tried on an H200: with all of its memory, in 60 GiB, in float8.
         settings={
-            "ours": ("6-none", "5-none-keep", "3-selective", "8-none-float8-keep"),
-            "torchtitan": ("6-none", "2-none", "4-selective", "7-none-float8"),
+            "ours": ("12-none-host0.3125", "5-selective-host0.34375", "8-none-float8-keep"),
+            "torchtitan": ("6-none", "2-none", "7-none-float8"),
         },
     ),
     "8b-8192": Shape(

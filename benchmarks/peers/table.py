@@ -25,8 +25,8 @@ class Row:
     tokens_per_s: float = 0.0
     """The median of the rounds; 0 where no round measured anything."""
 
-    spread: float = 0.0
-    """Of the rounds, as a share of the slowest."""
+    spread: float | None = None
+    """Of the rounds, as a share of the slowest; None of one."""
 
     mfu: float | None = None
     limit_share: float | None = None
@@ -57,7 +57,7 @@ def _row(key: tuple[str, str, str, str], runs: Sequence[Mapping[str, Any]]) -> R
     return Row(
         **names,
         tokens_per_s=speed,
-        spread=max(speeds) / min(speeds) - 1,
+        spread=max(speeds) / min(speeds) - 1 if len(speeds) > 1 else None,
         mfu=None if last["mfu"] is None else last["mfu"] * ratio,
         limit_share=None if limit is None else speed / limit,
         allocated_gib=max(run["allocated_gib"] for run in runs if not run["problem"]),
@@ -113,7 +113,7 @@ def _all_table(rows: Sequence[Row]) -> str:
     head = _HEAD.replace("ours ÷ it", "rounds apart | failed")
     lines = [head, _rule(head)]
     for row in rows:
-        figures = [*_figures(row), f"{row.spread:.1%}"] if row.tokens_per_s else ["-"] * 6
+        figures = [*_figures(row), _share(row.spread)] if row.tokens_per_s else ["-"] * 6
         problem = row.problem.replace("|", "/")
         lines.append(f"| {' | '.join([*_names(row), *figures, problem])} |")
     return "\n".join(lines)

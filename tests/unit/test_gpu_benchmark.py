@@ -121,6 +121,7 @@ def test_the_table_is_made_from_results(
     assert f"{theirs} 1.250 |" in best
     assert ours not in capped
     assert f"{theirs} - |" in capped
+    assert f"{theirs} - |  |" in everything, "one round is apart from none"
     assert "| 4-none-float8 | - | - | - | - | - | - | torchao is not installed |" in everything
     widths = {line.count("|") for line in everything.splitlines() if line}
     assert len(widths) == 1
