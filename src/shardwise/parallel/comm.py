@@ -88,9 +88,11 @@ def apply_to_unit(
     too, which nobody here knows."""
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
     # Their protocol is public, the classes that spell it out are not; it is met by shape.
-    into = IntoParameters(carrier.allocate, gather)
-    flat = _Comm(carrier.allocate, partial(_gather_flat, gather))
-    module.set_custom_all_gather(cast(Any, into if in_place else flat))
+    if in_place:
+        module.set_custom_all_gather(cast(Any, IntoParameters(carrier.allocate, gather)))
+    else:
+        flat = _Comm(carrier.allocate, partial(_gather_flat, gather))
+        module.set_custom_all_gather(cast(Any, flat))
     allocate = _Shared(carrier.allocate) if shares else carrier.allocate
     module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
 

@@ -14,9 +14,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.utils.checkpoint import CheckpointPolicy
 
 from shardwise.model.override import override_forward
+from shardwise.parallel import remat
 
 _ATEN = torch.ops.aten
-_MATMULS = frozenset({_ATEN.mm.default, _ATEN.addmm.default, _ATEN._scaled_mm.default})
 _VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
 
 
@@ -49,11 +49,11 @@ class KeepSums(CustomGraphPass):
 
     def uuid(self) -> Any:
         """By which the compiler tells what this pass has seen from what it has not."""
-        return get_hash_for_files((__file__,))
+        return get_hash_for_files((__file__, remat.__file__))
 
 
 def _is_product(node: Any) -> bool:
     """Of a matmul, that nothing else reads: it need not be kept where its sum is."""
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
-    return node.target in _MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))
+    return node.target in remat.MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))

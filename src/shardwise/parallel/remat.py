@@ -20,9 +20,7 @@ import shardwise.kernels.float8  # noqa: F401
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
-# Results that cost much to compute and little to keep: every matmul and every attention, and the
-# largest values that float8 scales are made of.
-SAVED_OPS = frozenset(
+MATMULS = frozenset(
     op.default
     for op in (
         _ATEN.mm,
@@ -31,6 +29,13 @@ SAVED_OPS = frozenset(
         _ATEN.baddbmm,
         _ATEN._scaled_mm,
         _ATEN._grouped_mm,
+    )
+)
+# Results that cost much to compute and little to keep: every matmul and every attention, and the
+# largest values that float8 scales are made of.
+SAVED_OPS = MATMULS | frozenset(
+    op.default
+    for op in (
         _ATEN.max,
         _ATEN.amax,
         _ATEN._scaled_dot_product_flash_attention,
