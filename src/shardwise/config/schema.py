@@ -317,10 +317,10 @@ class TrainConfig:
     """Steps between garbage collections, at the same step edge on all ranks."""
 
     kernels: Literal["auto", "own", "torch"] = "auto"
-    """Who computes AdamW, the loss, SwiGLU's backward, copies around collectives and the casts of
-    float8: `own` are Triton kernels that move and keep fewer bytes, `torch` is torch, its compiler
-    and torchao. The numbers agree to rounding. `auto`: our own on GPUs, unless Triton is missing
-    there, which is said."""
+    """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8:
+    `own` are Triton kernels that move and keep fewer bytes (SwiGLU on Hopper inside of its matmuls,
+    with `shardwise[quack]`), `torch` is torch, its compiler and torchao. The numbers agree to
+    rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.kernels.hopper import has_quack, on_hopper
+from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
+
+_SWIGLU_AFTER = (
+    "kernels: SwiGLU after its matmuls instead of inside of them, because quack-kernels 0.6 from "
+    "0.6.4 on (shardwise[quack]) is not installed here"
+)
 
 
 def uses_own(plan: Plan) -> bool:
@@ -14,12 +21,14 @@ def uses_own(plan: Plan) -> bool:
 
 
 def kernels_note(plan: Plan) -> str | None:
-    """What a run has to say of its kernels: that they are not those of the plan.
+    """What a run has to say of its kernels: that they are not those of the plan, or not all.
 
     An error where the user asked for ours by name.
     """
-    if not _wants_own(plan) or _has_triton():
+    if not _wants_own(plan):
         return None
+    if _has_triton():
+        return _SWIGLU_AFTER if _could_have_swiglu_inside(plan) and not has_quack() else None
     if plan.kernels.source == "user":
         raise UserError(
             "train.kernels=own needs Triton, which is not installed here",
@@ -27,6 +36,10 @@ def kernels_note(plan: Plan) -> str | None:
             code=ExitCode.ENVIRONMENT,
         )
     return "kernels: torch's instead of our own, because Triton is not installed here"
+
+
+def _could_have_swiglu_inside(plan: Plan) -> bool:
+    return plan.model.swiglu and not is_float8(plan.linear.value) and on_hopper()
 
 
 def _wants_own(plan: Plan) -> bool:

@@ -1,4 +1,5 @@
-"""SwiGLU's backward as one operator: in Triton on a GPU, in plain torch on a processor."""
+"""SwiGLU and the matmul beside it as operators, forward and backward: on a GPU inside of that
+matmul, or in Triton after it; on a processor in plain torch."""
 
 from __future__ import annotations
 
@@ -6,27 +7,74 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from shardwise.kernels.hopper import has_quack, on_hopper
 
-@custom_op("shardwise::swiglu_backward", mutates_args=("grad",), device_types="cpu")
-def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn the gradient of silu(gate) * up into that of gate, in place; return that of up, and the
+# Inside of a matmul tensors have to begin, and their rows to be, at multiples of so many bytes.
+_ALIGNED = 16
+
+
+@custom_op("shardwise::up_and_product", mutates_args=(), device_types="cpu")
+def up_and_product(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """up = x @ weight.T, and silu(gate) * up."""
+    up = x @ weight.t()
+    return up, swiglu(gate, up).to(up.dtype)
+
+
+@custom_op("shardwise::swiglu_backward", mutates_args=(), device_types="cpu")
+def swiglu_backward(
+    grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gate and of up, where that of silu(gate) * up is grad @ weight; and that
     product, which forward then need not keep."""
-    gate_grad, up_grad = swiglu_grads(gate, up, grad)
-    grad.copy_(gate_grad)
-    return up_grad.to(up.dtype), swiglu(gate, up).to(up.dtype)
+    gate_grad, up_grad = swiglu_grads(gate, up, grad @ weight)
+    return gate_grad.to(up.dtype), up_grad.to(up.dtype), swiglu(gate, up).to(up.dtype)
+
+
+@up_and_product.register_fake
+def _(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gate), torch.empty_like(gate)
 
 
 @swiglu_backward.register_fake
-def _(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(up), torch.empty_like(up)
+def _(grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(gate), torch.empty_like(up), torch.empty_like(up)
+
+
+# What these import is missing where there is no GPU.
+
+
+@up_and_product.register_kernel("cuda")
+def _(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    if _fits_inside(x, weight, gate):
+        from shardwise.kernels import swiglu_quack
+
+        return swiglu_quack.up_and_product(x, weight, gate)
+    from shardwise.kernels import swiglu_triton
+
+    up = x @ weight.t()
+    return up, swiglu_triton.product(gate, up)
 
 
 @swiglu_backward.register_kernel("cuda")
-def _(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    # Imported when a GPU needs it: elsewhere there is no Triton.
+def _(grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if _fits_inside(grad, weight, gate, up):
+        from shardwise.kernels import swiglu_quack
+
+        return swiglu_quack.swiglu_backward(grad, weight, gate, up)
     from shardwise.kernels import swiglu_triton
 
-    return swiglu_triton.swiglu_backward(gate, up, grad)
+    product_grad = grad @ weight
+    return product_grad, *swiglu_triton.swiglu_backward(gate, up, product_grad)
+
+
+def _fits_inside(*tensors: Tensor) -> bool:
+    return has_quack() and on_hopper() and all(map(_is_even, tensors))
+
+
+def _is_even(tensor: Tensor) -> bool:
+    row = tensor.shape[-1] * tensor.element_size()
+    starts_even = tensor.data_ptr() % _ALIGNED == 0 and row % _ALIGNED == 0
+    return tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and starts_even
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

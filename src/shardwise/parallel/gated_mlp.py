@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwise.kernels.swiglu import swiglu_backward
+from shardwise.kernels.swiglu import swiglu_backward, up_and_product
 from shardwise.model.override import override_forward
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -71,18 +71,17 @@ class GatedMLP(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         """The product of the two halves is not kept: backward makes it again on its way."""
         rows = x.reshape(-1, x.shape[-1])
-        g, u = rows @ gate.t(), rows @ up.t()
+        g = rows @ gate.t()
+        u, product = up_and_product(rows, up, g)
         ctx.save_for_backward(rows, g, u, gate, up, down)
-        y = (F.silu(g) * u) @ down.t()
-        return y.reshape(*x.shape[:-1], -1)
+        return (product @ down.t()).reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the input, and of the weights that learn."""
         rows, g, u, gate, up, down = ctx.saved_tensors
         grad = grads[0].reshape(-1, down.shape[0])
-        g_grad = grad @ down
-        u_grad, product = swiglu_backward(g, u, g_grad)
+        g_grad, u_grad, product = swiglu_backward(grad, down, g, u)
         _, gate_learns, up_learns, down_learns = ctx.needs_input_grad
         return (
             (g_grad @ gate + u_grad @ up).reshape(*grads[0].shape[:-1], -1),

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import (
 
 # These define operators that are named below.
 import shardwise.kernels.attention
-import shardwise.kernels.float8  # noqa: F401
+import shardwise.kernels.float8
+import shardwise.kernels.swiglu  # noqa: F401
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
@@ -44,6 +45,7 @@ SAVED_OPS = MATMULS | frozenset(
         _ATEN._scaled_dot_product_flash_attention_for_cpu,
         _ATEN._scaled_dot_product_attention_math,
         torch.ops.shardwise.causal_attention,
+        torch.ops.shardwise.up_and_product,
         torch.ops.shardwise.amax,
         torch.ops.shardwise.swiglu_amax,
     )

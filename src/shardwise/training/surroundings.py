@@ -13,10 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 
 from shardwise.kernels.cublas import drop_workspace, fix_workspace
+from shardwise.kernels.hopper import on_hopper
 from shardwise.kernels.own import uses_own
 from shardwise.plan.plan import Plan
-
-_HOPPER = 9
 
 
 def device_name(plan: Plan) -> str:
@@ -31,7 +30,7 @@ def prepare_matmuls(plan: Plan) -> None:
         return
     if plan.config.train.deterministic:
         fix_workspace()
-    elif uses_own(plan) and torch.cuda.get_device_capability()[0] == _HOPPER:
+    elif uses_own(plan) and on_hopper():
         drop_workspace()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardwise.kernels import adamw, float8
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
-from shardwise.kernels.swiglu import swiglu_backward
+from shardwise.kernels.swiglu import swiglu, swiglu_grads
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not set: no kernel was run", allow_module_level=True)
@@ -90,12 +90,12 @@ def test_the_copy_out_of_a_gather(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_backward_of_swiglu(shape: tuple[int, int]) -> None:
+def test_swiglu_and_its_backward(shape: tuple[int, int]) -> None:
     gate, up, grad = (random(*shape, seed=seed) for seed in range(3))
-    ours, plain = grad.clone(), grad.clone()
-    found = swiglu_triton.swiglu_backward(gate, up, ours)
-    expected = swiglu_backward(gate, up, plain)
-    for one, other in zip((ours, *found), (plain, *expected), strict=True):
+    product, grads = swiglu(gate, up), swiglu_grads(gate, up, grad)
+    torch.testing.assert_close(swiglu_triton.product(gate, up), product, rtol=1e-5, atol=1e-6)
+    found = swiglu_triton.swiglu_backward(gate, up, grad)
+    for one, other in zip((grad, *found), (*grads, product), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -10,18 +11,19 @@ from torch import nn
 
 from shardwise.config.plain import config_from_dict
 from shardwise.errors import UserError
-from shardwise.kernels import own
+from shardwise.kernels import hopper, own
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import OnePassAdamW, build_optimizer
 
 
-def plan_for(cluster: str, kernels: str = "auto") -> Plan:
+def plan_for(cluster: str, kernels: str = "auto", **more: dict[str, object]) -> Plan:
     sections = {
         "model": {"name": "tiny-llama"},
         "data": {"source": "synthetic"},
         "cluster": {"name": cluster},
         "train": {"kernels": kernels},
+        **more,
     }
     return choose_plan(config_from_dict(sections))
 
@@ -58,3 +60,50 @@ def test_without_triton_it_is_torchs_and_that_is_said(triton: dict[str, bool]) -
     assert "Triton is not installed" in (own.kernels_note(plan) or "")
     with pytest.raises(UserError, match="needs Triton"):
         own.kernels_note(plan_for("8xH100", "own"))
+
+
+def test_without_quack_swiglu_comes_after_its_matmuls_and_that_is_said(
+    triton: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for("8xH100")
+    monkeypatch.setattr(own, "has_quack", lambda: False)
+    assert own.kernels_note(plan) is None  # this machine's GPU, or its lack, is no Hopper
+    monkeypatch.setattr(own, "on_hopper", lambda: True)
+    assert "quack-kernels" in (own.kernels_note(plan) or "")
+    float8 = {"linear": "float8", "float8_min_features": 64}
+    others = plan_for("8xH100", "torch"), plan_for("8xH100", precision=float8)
+    assert [own.kernels_note(other) for other in others] == [None, None]
+    monkeypatch.setattr(own, "has_quack", lambda: True)
+    assert own.kernels_note(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [("0.6.3", False), ("0.6.4", True), ("0.6.10.post1", True), ("0.7.0", False), (None, False)],
+)
+def test_a_quack_is_known_or_not_used(
+    installed: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        assert name == "quack-kernels"
+        if installed is None:
+            raise PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(hopper, "version", version)
+    assert hopper.has_quack.__wrapped__() is expected
+
+
+@pytest.mark.parametrize(
+    ("available", "capability", "expected"),
+    [(True, (9, 0), True), (True, (8, 0), False), (True, (10, 0), False), (False, None, False)],
+)
+def test_a_hopper_is_known_by_its_capability(
+    available: bool,
+    capability: tuple[int, int] | None,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert hopper.on_hopper.__wrapped__() is expected

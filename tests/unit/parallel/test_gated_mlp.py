@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from copy import deepcopy
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.kernels.swiglu import swiglu_backward
+from shardwise.kernels.swiglu import swiglu_backward, up_and_product
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.gated_mlp import GatedMLP, apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
@@ -61,16 +62,30 @@ def test_the_gradients_are_those_of_autograd(remat: str, compiled: bool) -> None
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_compiled_block_does_not_keep_the_product() -> None:
+@pytest.mark.parametrize(("remat", "expected"), [("none", [3, 2]), ("selective", [2, 2])])
+def test_the_compiled_block_does_not_keep_the_product(remat: str, expected: list[int]) -> None:
     found = []
     for leaner in (False, True):
         model = model_of("llama")
         if leaner:
             apply_gated_mlp(blocks_of(model))
+        apply_remat(blocks_of(model), remat)
         apply_compile(blocks_of(model))
         kept, _ = kept_and_gradients(model)
         found.append(sum(shape[-1:] == (FFN,) and TOKENS in shape for shape in kept))
-    assert found == [3, 2]
+    assert found == expected
+
+
+def test_what_selective_keeps_where_nothing_is_compiled() -> None:
+    """All results of an operator, the product too, as `plan/memory.py` has it."""
+    model = model_of("llama")
+    apply_gated_mlp(blocks_of(model))
+    apply_remat(blocks_of(model), "selective")
+    tokens = torch.arange(TOKENS)[None] % 64
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    tensors = [each for each in gc.get_objects() if type(each) is Tensor]
+    wide = {each.data_ptr() for each in tensors if each.numel() == TOKENS * FFN}
+    assert loss.requires_grad and len(wide) == 3
 
 
 @pytest.mark.parametrize(
@@ -107,11 +122,23 @@ def test_a_frozen_weight_has_no_gradient() -> None:
 
 
 @NEEDS_GPU
-@pytest.mark.parametrize("shape", [(512, 1024), (70, 130)])
-def test_the_kernel_of_a_gpu(shape: tuple[int, int]) -> None:
-    made = torch.Generator().manual_seed(0)
-    given = [torch.randn(shape, generator=made).bfloat16() for _ in range(3)]
-    there = [each.cuda() for each in given]
-    found, expected = swiglu_backward(*there), swiglu_backward(*given)
-    for one, other in zip((there[2], *found), (given[2], *expected), strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=2**-7, atol=1e-6)
+@pytest.mark.parametrize(("hidden", "ffn"), [(512, 1024), (36, 130)])
+def test_the_kernels_of_a_gpu(hidden: int, ffn: int) -> None:
+    """Sizes for which SwiGLU may be inside of a matmul, and for which it may not."""
+    made, tokens = torch.Generator().manual_seed(0), 1000
+    sizes = (tokens, hidden), (tokens, hidden), (tokens, ffn), (ffn, hidden), (hidden, ffn)
+    scales = (1, 1, 1, 1 / 16, 1 / 16)
+    given = [
+        (torch.randn(size, generator=made) * scale).bfloat16()
+        for size, scale in zip(sizes, scales, strict=True)
+    ]
+
+    def results(x: Tensor, grad: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> list[Tensor]:
+        half, product = up_and_product(x, up, gate)
+        return [half, product, *swiglu_backward(grad, down, gate, half)]
+
+    found, expected = (
+        results(*map(take, given)) for take in (lambda each: each.cuda(), lambda each: each.float())
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu().float(), other, rtol=2**-6, atol=2**-6)

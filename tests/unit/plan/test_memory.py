@@ -55,6 +55,17 @@ def test_memory_rises_with_the_micro_batch(name: str) -> None:
     assert_rises([estimate(name, micro_batch=size).total for size in (1, 2, 4, 8)])
 
 
+def test_selective_keeps_the_product_of_our_swiglu_where_nothing_is_compiled() -> None:
+    kept = [
+        estimate(checkpoint_activations="selective", compile=compiled, own_kernels=own).activations
+        for compiled, own in itertools.product((True, False), (True, False))
+    ]
+    tokens, ffn = 2 * 4096, 14336
+    assert kept[0] == kept[1]
+    # In 32 blocks, but for the one that is recomputed at the peak.
+    assert 31 * tokens * ffn * 2 <= kept[2] - kept[3] <= 32 * tokens * ffn * 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_rises_with_the_sequence(name: str) -> None:
     assert_rises([estimate(name, seq_len=size).total for size in (1024, 2048, 4096)])

@@ -13,6 +13,7 @@ from transformers.masking_utils import create_causal_mask
 from shardwise.config.load import load_config
 from shardwise.kernels import own
 from shardwise.launch.prepare import choose_plan
+from shardwise.training import surroundings
 from shardwise.training.surroundings import fast_attention, prepare_matmuls
 
 
@@ -40,25 +41,25 @@ WORKSPACE, APART = "CUBLAS_WORKSPACE_CONFIG", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
 
 
 @pytest.mark.parametrize(
-    ("words", "capability", "given", "expected"),
+    ("words", "hopper", "given", "expected"),
     [
-        ((), (9, 0), None, (":0:0", "0")),
-        ((), (9, 0), ":16:8", (":16:8", "0")),
-        ((), (8, 0), None, (None, None)),
-        (("train.kernels=torch",), (9, 0), None, (None, None)),
-        (("train.deterministic=true",), (9, 0), None, (":4096:8", None)),
+        ((), True, None, (":0:0", "0")),
+        ((), True, ":16:8", (":16:8", "0")),
+        ((), False, None, (None, None)),
+        (("train.kernels=torch",), True, None, (None, None)),
+        (("train.deterministic=true",), True, None, (":4096:8", None)),
     ],
 )
 def test_matmuls_have_no_workspace_where_that_was_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
-    capability: tuple[int, int],
+    hopper: bool,
     given: str | None,
     expected: tuple[str | None, str | None],
 ) -> None:
     monkeypatch.setattr(own, "_has_triton", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(surroundings, "on_hopper", lambda: hopper)
     environ = {} if given is None else {WORKSPACE: given}
     file = tmp_path / "run.yaml"
     file.write_text("model: llama-3.1-8b\ncluster: 8xH100\n")

@@ -1,0 +1,48 @@
+"""The operators of `swiglu.py` inside of their matmul: what quack-kernels calls an epilogue, run
+for each number of the result while it is in a register."""
+
+from __future__ import annotations
+
+import cutlass.cute as cute
+from quack.epilogue import gemm_epilogue
+from quack.gemm_config import GemmConfig
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+# The fastest of six for Llama 3.1 8B's MLP on an H200: while one half of a multiprocessor is at
+# the end of its tile, the other multiplies.
+_TILE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, is_dynamic_persistent=False)
+
+
+def up_and_product(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    made = _with_product(x, weight.t(), gate, config=_TILE, tuned=False)
+    return made["D"], made["product"]
+
+
+def swiglu_backward(
+    grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    made = _with_grads(grad, weight, gate, up=up, config=_TILE, tuned=False)
+    return made["D"], made["up_grad"], made["product"]
+
+
+def _sigmoid(x):
+    # A square root's inverse is one instruction, a division ten.
+    root = cute.math.rsqrt(1.0 + cute.math.exp2(-_LOG2_E * x, fastmath=True), fastmath=True)
+    return root * root
+
+
+# `acc` is a number of the matmul, `c` the gate's, and "D" what takes the result's place: quack's
+# names. It fingerprints what these call, so they call nothing of its own.
+
+
+@gemm_epilogue(outputs=("product",))
+def _with_product(acc, c):
+    return {"D": acc, "product": c * _sigmoid(c) * acc}
+
+
+@gemm_epilogue(outputs=("up_grad", "product"))
+def _with_grads(acc, c, up):
+    s = _sigmoid(c)
+    silu = c * s
+    return {"D": acc * up * (s + silu - silu * s), "up_grad": acc * silu, "product": silu * up}
