@@ -45,7 +45,15 @@ from shardwise.files import replace_file
 from shardwise.units import GIB
 
 CONTENDERS = ("ours", "torchtitan", "trainer")
-PACKAGES = ("torch", "transformers", "torchtitan", "torchao", "liger-kernel", "flash-attn-4")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "torchtitan",
+    "torchao",
+    "liger-kernel",
+    "flash-attn-4",
+    "quack-kernels",
+)
 DEFAULT_SHAPES = {
     "cuda": [name for name in GPU_SHAPES if name != "8b-32768"],
     "cpu": list(CPU_SHAPES),
