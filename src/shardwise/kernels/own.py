@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 from shardwise.errors import ExitCode, UserError
@@ -23,12 +24,12 @@ def uses_own(plan: Plan) -> bool:
 def kernels_note(plan: Plan) -> str | None:
     """What a run has to say of its kernels: that they are not those of the plan, or not all.
 
-    An error where the user asked for ours by name.
+    An error where the user asked for ours by name, and where a library is there that is broken.
     """
     if not _wants_own(plan):
         return None
     if _has_triton():
-        return _SWIGLU_AFTER if _could_have_swiglu_inside(plan) and not has_quack() else None
+        return _swiglu_note(plan)
     if plan.kernels.source == "user":
         raise UserError(
             "train.kernels=own needs Triton, which is not installed here",
@@ -38,8 +39,22 @@ def kernels_note(plan: Plan) -> str | None:
     return "kernels: torch's instead of our own, because Triton is not installed here"
 
 
-def _could_have_swiglu_inside(plan: Plan) -> bool:
-    return plan.model.swiglu and not is_float8(plan.linear.value) and on_hopper()
+def _swiglu_note(plan: Plan) -> str | None:
+    if not plan.model.swiglu or is_float8(plan.linear.value) or not on_hopper():
+        return None
+    if not has_quack():
+        return _SWIGLU_AFTER
+    try:
+        # Now rather than in the first step: its releases and those of what it needs must agree.
+        import_module("shardwise.kernels.swiglu_quack")
+    except (AttributeError, ImportError, RuntimeError, TypeError) as error:
+        raise UserError(
+            "quack-kernels is installed here and does not work",
+            why=f"{type(error).__name__}: {error}",
+            fix="pip install --upgrade 'shardwise[quack]', or uninstall quack-kernels",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    return None
 
 
 def _wants_own(plan: Plan) -> bool:

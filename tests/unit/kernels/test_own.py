@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError
+from types import ModuleType
 
 import pytest
 import torch
@@ -73,7 +75,20 @@ def test_without_quack_swiglu_comes_after_its_matmuls_and_that_is_said(
     float8 = {"linear": "float8", "float8_min_features": 64}
     others = plan_for("8xH100", "torch"), plan_for("8xH100", precision=float8)
     assert [own.kernels_note(other) for other in others] == [None, None]
+
+
+def test_a_quack_that_does_not_work_is_an_error_before_the_first_step(
+    triton: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for("8xH100")
+    monkeypatch.setattr(own, "on_hopper", lambda: True)
     monkeypatch.setattr(own, "has_quack", lambda: True)
+    monkeypatch.setitem(sys.modules, "shardwise.kernels.swiglu_quack", None)
+    with pytest.raises(UserError, match="does not work") as caught:
+        own.kernels_note(plan)
+    assert "swiglu_quack" in (caught.value.why or "") and "shardwise[quack]" in str(caught.value)
+    working = ModuleType("shardwise.kernels.swiglu_quack")
+    monkeypatch.setitem(sys.modules, working.__name__, working)
     assert own.kernels_note(plan) is None
 
 
