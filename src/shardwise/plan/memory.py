@@ -231,10 +231,10 @@ def _block_bytes(model: ModelSpec, layout: Layout) -> float:
 def _selective_bytes(model: ModelSpec, layout: Layout) -> float:
     """The same where only matmul results and attention are kept."""
     width = DTYPE_BYTES[layout.param_dtype]
-    hidden, ffn = 2 if layout.compile else 4, 2
-    if makes_product_again(model, layout) and not layout.compile:
-        # It is a result of the operator that the second half is of, and torch keeps all of one's.
-        ffn = 3
+    hidden = 2 if layout.compile else 4
+    # Our SwiGLU's product is a result of the operator that the second half is of, and where nothing
+    # is compiled torch keeps all of an operator's.
+    ffn = 3 if makes_product_again(model, layout) and not layout.compile else 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     return width * channels + 4 * model.num_heads
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.kernels.swiglu import swiglu_backward, up_and_product
+from shardwise.kernels.swiglu import swiglu, swiglu_backward, swiglu_grads, up_and_product
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.gated_mlp import GatedMLP, apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
@@ -82,6 +82,7 @@ def test_what_selective_keeps_where_nothing_is_compiled() -> None:
     apply_gated_mlp(blocks_of(model))
     apply_remat(blocks_of(model), "selective")
     tokens = torch.arange(TOKENS)[None] % 64
+    gc.collect()
     loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     tensors = [each for each in gc.get_objects() if type(each) is Tensor]
     wide = {each.data_ptr() for each in tensors if each.numel() == TOKENS * FFN}
@@ -119,6 +120,20 @@ def test_a_frozen_weight_has_no_gradient() -> None:
     up.requires_grad_(False)
     GatedMLP.apply(x, gate, up, down).sum().backward()
     assert up.grad is None and gate.grad is not None and down.grad is not None
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("shape", [(512, 1024), (70, 130)])
+def test_the_kernels_after_a_matmul(shape: tuple[int, int]) -> None:
+    from shardwise.kernels import swiglu_triton
+
+    made = torch.Generator().manual_seed(0)
+    gate, up, grad = (torch.randn(shape, generator=made).bfloat16() for _ in range(3))
+    there = [each.cuda() for each in (gate, up, grad)]
+    found = [swiglu_triton.product(*there[:2]), *swiglu_triton.swiglu_backward(*there), there[2]]
+    product, (gate_grad, up_grad) = swiglu(gate, up), swiglu_grads(gate, up, grad)
+    for one, other in zip(found, (product, up_grad, product, gate_grad), strict=True):
+        torch.testing.assert_close(one.cpu(), other.bfloat16(), rtol=2**-7, atol=1e-6)
 
 
 @NEEDS_GPU
