@@ -14,6 +14,8 @@ WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py) \
 # Others over ranks, so that no part is much longer than the rest.
 OF_FILES := $(addprefix tests/dist/test_,hf_roundtrip.py reshard.py dcp_import.py full_disk.py)
 WITHOUT := $(addprefix --ignore=,$(WITH_FLOAT8) $(OF_FILES))
+# Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-files test-float8 lint chaos clean
