@@ -41,7 +41,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 # Alerts are about time, so the test that makes them fire has little beside it. Of the others two
-# parts side by side keep two cores busy; three take 6% longer, four 12%.
+# parts side by side keep two cores busy: three gain nothing, and four take 12% longer.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
 	@echo "parts of the tests run side by side; each prints when it ends"
