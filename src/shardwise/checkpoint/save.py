@@ -24,7 +24,15 @@ from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
 from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
-from shardwise.checkpoint.store import begin, clear_partials, final_path, prune, publish
+from shardwise.checkpoint.store import (
+    begin,
+    discard,
+    final_path,
+    partial_path,
+    prune,
+    publish,
+)
+from shardwise.lease.lease import UNFENCED, Fence, LostLease
 from shardwise.plan.plan import Plan
 from shardwise.version import __version__
 
@@ -59,12 +67,18 @@ class Saver:
     """Saves checkpoints of one run, at most one at a time."""
 
     def __init__(
-        self, root: Path, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+        self,
+        root: Path,
+        plan: Plan,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        fence: Fence = UNFENCED,
     ) -> None:
         self.root = root
         self.plan = plan
         self.model = model
         self.optimizer = optimizer
+        self.fence = fence
         # A group of its own: its collectives run beside those of training.
         self.group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -125,9 +139,11 @@ class Saver:
             nonlocal commit_s
             begun = time.perf_counter()
             plan = json.dumps(self.plan.to_dict()).encode()
-            publish(self.root, self._manifest(progress, files), dump_index(index), plan)
+            manifest = self._manifest(progress, files)
+            publish(self.root, manifest, dump_index(index), plan, self.fence)
             # The checkpoint is there; an old one that cannot be removed does not change that.
-            with suppress(OSError):
+            with suppress(OSError, LostLease):
+                self.fence.validate()
                 prune(self.root, self.plan.config.checkpoint.keep)
             commit_s = time.perf_counter() - begun
 
@@ -145,22 +161,22 @@ class Saver:
 
     def _begin(self, step: int) -> Path:
         """Rank 0 makes the directory; the others learn of its failure as of any other."""
-        problem: list[str | None] = [None]
+        found: list[Path | str] = [self.root]
         if dist.get_rank() == 0:
             try:
                 if final_path(self.root, step).exists():
                     raise FileExistsError(f"{final_path(self.root, step)} exists already")
-                begin(self.root, step)
-            except OSError as failure:
-                problem = [str(failure)]
-        dist.broadcast_object_list(problem, src=0, group=self.group)
-        if problem[0] is not None:
-            raise OSError(problem[0])
-        return self.root / f"partial-step-{step:08d}"
+                found = [begin(self.root, step, self.fence)]
+            except (OSError, LostLease) as failure:
+                found = [str(failure)]
+        dist.broadcast_object_list(found, src=0, group=self.group)
+        if isinstance(found[0], str):
+            raise OSError(found[0])
+        return found[0]
 
     def _give_space_back(self, step: int) -> None:
         if dist.get_rank() == 0:
-            clear_partials(self.root)
+            discard(partial_path(self.root, step, self.fence.epoch))
 
     def _manifest(self, progress: Progress, files: dict[str, Fingerprint]) -> Manifest:
         return Manifest(

@@ -1,7 +1,7 @@
 """The directory of checkpoints: written aside, published by rename, never overwritten.
 
 step-00000060/               good, unless its bytes say otherwise
-partial-step-00000120/       a save that has not ended; never chosen
+partial-step-00000120.3/     a save of the third job here that has not ended; never chosen
 quarantined-step-00000090/   found damaged; reason.txt says what and where; never chosen
 
 Needs no torch: reports and command lines list checkpoints too.
@@ -27,7 +27,10 @@ from shardwise.checkpoint.manifest import (
     Manifest,
     read_manifest,
 )
+from shardwise.lease.lease import UNFENCED, Fence
 
+# What a kill leaves half removed.
+_REMOVED = ".removed"
 State = Literal["good", "damaged", "partial", "quarantined"]
 _NAME = re.compile(r"(?:(partial|quarantined)-)?step-(\d{8})(?:\.\d+)?")
 
@@ -81,9 +84,13 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
     return [entry.checkpoint for entry in list_entries(root) if entry.checkpoint is not None]
 
 
-def partial_path(root: Path, step: int) -> Path:
-    """Where a checkpoint is written before it is published."""
-    return root / f"partial-step-{step:08d}"
+def partial_path(root: Path, step: int, epoch: int = 0) -> Path:
+    """Where a checkpoint is written before it is published.
+
+    Every holder of the run directory has names of its own. Else a job that has lost it could
+    publish what the next one has only begun to write.
+    """
+    return root / f"partial-step-{step:08d}{f'.{epoch}' if epoch else ''}"
 
 
 def final_path(root: Path, step: int) -> Path:
@@ -94,24 +101,45 @@ def final_path(root: Path, step: int) -> Path:
 def clear_partials(root: Path) -> None:
     """Remove what ended saves left behind, and give their space back."""
     for path in root.glob("partial-step-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        discard(path)
 
 
-def begin(root: Path, step: int) -> Path:
+def discard(partial: Path) -> None:
+    """Remove one of them.
+
+    It is renamed first, which happens whole or not at all. A job that has lost the run directory
+    then publishes either all of its save or nothing, whenever it wakes up.
+    """
+    gone = partial.with_name(partial.name.removesuffix(_REMOVED) + _REMOVED)
+    if partial != gone:
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(OSError):
+            partial.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def begin(root: Path, step: int, fence: Fence = UNFENCED) -> Path:
     """An empty directory to write step `step` into."""
-    path = partial_path(root, step)
+    fence.validate()
+    path = partial_path(root, step, fence.epoch)
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path
 
 
-def publish(root: Path, manifest: Manifest, index: bytes, plan: bytes) -> Checkpoint:
+def publish(
+    root: Path, manifest: Manifest, index: bytes, plan: bytes, fence: Fence = UNFENCED
+) -> Checkpoint:
     """Write index, plan and manifest beside the shards, make all durable, rename into place."""
-    partial, final = partial_path(root, manifest.step), final_path(root, manifest.step)
+    partial = partial_path(root, manifest.step, fence.epoch)
+    final = final_path(root, manifest.step)
     manifest.files[INDEX_NAME] = write_file(partial / INDEX_NAME, index)
     manifest.files[PLAN_NAME] = write_file(partial / PLAN_NAME, plan)
     write_file(partial / MANIFEST_NAME, manifest.to_bytes())
     sync_directory(partial)
+    # The next holder takes the lease first and then clears away what it finds: who passes this
+    # line and finds its directory gone has come too late, and who finds it there is in time.
+    fence.validate()
     rename(partial, final)
     sync_directory(root)
     return Checkpoint(final, manifest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, prune
 from shardwise.errors import ExitCode, UserError
+from shardwise.lease.take import Held, hold_run
 from shardwise.units import format_bytes, format_duration
 
 app = typer.Typer(
@@ -83,8 +85,8 @@ def prune_run(
 ) -> None:
     """Remove the oldest good checkpoints, and what unfinished saves left behind.
 
-    One of those that stay is verified first, so the last good one is never removed. A save that a
-    running job has begun counts as unfinished: it fails, is reported, and is tried again.
+    One of those that stay is verified first, so the last good one is never removed. While a job
+    uses the run directory, unfinished saves stay: one of them may be its own.
 
     \b
     Examples:
@@ -97,11 +99,16 @@ def prune_run(
     old = {found.path for found in good[:-keep]}
     if old:
         _validate_one_stays(run, good[-keep:])
-    doomed = [entry for entry in entries if entry.path in old or entry.state == "partial"]
-    sizes = {entry.path: _size_of(entry.path) for entry in doomed}
-    if not dry_run and doomed:
-        clear_partials(run / "checkpoints")
-        prune(run / "checkpoints", keep)
+    with ExitStack() as stack:
+        partial = [entry for entry in entries if entry.state == "partial"]
+        if partial and not _holds(run, stack):
+            partial = []
+        doomed = [entry for entry in entries if entry.path in old or entry in partial]
+        sizes = {entry.path: _size_of(entry.path) for entry in doomed}
+        if not dry_run:
+            if partial:
+                clear_partials(run / "checkpoints")
+            prune(run / "checkpoints", keep)
     for path, size in sizes.items():
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path.name}  {format_bytes(size)}")
     total = sum(sizes.values())
@@ -115,6 +122,16 @@ def _entries_of(run: Path) -> list[Entry]:
             fix="name the directory that `shardwise train` printed, such as runs/demo",
         )
     return list_entries(run / "checkpoints")
+
+
+def _holds(run: Path, stack: ExitStack) -> bool:
+    """Keep jobs out of the run directory until `stack` ends; false where one is there already."""
+    try:
+        stack.enter_context(hold_run(run, patience_s=0))
+    except Held as refusal:
+        typer.echo(f"unfinished saves stay: {refusal.what}")
+        return False
+    return True
 
 
 def _find_problems(entry: Entry) -> list[str]:

@@ -12,6 +12,7 @@ from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
 from shardwise.launch.prepare import validate_machine, validate_sinks
 from shardwise.launch.ranks import Ranks
+from shardwise.launch.say import say_on_console
 from shardwise.launch.supervise import (
     SignalRelay,
     Watchdog,
@@ -21,6 +22,8 @@ from shardwise.launch.supervise import (
     may_restart,
     relayed_signals,
 )
+from shardwise.lease.lease import Lease
+from shardwise.lease.take import hold_run
 from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.plan import Plan
 
@@ -38,8 +41,9 @@ def run_plan(plan: Plan) -> Path:
         _run_as_one_rank(plan)
         return plan.run_dir
     validate_machine(plan.cluster)
-    path = write_run_directory(plan)
-    run_supervised(plan, path)
+    with hold_run(plan.run_dir, say=say_on_console) as lease:
+        path = write_run_directory(plan)
+        run_supervised(plan, path, lease)
     return plan.run_dir
 
 
@@ -53,14 +57,15 @@ def write_run_directory(plan: Plan) -> Path:
     return path
 
 
-def run_supervised(plan: Plan, plan_path: Path) -> None:
+def run_supervised(plan: Plan, plan_path: Path, lease: Lease) -> None:
     """Start the ranks; after a death or a hang start them again from the newest good step."""
     restarts = 0
     with relayed_signals() as relay:
         while True:
             step_before = last_step(plan.run_dir)
             try:
-                start_ranks(plan, plan_path, relay)
+                lease.validate()
+                start_ranks(plan, plan_path, relay, lease)
                 return
             except UserError as error:
                 asked_to_stop = relay.number is not None
@@ -70,10 +75,11 @@ def run_supervised(plan: Plan, plan_path: Path) -> None:
                 announce_restart(error, plan, restarts)
 
 
-def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
+def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay, lease: Lease) -> None:
     """One process a device; a failure becomes one error that names the first cause."""
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
-        ranks = Ranks(plan.cluster.devices_per_node, [str(plan_path)], Path(scratch))
+        count = plan.cluster.devices_per_node
+        ranks = Ranks(count, [str(plan_path)], Path(scratch), lease=lease)
         relay.folder = ranks.heartbeats
         watchdog = Watchdog(ranks.heartbeats, plan.config.train.hang_timeout_s, relay)
         with ranks, watchdog:
@@ -87,9 +93,7 @@ def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay) -> None:
 def _run_as_one_rank(plan: Plan) -> None:
     from shardwise.launch.worker import run_rank
 
-    if int(os.environ["RANK"]) == 0:
-        write_run_directory(plan)
-    run_rank(plan)
+    run_rank(plan, prepare=write_run_directory)
 
 
 def _validate_checkpoints(plan: Plan, path: Path) -> None:

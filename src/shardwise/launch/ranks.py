@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode
+from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
@@ -42,16 +43,24 @@ class RankFailure:
 class Ranks:
     """Starts the ranks on entry; none is left when the block ends, however it ends.
 
-    Each rank runs `python -m module`, with the same arguments.
+    Each rank runs `python -m module`, with the same arguments. Ranks that are given a lease hold
+    the run directory too: it is not free while one of them lives, whatever becomes of the launcher.
     """
 
     def __init__(
-        self, count: int, arguments: list[str], scratch: Path, *, module: str = TRAINING
+        self,
+        count: int,
+        arguments: list[str],
+        scratch: Path,
+        *,
+        module: str = TRAINING,
+        lease: Lease | None = None,
     ) -> None:
         self.count = count
         self.heartbeats = scratch / "heartbeats"
         self.heartbeats.mkdir()
         self._scratch = scratch
+        self._lease = lease
         self._command = [sys.executable, "-u", "-m", module, *arguments]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failures: dict[int, RankFailure] = {}
@@ -60,7 +69,10 @@ class Ranks:
         for rank in range(self.count):
             # A session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
             process = subprocess.Popen(
-                self._command, env=self._environment(rank, os.environ), start_new_session=True
+                self._command,
+                env=self._environment(rank, os.environ),
+                start_new_session=True,
+                pass_fds=self._lease.handles if self._lease else (),
             )
             self._processes.append(process)
         return self
@@ -113,4 +125,4 @@ class Ranks:
             HEARTBEAT_VARIABLE: str(self.heartbeats),
             _ERROR_FILE_VARIABLE: str(self._error_file(rank)),
         }
-        return defaults | dict(inherited) | own
+        return defaults | dict(inherited) | own | (self._lease.variables if self._lease else {})

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwise.errors import UserError
 from shardwise.launch.group import join_process_group, leave_with_launcher
+from shardwise.launch.holding import hold_as_rank
+from shardwise.launch.say import say_on_console
 from shardwise.plan.plan import Plan
 from shardwise.training.loop import run
 
@@ -25,19 +28,21 @@ def main(plan_path: str) -> None:
     run_rank(Plan.load(Path(plan_path)))
 
 
-def run_rank(plan: Plan) -> None:
-    """The life of one rank."""
+def run_rank(plan: Plan, prepare: Callable[[Plan], object] | None = None) -> None:
+    """The life of one rank. `prepare` is for the first one, once the run directory is its job's."""
     join_process_group(plan.cluster.device)
-    log = _open_log(plan.run_dir / "logs")
     is_first = dist.get_rank() == 0
+    with hold_as_rank(plan.run_dir) as fence:
+        if prepare is not None and is_first:
+            prepare(plan)
+        log = _open_log(plan.run_dir / "logs")
 
-    def say(text: str) -> None:
-        if is_first:
-            sys.stdout.write(f"{text}\n")
-            sys.stdout.flush()
-            os.write(log, f"{text}\n".encode())
+        def say(text: str) -> None:
+            if is_first:
+                say_on_console(text)
+                os.write(log, f"{text}\n".encode())
 
-    run(plan, say)
+        run(plan, say, fence)
     dist.destroy_process_group()
 
 

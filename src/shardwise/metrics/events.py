@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from shardwise.lease.lease import UNFENCED, Fence, LostLease
+
 Event = dict[str, Any]
 
 
@@ -45,12 +47,14 @@ class EventLog:
         enabled: bool,
         observers: Sequence[Observer] = (),
         say: Callable[[str], None] = _say_nothing,
+        fence: Fence = UNFENCED,
     ) -> None:
         # Unbuffered: a line that could not be written must not come back with a later one.
         self._file = path.open("ab", buffering=0) if enabled else None
         self._lost = 0
         self._observers = list(observers)
         self._say = say
+        self._fence = fence
         # A killed run may have left half a line; what follows must not be joined to it.
         if self._file is not None and not _ends_whole(path):
             with suppress(OSError):
@@ -60,9 +64,10 @@ class EventLog:
         """One line, written through, so that a killed run loses nothing it has said.
 
         A full disk must not end the training that the record is about: the line is dropped, and
-        the next one that can be written says how many were.
+        the next one that can be written says how many were. A job that has lost the run directory
+        writes no more: the record is another's.
         """
-        if self._file is None and not self._observers:
+        if self._fence.lost or (self._file is None and not self._observers):
             return
         lost = {"lines_lost": self._lost} if self._lost else {}
         record = {"event": event, "time": time.time(), **fields, **lost}
@@ -90,8 +95,11 @@ class EventLog:
         if self._file is None:
             return
         try:
+            self._fence.validate()
             self._file.write(line.encode())
             self._lost = 0
+        except LostLease:
+            return
         except OSError:
             self._lost += 1
 

@@ -16,6 +16,7 @@ from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
+from shardwise.lease.lease import UNFENCED, Fence, LostLease
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport, format_line
@@ -48,9 +49,9 @@ from shardwise.training.units import float8_table, notes_of, unit_table
 from shardwise.training.window import Window
 
 
-def run(plan: Plan, say: Say) -> None:
+def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
     """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
-    with _open_events(plan, say) as events, stop_requests() as stop:
+    with _open_events(plan, say, fence) as events, stop_requests() as stop:
         # The launcher passes signals on to ranks that show a sign of life: now they may come.
         heartbeat = Heartbeat(dist.get_rank())
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
@@ -58,7 +59,7 @@ def run(plan: Plan, say: Say) -> None:
         found = find_newest(plan, events, say)
         start_history(plan)
         session = build_session(plan, say, resuming=found is not None)
-        loop = Loop(session, events, say, stop, heartbeat)
+        loop = Loop(session, events, say, stop, heartbeat, fence)
         try:
             loop.run(found)
         finally:
@@ -66,11 +67,12 @@ def run(plan: Plan, say: Say) -> None:
             loop.saver.close()
 
 
-def _open_events(plan: Plan, say: Say) -> EventLog:
+def _open_events(plan: Plan, say: Say, fence: Fence) -> EventLog:
     """The record, which rank 0 writes, and the sinks that this rank feeds."""
     rank = dist.get_rank()
     sinks = open_sinks(plan, rank=rank, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
-    return EventLog(plan.run_dir / "events.jsonl", enabled=rank == 0, observers=sinks, say=say)
+    path = plan.run_dir / "events.jsonl"
+    return EventLog(path, enabled=rank == 0, observers=sinks, say=say, fence=fence)
 
 
 def find_newest(plan: Plan, events: EventLog, say: Say) -> Checkpoint | None:
@@ -103,6 +105,7 @@ class Loop:
         say: Say,
         stop: StopRequest,
         heartbeat: Heartbeat,
+        fence: Fence = UNFENCED,
     ) -> None:
         self.session = session
         self.plan = session.plan
@@ -110,11 +113,12 @@ class Loop:
         self.say = say
         self.stop = stop
         self.heartbeat = heartbeat
+        self.fence = fence
         self.timer = CollectiveTimer(session.device)
         self.stepper = Stepper(session.model, session.optimizer, session.plan, self.timer.enter)
         self.profiler = StepProfiler(session.plan, session.model, session.units)
         self.saver = Saver(
-            self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer
+            self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer, fence
         )
         self.place = Place()
         self.stopping = False
@@ -182,7 +186,7 @@ class Loop:
             micro_batches = next(batches)
             seed_step(train.seed, place.position)
             rate = learning_rate(self.plan.config.optim, place.step, train.steps)
-            result = self.stepper.run(micro_batches, rate, wants_stop=bool(self.stop))
+            result = self.stepper.run(micro_batches, rate, wants_stop=self._wants_stop())
             self.timer.end_step()
             self.heartbeat.beat()
             place.position += 1
@@ -195,6 +199,10 @@ class Loop:
             if place.bad_in_a_row > train.max_nonfinite:
                 self._roll_back()
                 return False
+
+    def _wants_stop(self) -> bool:
+        """A signal came, or another job has taken the run directory."""
+        return bool(self.stop) or self.fence.lost
 
     def _skip(self, grad_norm: float) -> None:
         """A batch without a finite gradient changes nothing but the position."""
@@ -272,6 +280,17 @@ class Loop:
             fix="the same command goes on from there",
             code=ExitCode.PREEMPTED,
         )
+
+    def _validate_held(self) -> None:
+        """All ranks end together where the run directory is another job's by now."""
+        refusal: list[UserError | None] = [None]
+        try:
+            self.fence.validate()
+        except LostLease as error:
+            refusal = [error]
+        dist.broadcast_object_list(refusal, src=0)
+        if refusal[0] is not None:
+            raise refusal[0]
 
     def _window(self, batches: Prefetcher) -> Window:
         return Window(self.plan, self.session.device, batches.wait_s)
@@ -368,6 +387,7 @@ class Loop:
 
     def _save_for_good(self) -> None:
         """A save that nothing comes after: if it fails, the run has failed."""
+        self._validate_held()
         for outcome in self._save(wait=True):
             if outcome.step == self.place.step and outcome.error is not None:
                 raise UserError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
+from shardwise.lease.take import Held, hold_run
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
 from shardwise.verify.gates import Gate, check_gates
@@ -23,12 +25,16 @@ def judge_run(run: Path) -> list[Gate]:
 
 
 def record_gates(run: Path, gates: Sequence[Gate]) -> None:
-    """Add them to the record, unless it holds a verdict on the run's last step already."""
+    """Add them to the record, unless it holds a verdict on the run's last step already.
+
+    Where another job goes on with the run by now, the verdict is its to write.
+    """
     path = run / "events.jsonl"
-    events = [event for event in read_events(path) if event["event"] in ("step", "gates")]
-    if events and events[-1]["event"] == "step":
-        with EventLog(path, enabled=True) as log:
-            log.write("gates", step=events[-1]["step"], gates=[asdict(gate) for gate in gates])
+    with suppress(Held), hold_run(run, patience_s=0) as lease:
+        events = [event for event in read_events(path) if event["event"] in ("step", "gates")]
+        if events and events[-1]["event"] == "step":
+            with EventLog(path, enabled=True, fence=lease) as log:
+                log.write("gates", step=events[-1]["step"], gates=[asdict(gate) for gate in gates])
 
 
 def validate_passed(run: Path, gates: Sequence[Gate]) -> None:

@@ -11,6 +11,7 @@ from checkpoints import SHARD, make_checkpoint
 from shardwise.checkpoint.files import write_file
 from shardwise.checkpoint.store import begin, quarantine
 from shardwise.cli.main import main
+from shardwise.lease.take import hold_run
 from shardwise.units import format_bytes
 
 SHARD_BYTES = 4096
@@ -143,18 +144,36 @@ def test_prune_says_what_it_removed(
 ) -> None:
     write_file(begin(run / "checkpoints", 80) / SHARD, bytes(1000))
     before = names(run)
-    held, oldest = bytes_in(run), format_bytes(bytes_in(shard_of(run, 20).parent))
+    held, oldest = bytes_in(run / "checkpoints"), format_bytes(bytes_in(shard_of(run, 20).parent))
     assert shardwise(monkeypatch, "prune", run, "--keep", 2, "--dry-run") == 0
     assert names(run) == before
     assert capsys.readouterr().out.startswith(f"would remove step-00000020  {oldest}\n")
     assert shardwise(monkeypatch, "prune", run, "--keep", 2) == 0
     assert names(run) == ["step-00000040", "step-00000060"]
-    returned = held - bytes_in(run)
+    returned = held - bytes_in(run / "checkpoints")
     assert capsys.readouterr().out.splitlines() == [
         f"removed step-00000020  {oldest}",
         "removed partial-step-00000080  1000 B",
         f"{format_bytes(returned)} ({returned} bytes) returned",
     ]
+
+
+def test_prune_leaves_the_save_of_a_running_job_alone(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hold_run(run) as lease:
+        begin(run / "checkpoints", 80, lease)
+        for words, verb in ((("--dry-run",), "would remove"), ((), "removed")):
+            assert shardwise(monkeypatch, "prune", run, "--keep", 1, *words) == 0
+            said = capsys.readouterr().out.splitlines()
+            assert said[0].startswith(f"unfinished saves stay: {run} is in use by another job")
+            assert [line.split("  ")[0] for line in said[1:-1]] == [
+                f"{verb} step-00000020",
+                f"{verb} step-00000040",
+            ]
+        assert names(run) == ["partial-step-00000080.1", "step-00000060"]
+    assert shardwise(monkeypatch, "prune", run, "--keep", 1) == 0
+    assert names(run) == ["step-00000060"]
 
 
 def test_prune_keeps_the_last_good_one(

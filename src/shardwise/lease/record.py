@@ -1,0 +1,107 @@
+"""What the holder of a run directory says of itself, in a file that only it can have created.
+
+A run directory has one record for each time that it was taken: `.lock/epoch-7` for the seventh. The
+file is created exclusively, which file systems guarantee between hosts too, so that two jobs never
+have the same epoch. Whoever takes the directory after that removes the older records: a job whose
+record is gone has lost the directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FOLDER = ".lock"
+# Records have one size and are overwritten in place. A disk writes a sector whole or not at all.
+_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One holding of the run directory."""
+
+    epoch: int
+    """Counts up with every holding: the fencing token."""
+
+    host: str
+    kernel: str
+    """Which boot of which machine: processes of one kernel see each other's locks."""
+
+    pid: int
+    since: float
+    """By the holder's clock, for people only: clocks of hosts are never compared."""
+
+    beat: int
+    """Changes for as long as the holder lives."""
+
+    released: bool = False
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        return json.dumps(asdict(self)).encode().ljust(_BYTES - 1) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Record:
+        """The inverse of `to_bytes`; ValueError or TypeError where it is not a record."""
+        return cls(**json.loads(data))
+
+
+def own_record(epoch: int) -> Record:
+    """The record of this process."""
+    return Record(
+        epoch=epoch,
+        # Room for any name that DNS allows would not leave room for the rest.
+        host=socket.gethostname()[:64],
+        kernel=this_kernel(),
+        pid=os.getpid(),
+        since=time.time(),
+        beat=time.monotonic_ns(),
+    )
+
+
+def this_kernel() -> str:
+    """The boot id; all containers of a machine share it, as they share the kernel's locks."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def record_path(run_dir: Path, epoch: int) -> Path:
+    """Where the record of `epoch` is."""
+    return run_dir / FOLDER / f"epoch-{epoch}"
+
+
+def newest_record(run_dir: Path) -> Record | None:
+    """The record with the highest epoch; None where the directory was never taken."""
+    epochs = _epochs(run_dir)
+    return _read(run_dir, max(epochs)) if epochs else None
+
+
+def remove_older(run_dir: Path, epoch: int) -> None:
+    """From now on the earlier holders know that they have lost the directory."""
+    for older in _epochs(run_dir):
+        if older < epoch:
+            with suppress(FileNotFoundError):
+                record_path(run_dir, older).unlink()
+
+
+def _epochs(run_dir: Path) -> list[int]:
+    names = (path.name.removeprefix("epoch-") for path in (run_dir / FOLDER).glob("epoch-*"))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _read(run_dir: Path, epoch: int) -> Record:
+    """A record that cannot be read (yet) is one of a holder that nothing is known of."""
+    path = record_path(run_dir, epoch)
+    unknown = Record(epoch=epoch, host="an unknown host", kernel="", pid=0, since=0.0, beat=0)
+    try:
+        found = Record.from_bytes(path.read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        return unknown
+    return found if found.epoch == epoch else unknown
