@@ -24,7 +24,7 @@ def measurable(cluster: ClusterSpec) -> ClusterSpec:
     here = probe_cluster()
     if here.device != cluster.device or here.gpu != cluster.gpu:
         raise UserError(
-            f"cannot measure {cluster.device_name} here: this machine has {here.device_name}",
+            f"cannot measure {cluster.device_name} here: this machine has {here.device_in_words}",
             why="rates of one kind of device say nothing about another",
             fix="run it on a machine with such a GPU, or leave --cluster out to measure this one",
             code=ExitCode.ENVIRONMENT,

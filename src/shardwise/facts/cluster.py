@@ -60,6 +60,11 @@ class ClusterSpec:
         return self.num_nodes * self.devices_per_node
 
     @property
+    def device_in_words(self) -> str:
+        """The device for a sentence: few CPUs have a name that says that they are CPUs."""
+        return f"this CPU ({self.device_name})" if self.device == "cpu" else self.device_name
+
+    @property
     def fabric(self) -> Fabric:
         """The links that its collectives go over."""
         return fabric_of(

@@ -62,11 +62,12 @@ def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
 
 def probe_cpu() -> ProbedCpu:
     """The processor of this machine."""
-    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)).split())
-    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M)
+    # Blanks only, not \s: of a machine that leaves its name empty the next line is none.
+    model = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", cpuinfo, re.M)
     return ProbedCpu(
-        device_name=model[1].strip() if model else f"{platform.machine()} CPU",
+        device_name=model[1].strip() if model else f"{platform.machine()} CPU".strip(),
         memory_bytes=_ram_bytes(),
         compute_formats=frozenset({"fp32", "bf16"} if flags & _CPU_BF16_FLAGS else {"fp32"}),
     )

@@ -219,7 +219,7 @@ def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:
 
 
 def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
-    name = cluster.device_name
+    name = cluster.device_in_words
     if "bf16" in cluster.compute_formats:
         return "bf16", f"{name} computes bf16"
     if "fp16" in cluster.compute_formats:

@@ -35,7 +35,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     """(what, figure) of the expected speed and cost."""
     forecast = plan.forecast
     if forecast is None:
-        unknown = f"no rates are known for {plan.cluster.device_name}"
+        unknown = f"no rates are known for {plan.cluster.device_in_words}"
         return [("speed", f"{unknown}; `shardwise plan --calibrate` measures them")]
     source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
     rows = [

@@ -45,7 +45,7 @@ def choose_linear(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> 
             why = "as param: float8 changes the numbers, so it is not chosen unless asked for"
         return Choice("param", why, "rule")
     if "fp8" not in cluster.compute_formats:
-        raise no_float8_here(given, cluster.device_name)
+        raise no_float8_here(given, cluster.device_in_words)
     return Choice(given, f"given; {_which_layers(config, model)}", "user")
 
 

@@ -102,7 +102,7 @@ REFUSED_PLANS = (
     Refused(
         "float8 on a processor",
         ("precision.linear=float8",),
-        ("precision.linear=float8, but ", "CPU does not compute float8", "8.9", "H100"),
+        ("precision.linear=float8, but this CPU (", ") does not compute float8", "8.9", "H100"),
     ),
     Refused(
         "float8 on a GPU without it",
@@ -126,7 +126,7 @@ REFUSED_TRAINING = (
     Refused(
         "float8 on a processor",
         ("precision.linear=float8",),
-        ("CPU does not compute float8", "write precision.linear=param"),
+        ("this CPU (", ") does not compute float8", "write precision.linear=param"),
     ),
     Refused(
         "GPUs that are not here",
