@@ -103,7 +103,8 @@ class ClusterConfig:
     `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's processor."""
 
     nvlink_domain: int | Auto = "auto"
-    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node."""
+    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node, and then a name
+    with more GPUs in a node than its kind comes in is refused (`64xH100`: write `8x8xH100`)."""
 
     interconnect: str | float = "auto"
     """The network between nodes: a name such as `infiniband-ndr`, `efa-3200` or `ethernet-100`,

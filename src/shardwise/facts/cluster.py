@@ -106,6 +106,8 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
         cluster = _as_launched(probe_cluster(environ), environ)
     else:
         cluster = parse_cluster(config.name)
+        if config.nvlink_domain == "auto":
+            _validate_node(cluster)
     cluster = replace(
         cluster,
         datacenters=config.datacenters,
@@ -159,6 +161,31 @@ def probe_cluster(environ: Mapping[str, str] | None = None) -> ClusterSpec:
         nvlink_domain=len(gpus),
         source="probed",
     )
+
+
+def _validate_node(cluster: ClusterSpec) -> None:
+    """Raise where a name gives one node more GPUs than any server or NVLink rack holds.
+
+    Their collectives would be planned at NVLink's speed. Whoever has such a node says so with
+    `cluster.nvlink_domain`; a machine that was probed has what it has.
+    """
+    gpu, count = cluster.gpu, cluster.devices_per_node
+    if gpu is None or count <= gpu.most_in_a_node:
+        return
+    raise UserError(
+        f"{cluster.name} puts {count} GPUs into one node; a node of {gpu.name} has at most "
+        f"{gpu.most_in_a_node}",
+        why="GPUs of one node would be planned as if fast links joined all of them",
+        fix=f"write cluster.name={_in_usual_nodes(cluster, gpu)}, or cluster.nvlink_domain={count} "
+        "where fast links do join so many",
+    )
+
+
+def _in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
+    """The same GPUs in nodes of equal size; where they do not divide, in full nodes."""
+    total, full = cluster.world_size, min(NODE, gpu.node_gpus)
+    nodes = -(-total // full)
+    return f"{nodes}x{total // nodes if total % nodes == 0 else full}x{gpu.name}"
 
 
 def _cpu_cluster(

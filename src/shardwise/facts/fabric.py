@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardwise.errors import UserError
-from shardwise.facts.gpus import GpuSpec
+from shardwise.facts.gpus import NODE, GpuSpec
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 Library = Literal["nccl", "gloo"]
@@ -175,11 +175,13 @@ def fabric_of(
     usual = _USUAL_NETWORK.get(gpu.name, "ethernet-100")
     network = _network(usual if interconnect == "auto" else interconnect)
     far = between if between is not None and interconnect == "auto" else network
-    return Fabric(inside=inside or _inside(gpu), between=far, domain=domain, source=source)
+    return Fabric(inside=inside or _inside(gpu, domain), between=far, domain=domain, source=source)
 
 
-def _inside(gpu: GpuSpec) -> Link:
-    if gpu.nvlink_bandwidth is not None and gpu.nvlink_domain > 1:
+def _inside(gpu: GpuSpec, domain: int) -> Link:
+    # Bridges join a few cards of a node; a ring through all of them goes over PCIe too.
+    bridged = gpu.nvlink_domain < min(domain, NODE)
+    if gpu.nvlink_bandwidth is not None and gpu.nvlink_domain > 1 and not bridged:
         rate = NVLINK_SHARE * gpu.nvlink_bandwidth
         return Link(name=f"NVLink of {gpu.name}", bytes_per_s=rate, hop_s=3e-6)
     # Devices on one host bridge share it, both ways; half is what remains beside the other half.

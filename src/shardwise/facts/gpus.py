@@ -21,6 +21,7 @@ from shardwise.units import MIB
 COMPUTE_FORMATS = frozenset({"fp32", "fp16", "bf16", "fp8"})
 FLOAT8_CAPABILITY = (8, 9)  # CUDA's: Ada (L4, L40S, RTX 40), Hopper, Blackwell
 NODE = 8  # GPUs that one NVSwitch or full NVLink mesh joins in a usual server
+PCIE_NODE = 10  # cards of two slots that the largest usual servers hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,14 @@ class GpuSpec:
 
     nvlink_bandwidth: float | None = None
     """Bytes per second in one direction: half of what datasheets print, which is both."""
+
+    node_gpus: int = NODE
+    """GPUs that the largest servers hold: DGX-2 and HGX A100 16 of them, a GB200 tray 4."""
+
+    @property
+    def most_in_a_node(self) -> int:
+        """GPUs that a cluster's name may give one node: a server's, or all of an NVLink rack."""
+        return max(self.node_gpus, self.nvlink_domain)
 
     @property
     def compute_formats(self) -> frozenset[str]:
@@ -62,9 +71,11 @@ def _gpu(
     tflops: dict[str, float],
     gb_per_s: float,
     nvlink: tuple[int, float] | None = None,
+    node: int | None = None,
 ) -> GpuSpec:
     """A catalogue row in the datasheet's units; `nvlink` is (domain, GB/s both ways together)."""
     domain, both_ways = nvlink or (1, None)
+    usual = NODE if domain >= NODE else PCIE_NODE
     return GpuSpec(
         name=name,
         memory_bytes=memory_mib * MIB,
@@ -72,6 +83,7 @@ def _gpu(
         memory_bandwidth=gb_per_s * 1e9,
         nvlink_domain=domain,
         nvlink_bandwidth=None if both_ways is None else both_ways * 1e9 / 2,
+        node_gpus=usual if node is None else node,
     )
 
 
@@ -95,16 +107,16 @@ _RTX_6000_ADA = {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8
 
 GPUS: tuple[GpuSpec, ...] = (
     _gpu("V100-16GB", 16384, _V100, 900, (NODE, 300)),
-    _gpu("V100-32GB", 32768, _V100, 900, (NODE, 300)),
+    _gpu("V100-32GB", 32768, _V100, 900, (NODE, 300), node=16),
     _gpu("V100-PCIe-16GB", 16384, _V100_PCIE, 900),
     _gpu("V100-PCIe-32GB", 32768, _V100_PCIE, 900),
-    _gpu("T4", 15360, {"fp32": 8.1, "fp16": 65.0}, 300),
+    _gpu("T4", 15360, {"fp32": 8.1, "fp16": 65.0}, 300, node=20),
     _gpu("A10G", 23028, _A10G, 600),
-    _gpu("A100-40GB", 40960, _A100, 1555, (NODE, 600)),
-    _gpu("A100-80GB", 81920, _A100, 2039, (NODE, 600)),
+    _gpu("A100-40GB", 40960, _A100, 1555, (NODE, 600), node=16),
+    _gpu("A100-80GB", 81920, _A100, 2039, (NODE, 600), node=16),
     _gpu("A100-PCIe-40GB", 40960, _A100, 1555),
     _gpu("A100-PCIe-80GB", 81920, _A100, 1935),
-    _gpu("L4", 23034, _L4, 300),
+    _gpu("L4", 23034, _L4, 300, node=16),
     _gpu("L40S", 46068, _L40S, 864),
     _gpu("RTX-3090", 24576, _RTX_3090, 936),
     _gpu("RTX-4090", 24564, _RTX_4090, 1008),
@@ -115,9 +127,9 @@ GPUS: tuple[GpuSpec, ...] = (
     _gpu("H100-PCIe", 81559, _H100_PCIE, 2039),
     _gpu("H100-NVL", 95830, _H100_NVL, 3900, (2, 600)),
     _gpu("H200", 143771, _H100, 4800, (NODE, 900)),
-    _gpu("GH200", 97871, _H100, 4000, (1, 900)),
+    _gpu("GH200", 97871, _H100, 4000, (1, 900), node=4),
     _gpu("B200", 183359, _B200, 7700, (NODE, 1800)),
-    _gpu("GB200", 189471, _GB200, 8000, (72, 1800)),
+    _gpu("GB200", 189471, _GB200, 8000, (72, 1800), node=4),
     _gpu("MI300X", 196592, _MI300X, 5300, (NODE, 896)),
 )
 

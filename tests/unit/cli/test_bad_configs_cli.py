@@ -93,6 +93,11 @@ REFUSED_PLANS = (
         ("model.overrides.num_layer is no field", "fix:"),
     ),
     Refused("unknown GPU", ("cluster.name=8xH101",), ("unknown GPU 'H101'", "did you mean H100")),
+    Refused(
+        "a node of 64 GPUs",
+        ("cluster.name=64xH100",),
+        ("64xH100 puts 64 GPUs into one node", "at most 8", "write cluster.name=8x8xH100"),
+    ),
     Refused("unreadable cluster", ("cluster.name=many",), ("cannot read the cluster", "8xH100")),
     Refused(
         "domain that does not divide",

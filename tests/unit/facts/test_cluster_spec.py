@@ -75,6 +75,39 @@ def test_nvlink_domain_override() -> None:
             resolve_cluster(ClusterConfig(name="2x8xH100", nvlink_domain=domain), {})
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("64xH100", "8x8xH100"),
+        ("2x32xH100", "8x8xH100"),
+        ("9xH100", "2x8xH100"),
+        ("12xH200", "2x6xH200"),
+        ("17xA100-40GB", "3x8xA100-40GB"),
+        ("11xRTX-4090", "2x8xRTX-4090"),
+        ("144xGB200", "36x4xGB200"),
+        ("8xGH200", "2x4xGH200"),
+    ],
+)
+def test_a_node_has_no_more_gpus_than_servers_hold(name: str, instead: str) -> None:
+    with pytest.raises(UserError, match="into one node") as caught:
+        resolve_cluster(ClusterConfig(name=name), {})
+    assert f"write cluster.name={instead}," in caught.value.fix
+    assert resolve_cluster(ClusterConfig(name=instead), {}).name == instead
+    stated = parse_cluster(name).devices_per_node
+    cluster = resolve_cluster(ClusterConfig(name=name, nvlink_domain=stated), {})
+    assert cluster.nvlink_domain == stated
+
+
+@pytest.mark.parametrize("name", ["72xGB200", "16xA100-40GB", "16xV100-32GB", "10xL40S", "64xCPU"])
+def test_the_largest_nodes_that_exist_are_taken(name: str) -> None:
+    assert resolve_cluster(ClusterConfig(name=name), {}).num_nodes == 1
+
+
+def test_a_machine_has_as_many_gpus_as_it_shows(tmp_path: Path) -> None:
+    cluster = resolve_cluster(ClusterConfig(), fake_nvidia_smi(tmp_path, [H200] * 12))
+    assert cluster.devices_per_node == 12
+
+
 @pytest.mark.parametrize("name", ["4x8xH100", "2xCPU", "8xV100-32GB"])
 def test_json_round_trip(name: str) -> None:
     cluster = parse_cluster(name)

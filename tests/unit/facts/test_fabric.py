@@ -53,6 +53,13 @@ def test_cards_without_peer_access_go_through_the_host() -> None:
     assert geforce.inside.bytes_per_s < workstation.inside.bytes_per_s / 2
 
 
+def test_bridges_join_pairs_and_pcie_the_pairs() -> None:
+    bridged = find_gpu("H100-NVL")
+    assert fabric_of(bridged, 2).inside.name == "NVLink of H100-NVL"
+    assert fabric_of(bridged, 8).inside.name == "PCIe"
+    assert fabric_of(find_gpu("H100"), 64).inside.name == "NVLink of H100"
+
+
 @pytest.mark.parametrize("name", NETWORK_NAMES)
 def test_every_network_is_slower_than_the_links_inside(name: str) -> None:
     fabric = fabric_of(find_gpu("GB200"), 8, name)
