@@ -135,12 +135,12 @@ def test_a_save_that_does_not_fit_costs_nothing_else(
     for step in (2, 3):
         for error in ranks(2).run(save, disk, step, asynchronous):
             assert "No space left on device" in error
-        assert states(disk) == {"step-00000001": "good"}
+        assert states(disk) == {"step-00000001": "not verified"}
         assert check_checkpoint(final_path(disk, 1)) == []
         assert used_bytes(disk) == used
     make_room(disk)
     assert ranks(2).run(save, disk, 3, asynchronous) == [None, None]
-    assert states(disk) == {"step-00000001": "good", "step-00000003": "good"}
+    assert states(disk) == {"step-00000001": "not verified", "step-00000003": "not verified"}
     assert check_checkpoint(final_path(disk, 3)) == []
 
 
@@ -154,7 +154,7 @@ def test_wherever_the_room_ends(ranks: Pools, tmp_path: Path) -> None:
         for (function, rank, call), error in zip(faults, errors, strict=True):
             assert error is not None, (function, rank, call)
             assert error.startswith(f"rank {rank}: OSError: [Errno 28] No space left"), error
-    assert states(tmp_path) == {"step-00000001": "good"}
+    assert states(tmp_path) == {"step-00000001": "not verified"}
     assert check_checkpoint(final_path(tmp_path, 1)) == []
     assert ranks(2).run(save, tmp_path, 2) == [None, None]
     assert check_checkpoint(final_path(tmp_path, 2)) == []
@@ -220,5 +220,5 @@ def test_training_goes_on_and_saves_when_there_is_room_again(disk: Path) -> None
     assert failed[0]["step"] == 20
     assert len(failed) == len(alerts)
     assert [event["step"] for event in events if event["event"] == "checkpoint"][-1] == 60
-    assert set(states(disk).values()) == {"good"}
+    assert set(states(disk).values()) == {"not verified"}
     assert check_checkpoint(final_path(disk, 60)) == []

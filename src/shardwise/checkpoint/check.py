@@ -1,4 +1,4 @@
-"""Whether a checkpoint is, byte for byte, what was written."""
+"""Whether a checkpoint is, byte for byte, what was written. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardwise.checkpoint.files import fingerprint_of
-from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, read_manifest
+from shardwise.checkpoint.places import read_places
 from shardwise.checkpoint.store import Checkpoint
 
 
@@ -44,7 +44,7 @@ def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
 def check_index(path: Path) -> list[Damaged]:
     """What is wrong with the index, if anything."""
     try:
-        read_index(path)
+        read_places(path)
     except Damaged as damage:
         return [damage]
     return []

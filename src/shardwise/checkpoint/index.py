@@ -1,9 +1,8 @@
-"""tensors.json: where each piece of each tensor lies. Plain JSON, checked before it is believed."""
+"""The tensors of a checkpoint as torch knows them: dtypes, and what DCP plans with."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +17,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from shardwise.checkpoint.manifest import INDEX_NAME, Damaged
-from shardwise.model.boxes import Box, cover_once, validate_sizes
+from shardwise.checkpoint.places import ITEM_BYTES, Piece, read_places
 
-_SHARD_NAME = re.compile(r"rank-\d{5}\.bin")
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Piece(Box):
-    """A box of a tensor, and the bytes that hold it."""
-
-    file: str
-    start: int
+_DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +53,10 @@ def dump_index(index: Index) -> bytes:
 
 def read_index(directory: Path) -> Index:
     """The index of a checkpoint directory; anything odd in it is Damaged, and nothing is run."""
-    try:
-        data = json.loads((directory / INDEX_NAME).read_bytes())
-        index = {str(name): _tensor_of(entry) for name, entry in data.items()}
-    except OSError as error:
-        raise Damaged(INDEX_NAME, f"cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Damaged(INDEX_NAME, f"is not an index: {error}") from error
-    for name, tensor in index.items():
-        _validate_pieces(directory, name, tensor)
-    return index
+    return {
+        name: StoredTensor(_DTYPES[placed.dtype], placed.shape, placed.pieces)
+        for name, placed in read_places(directory).items()
+    }
 
 
 def index_of_metadata(metadata: Metadata, starts: Mapping[MetadataIndex, tuple[str, int]]) -> Index:
@@ -110,26 +87,3 @@ def metadata_of_index(index: Index) -> Metadata:
         for name, tensor in index.items()
     }
     return Metadata(state_dict_metadata=entries)
-
-
-def _tensor_of(entry: Mapping[str, Any]) -> StoredTensor:
-    pieces = tuple(
-        Piece(validate_sizes(offsets), validate_sizes(sizes), str(file), validate_sizes([start])[0])
-        for offsets, sizes, file, start in entry["pieces"]
-    )
-    return StoredTensor(_DTYPES[entry["dtype"]], validate_sizes(entry["shape"]), pieces)
-
-
-def _validate_pieces(directory: Path, name: str, tensor: StoredTensor) -> None:
-    """Pieces lie inside their files and inside the tensor, and together are the whole of it."""
-    for piece in tensor.pieces:
-        if not _SHARD_NAME.fullmatch(piece.file):
-            raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is no shard")
-        end = piece.start + tensor.piece_bytes(piece)
-        path = directory / piece.file
-        if not piece.lies_in(tensor.shape) or path.is_symlink() or not path.is_file():
-            raise Damaged(INDEX_NAME, f"{name} has a piece outside of its tensor or file")
-        if end > path.stat().st_size:
-            raise Damaged(INDEX_NAME, f"{name} ends at byte {end}, beyond {piece.file}")
-    if not cover_once(tensor.shape, tensor.pieces):
-        raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover it once")

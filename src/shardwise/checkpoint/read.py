@@ -55,7 +55,7 @@ def verify_checkpoint(path: Path) -> VerifiedCheckpoint:
     """Hash every file of a checkpoint, then read its plan and index; damage is a UserError."""
     damages = check_checkpoint(path)
     if damages:
-        others = [e for e in _published(path.parent) if e.state == "good" and e.path != path]
+        others = [e for e in _published(path.parent) if e.checkpoint is not None and e.path != path]
         raise UserError(
             f"checkpoint {path} is damaged",
             why="; ".join(str(damage) for damage in damages),
@@ -82,7 +82,7 @@ def read_tensor(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Te
 
 def _published(run: Path) -> list[Entry]:
     root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
-    return [entry for entry in list_entries(root) if entry.state in ("good", "damaged")]
+    return [entry for entry in list_entries(root) if entry.is_published]
 
 
 def _steps(entries: list[Entry]) -> str:

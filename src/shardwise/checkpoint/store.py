@@ -1,6 +1,6 @@
 """The directory of checkpoints: written aside, published by rename, never overwritten.
 
-step-00000060/               good, unless its bytes say otherwise
+step-00000060/               published: whole, and good unless its bytes say otherwise
 partial-step-00000120.3/     a save of the third job here that has not ended; never chosen
 quarantined-step-00000090/   found damaged; reason.txt says what and where; never chosen
 
@@ -31,7 +31,7 @@ from shardwise.lease.lease import UNFENCED, Fence
 
 # What a kill leaves half removed.
 _REMOVED = ".removed"
-State = Literal["good", "damaged", "partial", "quarantined"]
+State = Literal["not verified", "damaged", "partial", "quarantined"]
 _NAME = re.compile(r"(?:(partial|quarantined)-)?step-(\d{8})(?:\.\d+)?")
 
 
@@ -59,8 +59,13 @@ class Entry:
     reason: str = ""
 
     @property
+    def is_published(self) -> bool:
+        """Whether a save of it ended and nobody has set it aside."""
+        return self.state in ("not verified", "damaged")
+
+    @property
     def manifest(self) -> Manifest | None:
-        """Of a good one."""
+        """Of a whole one."""
         return None if self.checkpoint is None else self.checkpoint.manifest
 
 
@@ -161,7 +166,7 @@ def quarantine(path: Path, reasons: Iterable[str]) -> Path:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove the oldest good checkpoints beyond `keep`; the last good one always stays."""
+    """Remove the oldest whole checkpoints beyond `keep`; the last whole one always stays."""
     old = list_checkpoints(root)[: -max(1, keep)]
     for found in old:
         # Renamed first: a kill half-way leaves a partial directory, not a damaged checkpoint.
@@ -186,7 +191,7 @@ def _judge(path: Path, step: int) -> Entry:
                 raise Damaged(name, f"has {actual} bytes, {expected.bytes} were written")
     except Damaged as damage:
         return Entry(path, step, "damaged", None, str(damage))
-    return Entry(path, step, "good", checkpoint)
+    return Entry(path, step, "not verified", checkpoint)
 
 
 def _reason(path: Path) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, prune
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.take import Held, hold_run
@@ -22,25 +24,45 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A directory of checkpoints in the words of `ls`."""
+
+    entry: Entry
+    state: str
+    reason: str
+
+
 Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo.")]
 _HEADER = ("step", "size", "age", "state", "ranks", "loss", "reason")
 
 
 @app.command("ls")
-def list_checkpoints_of(run: Run) -> None:
+def list_checkpoints_of(
+    run: Run,
+    verify_bytes: Annotated[
+        bool, typer.Option("--verify", help="Hash every file: good or damaged, for certain.")
+    ] = False,
+) -> None:
     """List checkpoints, judged by manifests and file sizes. Exits 5 where one is damaged.
 
+    Whole ones are shown as `not verified`: their bytes are read only with --verify, which shows
+    them as `good` or `damaged`.
+
     \b
-    Example:
+    Examples:
       shardwise checkpoint ls runs/demo
+      shardwise checkpoint ls runs/demo --verify
     Next: shardwise checkpoint verify runs/demo
     """
     entries = _entries_of(run)
     if not entries:
         typer.echo(f"{run} has no checkpoints yet")
         return
-    _echo_table([_HEADER, *map(_row, entries)])
-    _refuse_damage(run, [entry for entry in entries if entry.state == "damaged"])
+    judged = [_judge(entry, verify_bytes) for entry in entries]
+    _echo_table([_HEADER, *map(_row, judged)])
+    _refuse_damage(run, [each.entry for each in judged if each.state == "damaged"])
 
 
 @app.command("verify")
@@ -56,7 +78,7 @@ def verify(
       shardwise checkpoint verify runs/demo --step 60
     Next: shardwise train goes on from the newest one that is good.
     """
-    published = [entry for entry in _entries_of(run) if entry.state in ("good", "damaged")]
+    published = [entry for entry in _entries_of(run) if entry.is_published]
     chosen = [entry for entry in published if step in (None, entry.step)]
     if step is not None and not chosen:
         steps = ", ".join(str(entry.step) for entry in published)
@@ -80,10 +102,10 @@ def verify(
 @app.command("prune")
 def prune_run(
     run: Run,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest good ones stay.")],
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest whole ones stay.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
-    """Remove the oldest good checkpoints, and what unfinished saves left behind.
+    """Remove the oldest whole checkpoints, and what unfinished saves left behind.
 
     One of those that stay is verified first, so the last good one is never removed. While a job
     uses the run directory, unfinished saves stay: one of them may be its own.
@@ -134,17 +156,19 @@ def _holds(run: Path, stack: ExitStack) -> bool:
     return True
 
 
-def _find_problems(entry: Entry) -> list[str]:
-    # Imported late: it brings torch, which help texts need not wait for.
-    from shardwise.checkpoint.check import check_checkpoint
+def _judge(entry: Entry, verify_bytes: bool) -> _Judged:
+    if not verify_bytes or not entry.is_published:
+        return _Judged(entry, entry.state, entry.reason)
+    problems = _find_problems(entry)
+    return _Judged(entry, "damaged" if problems else "good", "\n".join(problems))
 
+
+def _find_problems(entry: Entry) -> list[str]:
     problems = [str(damage) for damage in check_checkpoint(entry.path)]
     return problems or ([entry.reason] if entry.state == "damaged" else [])
 
 
 def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
-    from shardwise.checkpoint.check import check_checkpoint
-
     if all(check_checkpoint(found.path) for found in reversed(kept)):
         raise UserError(
             f"nothing was removed: of the {len(kept)} checkpoints that would stay none is whole",
@@ -165,17 +189,17 @@ def _refuse_damage(run: Path, damaged: list[Entry]) -> None:
         )
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
-    manifest = entry.manifest
+def _row(judged: _Judged) -> tuple[str, ...]:
+    entry, manifest = judged.entry, judged.entry.manifest
     created = manifest.created if manifest else entry.path.stat().st_mtime
     return (
         str(entry.step),
         format_bytes(_size_of(entry.path)),
         format_duration(time.time() - created),
-        entry.state,
+        judged.state,
         str(manifest.world_size) if manifest else "-",
         f"{manifest.loss:.4f}" if manifest and manifest.loss is not None else "-",
-        _printable("; ".join(entry.reason.splitlines())),
+        _printable("; ".join(judged.reason.splitlines())),
     )
 
 

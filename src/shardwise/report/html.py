@@ -151,8 +151,8 @@ def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
     yield "goodput", percent(goodput_share(run))
     starts, restarts = (len(of_kind(run.events, kind)) for kind in ("start", "restart"))
     yield "starts", f"{starts}, of them {restarts} after a failure" if restarts else f"{starts}"
-    good = sum(kept.state == "good" for kept in run.checkpoints)
-    yield "checkpoints", f"{good} good of {len(run.checkpoints)}" if run.checkpoints else "none"
+    whole = sum(kept.checkpoint is not None for kept in run.checkpoints)
+    yield "checkpoints", f"{whole} whole of {len(run.checkpoints)}" if run.checkpoints else "none"
 
 
 def _from_to(losses: Sequence[float | None]) -> str:

@@ -30,7 +30,7 @@ class Gate:
 
 
 def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]:
-    """All gates of a run; `damaged` names its checkpoints that are not good."""
+    """All gates of a run; `damaged` names its checkpoints that are not whole."""
     gates, steps = plan.config.gates, _last_of_each_step(events)
     if not steps:
         return [Gate("steps", "none", "at least one", "fail", "the run has logged no step yet")]
@@ -157,9 +157,9 @@ def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
 
 
 def _checkpoint_gate(damaged: Sequence[str]) -> Gate:
-    figure = ", ".join(damaged) if damaged else "good"
+    figure = ", ".join(damaged) if damaged else "whole"
     advice = "shardwise checkpoint verify says what is wrong with each"
-    return _judged("checkpoints", figure, "all good", not damaged, advice)
+    return _judged("checkpoints", figure, "all whole", not damaged, advice)
 
 
 def _judged(name: str, figure: str, bound: str, good: bool, advice: str) -> Gate:

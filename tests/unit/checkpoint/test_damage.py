@@ -135,7 +135,7 @@ def test_a_run_falls_back_to_the_one_before(store: Path, name: str, kind: str) -
     assert path == "step-00000002"
     assert reasons[0].startswith(f"{name}: ")
     quarantined, good = sorted(list_entries(store), key=lambda entry: entry.state, reverse=True)
-    assert (quarantined.state, good.state) == ("quarantined", "good")
+    assert (quarantined.state, good.state) == ("quarantined", "not verified")
     assert quarantined.reason == "\n".join(reasons)
 
 

@@ -21,6 +21,7 @@ from shardwise.checkpoint.index import (
     read_index,
 )
 from shardwise.checkpoint.manifest import INDEX_NAME, Damaged
+from shardwise.checkpoint.places import ITEM_BYTES
 
 FIRST, SECOND = "rank-00000.bin", "rank-00001.bin"
 # Rows over two ranks, columns over two ranks, a scalar, an empty part, an empty tensor.
@@ -107,3 +108,7 @@ def test_pieces_must_be_the_tensor(tmp_path: Path, pieces: tuple[Piece, ...]) ->
 def test_a_missing_index_is_damage(tmp_path: Path) -> None:
     with pytest.raises(Damaged, match=r"tensors\.json: cannot be read"):
         read_index(tmp_path)
+
+
+def test_element_sizes_are_those_of_torch() -> None:
+    assert {name: getattr(torch, name).itemsize for name in ITEM_BYTES} == ITEM_BYTES

@@ -61,7 +61,7 @@ def test_partials_are_cleared_and_nothing_else(tmp_path: Path) -> None:
     begin(tmp_path, 2)
     begin(tmp_path, 3)
     clear_partials(tmp_path)
-    assert states(tmp_path) == {"step-00000001": "good"}
+    assert states(tmp_path) == {"step-00000001": "not verified"}
 
 
 def test_order_is_by_step_and_other_names_are_left_alone(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_is_damaged_counts_for_nothing(tmp_path: Path) -> None:
     quarantine(final_path(tmp_path, 3), ["short"])
     assert prune(tmp_path, 1) == []
     assert states(tmp_path) == {
-        "step-00000001": "good",
+        "step-00000001": "not verified",
         "step-00000002": "damaged",
         "quarantined-step-00000003": "quarantined",
     }
@@ -163,4 +163,4 @@ def test_a_kill_while_pruning_leaves_no_damaged_checkpoint(
     monkeypatch.setattr(shutil, "rmtree", die)
     with pytest.raises(KeyboardInterrupt):
         prune(tmp_path, 1)
-    assert states(tmp_path) == {"partial-step-00000001": "partial", "step-00000002": "good"}
+    assert states(tmp_path) == {"partial-step-00000001": "partial", "step-00000002": "not verified"}

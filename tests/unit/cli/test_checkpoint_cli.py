@@ -66,7 +66,7 @@ def test_ls_shows_every_state(run: Path, capsys: Cli, monkeypatch: pytest.Monkey
     assert first[4:6] == ["quarantined", "-"]
     assert first[7] == f"{SHARD}: has 1 bytes; plan.json: is gone"
     assert second[0] == "40"
-    assert second[3:] == ["2h00m", "good", "8", "2.5000"]
+    assert second[3:] == ["2h00m", "not", "verified", "8", "2.5000"]
     assert (third[0], third[4]) == ("60", "damaged")
     assert third[7] == f"{SHARD}: has 5 bytes, {SHARD_BYTES} were written"
     assert fourth[:3] == ["80", "2.0", "KiB"]
@@ -80,7 +80,42 @@ def test_ls_of_whole_ones_ends_well(
     save(run, 80, loss=None)
     quarantine(shard_of(run, 20).parent, ["set aside long ago"])
     assert shardwise(monkeypatch, "ls", run) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[-3:] == ["good", "8", "-"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[-4:] == ["not", "verified", "8", "-"]
+
+
+def flip(path: Path) -> None:
+    """One bit, so that the size and the manifest stay right."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_ls_calls_nothing_good_that_it_has_not_read(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(shard_of(run, 40))
+    assert shardwise(monkeypatch, "ls", run) == 0
+    said = capsys.readouterr().out
+    assert said.count("not verified") == 3
+    assert "good" not in said
+    assert shardwise(monkeypatch, "ls", run, "--verify") == 5
+    output = capsys.readouterr()
+    rows = [line.split() for line in output.out.splitlines()[1:]]
+    assert [(row[0], row[4]) for row in rows] == [("20", "good"), ("40", "damaged"), ("60", "good")]
+    assert "its content has changed (sha256 differs)" in output.out
+    assert "damaged checkpoints" in output.err and "step 40" in output.err
+
+
+@pytest.mark.parametrize(
+    "words", [("ls",), ("ls", "--verify"), ("verify",), ("prune", "--keep", "2")]
+)
+def test_looking_after_checkpoints_needs_no_torch(run: Path, words: tuple[str, ...]) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from shardwise.cli.main import main; "
+        f"sys.argv[1:] = ['checkpoint', {words[0]!r}, {str(run)!r}, *{words[1:]!r}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_run_without_checkpoints(

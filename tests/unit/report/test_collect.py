@@ -103,8 +103,8 @@ def test_checkpoints_are_judged_without_torch(tmp_path: Path) -> None:
     found = {kept.step: (kept.state, kept.reason) for kept in collect_run(tmp_path).checkpoints}
     assert {step: state for step, (state, _) in found.items()} == {
         5: "quarantined",
-        10: "good",
-        20: "good",
+        10: "not verified",
+        20: "not verified",
         30: "damaged",
         40: "partial",
         50: "damaged",
