@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from shardwise.config.schema import RunConfig
+from shardwise.launch.launcher import adopt_launcher
 from shardwise.launch.local import run_plan
 from shardwise.launch.prepare import choose_plan, fetch_weights
 from shardwise.verify.judge import judge_run, record_gates, validate_passed
@@ -17,6 +18,7 @@ def train(config: RunConfig) -> Path:
     The verdict stands in its record; with `gates.enforce` a gate that failed is an error. Inside
     torchrun (RANK is set) this process is one rank and starts no others.
     """
+    adopt_launcher(os.environ)
     fetch_weights(config)
     plan = choose_plan(config)
     run_plan(plan)

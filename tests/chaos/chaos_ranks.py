@@ -28,9 +28,9 @@ from shardwise.checkpoint.index import read_index
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.errors import UserError
+from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.launch.local import write_run_directory
 from shardwise.launch.prepare import choose_plan
-from shardwise.launch.ranks import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shardwise.launch.ranks import RENDEZVOUS_VARIABLE
+from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import join_process_group
 
 JOB_TIMEOUT_S = 180.0

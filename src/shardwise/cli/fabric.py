@@ -14,6 +14,7 @@ from shardwise.cli.show import show_table
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
+from shardwise.launch.launcher import adopt_launcher
 from shardwise.units import GIB, KIB, MIB, parse_bytes
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     Examples:
       shardwise fabric
       shardwise fabric --cluster 2xCPU --sizes 64KiB,1MiB
-      torchrun --nnodes 4 --nproc-per-node 8 ... -m shardwise fabric run.yaml
+      shardwise torchrun --nnodes 4 --nproc-per-node 8 ... -m shardwise fabric run.yaml
       shardwise fabric --cluster 2x8xH100 --nccl-tests all_reduce_perf.txt --nccl-log nccl.log
     Next: shardwise plan --calibrate, or shardwise train run.yaml
     """
+    adopt_launcher(os.environ)
     place = _cluster_of(words or [], cluster)
     if not 0 < min_share <= 1:
         raise UserError(f"--min-share {min_share:g} is no share", fix="such as 0.8")

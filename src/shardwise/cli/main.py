@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import typer
@@ -16,11 +17,13 @@ from shardwise.cli import (
     plan,
     profile,
     report,
+    torchrun,
     train,
     tunnel,
     verify,
 )
 from shardwise.errors import UserError
+from shardwise.launch.last_words import leave_word
 from shardwise.version import __version__
 
 app = typer.Typer(
@@ -37,6 +40,7 @@ app = typer.Typer(
 _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
+app.command("torchrun", context_settings=_OVERRIDES)(torchrun.torchrun)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)
 app.command("fabric", context_settings=_OVERRIDES)(fabric.fabric)
@@ -63,7 +67,8 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        _show(error)
+        if leave_word(error, os.environ):
+            _show(error)
         sys.exit(int(error.code))
     except KeyboardInterrupt:
         sys.exit(130)

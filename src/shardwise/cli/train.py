@@ -25,14 +25,16 @@ def train(
     Examples:
       shardwise train run.yaml
       shardwise train run.yaml train.steps=2000 optim.lr=3e-4
-      torchrun --nproc-per-node 8 -m shardwise train run.yaml
+      shardwise torchrun --nproc-per-node 8 run.yaml
     Next: look into the run directory that it names.
     """
     from shardwise.cli.show import show_warnings
+    from shardwise.launch.launcher import adopt_launcher
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
     from shardwise.plan.explain import headline
 
+    adopt_launcher(os.environ)
     chosen_config = load_config(config, overrides or [])
     fetch_weights(chosen_config)
     plan = choose_plan(chosen_config)

@@ -14,7 +14,7 @@ from shardwise.launch.ranks import RankFailure
 def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
     """The cause as a UserError: rank, cause, fix, log."""
     first = _first_failure(failures)
-    details = _details(first)
+    details = details_of(first)
     log = _newest_log(run_dir, first.rank)
     cause = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
     if first.exitcode == ExitCode.PREEMPTED:
@@ -23,7 +23,7 @@ def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
         f"rank {first.rank} failed: {cause}",
         why=details.get("why", "") or details.get("frame", ""),
         fix=details.get("fix") or f"read {log}; then run the same command again to resume",
-        code=_exit_code(first.exitcode),
+        code=known_exit_code(first.exitcode),
     )
 
 
@@ -33,7 +33,7 @@ def _first_failure(failures: list[RankFailure]) -> RankFailure:
     return min(killed or failures, key=lambda failure: failure.time)
 
 
-def _details(failure: RankFailure) -> dict[str, Any]:
+def details_of(failure: RankFailure) -> dict[str, Any]:
     """What `record` wrote; a UserError of the worker comes apart again into its parts."""
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
@@ -70,12 +70,13 @@ def _frame(message: dict[str, Any]) -> str:
     return frames[-1] if frames else ""
 
 
-def _exit_code(code: int) -> ExitCode:
+def known_exit_code(code: int) -> ExitCode:
     """A worker that ends with a UserError exits with its code; anything else has died."""
     known = {
         ExitCode.CONFIG,
         ExitCode.DOES_NOT_FIT,
         ExitCode.ENVIRONMENT,
+        ExitCode.VERIFY_FAILED,
         ExitCode.DIVERGED,
         ExitCode.PREEMPTED,
     }

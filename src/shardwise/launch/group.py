@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardwise.launch.ranks import RENDEZVOUS_VARIABLE
+from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 
 # Long enough for one rank to tokenise a corpus while the others wait.
 TIMEOUT = timedelta(minutes=30)

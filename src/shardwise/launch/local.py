@@ -10,6 +10,8 @@ from shardwise.checkpoint.store import list_checkpoints
 from shardwise.config.plain import dump_yaml
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
+from shardwise.launch.last_words import RankTerminal
+from shardwise.launch.launcher import is_rank
 from shardwise.launch.prepare import validate_machine, validate_sinks
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.say import say_on_console
@@ -37,7 +39,7 @@ def run_plan(plan: Plan) -> Path:
     """
     validate_sinks(plan.config)
     validate_torchao(plan.linear.value)
-    if "RANK" in os.environ:
+    if is_rank(os.environ):
         _run_as_one_rank(plan)
         return plan.run_dir
     validate_machine(plan.cluster)
@@ -93,7 +95,8 @@ def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay, lease: Lease) -
 def _run_as_one_rank(plan: Plan) -> None:
     from shardwise.launch.worker import run_rank
 
-    run_rank(plan, prepare=write_run_directory)
+    with RankTerminal():
+        run_rank(plan, prepare=write_run_directory)
 
 
 def _validate_checkpoints(plan: Plan, path: Path) -> None:

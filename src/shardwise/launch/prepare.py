@@ -72,7 +72,7 @@ def validate_machine(cluster: ClusterSpec, command: str = "train run.yaml") -> N
         raise UserError(
             f"cluster {cluster.name} has {cluster.num_nodes} nodes; this command starts ranks on "
             "one machine",
-            fix="start it on every node through torchrun: torchrun --nnodes "
+            fix="start it on every node: shardwise torchrun --nnodes "
             f"{cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} ... -m shardwise "
             f"{command}",
             code=ExitCode.ENVIRONMENT,

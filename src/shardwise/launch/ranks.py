@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode
+from shardwise.launch.last_words import ERROR_FILE_VARIABLE
+from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
-RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
 TRAINING = "shardwise.launch.worker"
 # Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-# torch's `record` writes the error of a rank to the file that this variable names.
-_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _POLL_S = 0.05
 # After one rank failed the others fail too when they next wait for it; with NCCL they would hang.
 _GRACE_S = 5.0
@@ -123,6 +122,6 @@ class Ranks:
             # Fresh for every start: addresses of dead ranks are never read.
             RENDEZVOUS_VARIABLE: f"file://{self._scratch}/rendezvous",
             HEARTBEAT_VARIABLE: str(self.heartbeats),
-            _ERROR_FILE_VARIABLE: str(self._error_file(rank)),
+            ERROR_FILE_VARIABLE: str(self._error_file(rank)),
         }
         return defaults | dict(inherited) | own | (self._lease.variables if self._lease else {})

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from shardwise.errors import UserError
 from shardwise.launch.group import join_process_group, leave_with_launcher
 from shardwise.launch.holding import hold_as_rank
+from shardwise.launch.last_words import errors_naming
 from shardwise.launch.say import say_on_console
 from shardwise.plan.plan import Plan
 from shardwise.training.loop import run
@@ -35,18 +36,19 @@ def run_rank(plan: Plan, prepare: Callable[[Plan], object] | None = None) -> Non
     with hold_as_rank(plan.run_dir) as fence:
         if prepare is not None and is_first:
             prepare(plan)
-        log = _open_log(plan.run_dir / "logs")
+        path, log = _open_log(plan.run_dir / "logs")
 
         def say(text: str) -> None:
             if is_first:
                 say_on_console(text)
                 os.write(log, f"{text}\n".encode())
 
-        run(plan, say, fence)
+        with errors_naming(path):
+            run(plan, say, fence)
     dist.destroy_process_group()
 
 
-def _open_log(root: Path) -> int:
+def _open_log(root: Path) -> tuple[Path, int]:
     """logs/attempt-N/rank-R.log takes all that libraries print; rank 0's stdout is the console."""
     attempt = torch.zeros(1, dtype=torch.int64)
     if dist.get_rank() == 0:
@@ -61,7 +63,7 @@ def _open_log(root: Path) -> int:
         os.dup2(log, sys.stdout.fileno())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     warnings.simplefilter("default")
-    return log
+    return path, log
 
 
 if __name__ == "__main__":

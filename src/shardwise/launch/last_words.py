@@ -1,0 +1,131 @@
+"""How a rank of torchrun or srun says why it ends: once on a node's terminal, with its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.launcher import is_rank
+
+# Set for ranks whose agent is `shardwise torchrun`: it reads their error files and speaks for them.
+AGENT_VARIABLE = "SHARDWISE_AGENT"
+# The agent of torchrun names a file for each rank's error, and shows what it says.
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_LOG_NOTE = "log: "
+
+
+class RankTerminal:
+    """Keeps the terminal while a rank's stderr is its log; errors leave with rank, host and log."""
+
+    def __enter__(self) -> Self:
+        self._terminal = os.dup(sys.stderr.fileno())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        log = _log_of(error)
+        if error is not None and log:
+            traceback.print_exception(error)  # stderr is the log
+        # Python's own stream alone: what libraries say while the process ends is for the log.
+        sys.stderr = os.fdopen(self._terminal, "w", encoding="utf-8", errors="replace")
+        if isinstance(error, Exception):
+            raise _as_of_this_rank(error, log) from error
+
+
+@contextmanager
+def errors_naming(log: Path) -> Iterator[None]:
+    """Errors of the block carry the path of the log that tells more."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{_LOG_NOTE}{log}")
+        raise
+
+
+def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
+    """Write the error down for the agent, if there is one; true where this process shows it.
+
+    Ranks tend to fail together, and the first of a node speaks for the others.
+    """
+    if not is_rank(environ):
+        return True
+    file = environ.get(ERROR_FILE_VARIABLE)
+    if AGENT_VARIABLE in environ and file:
+        _write_error_file(Path(file), f"UserError: {error}", error.code)
+        return False
+    if file:
+        shown = f"the error of the first rank to fail on {_host()} is shown above"
+        _write_error_file(Path(file), f"{shown}; each rank's own is in its log", error.code)
+    return _is_first_of_node(environ)
+
+
+def _as_of_this_rank(error: Exception, log: str) -> UserError:
+    """What people are shown; before there is a log, all ranks met and the error names its own."""
+    where = f"rank {os.environ['RANK']} on {_host()} failed: "
+    if isinstance(error, UserError):
+        if not log:
+            return error
+        what = error.what if error.code == ExitCode.PREEMPTED else where + error.what
+        fix = f"{error.fix}\n  {_LOG_NOTE}{log}" if error.fix else f"read {log}"
+        return UserError(what, why=error.why, fix=fix, code=error.code)
+    cause = traceback.format_exception_only(error)[0].strip().splitlines()[0]
+    if log:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"File {frame.filename!r}, line {frame.lineno}, in {frame.name}"
+    else:
+        why = "".join(traceback.format_exception(error)).strip()
+    again = "run the same command again to resume"
+    fix = f"read {log}; then {again}" if log else again
+    return UserError(where + cause, why=why, fix=fix, code=ExitCode.WORKER_DIED)
+
+
+def _log_of(error: BaseException | None) -> str:
+    notes = getattr(error, "__notes__", [])
+    return next((n.removeprefix(_LOG_NOTE) for n in notes if n.startswith(_LOG_NOTE)), "")
+
+
+def _write_error_file(path: Path, text: str, code: ExitCode) -> None:
+    """As torch's `record` writes it, without the traceback that torchrun would show in full."""
+    extra = {"timestamp": str(int(time.time()))}
+    message = {"message": text, "extraInfo": extra, "errorCode": int(code)}
+    path.write_text(json.dumps({"message": message}), encoding="utf-8")
+
+
+def _is_first_of_node(environ: Mapping[str, str]) -> bool:
+    """Whoever makes the file is first; ranks that share no such place speak for themselves."""
+    if "TORCHELASTIC_RUN_ID" in environ and ERROR_FILE_VARIABLE in environ:
+        # The agent has a folder for each start, with one in it for each of its ranks.
+        place = Path(environ[ERROR_FILE_VARIABLE]).parent.parent / "said"
+    elif "SLURM_JOB_ID" in environ:
+        step = [
+            environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID")
+        ]
+        place = Path(tempfile.gettempdir(), f"shardwise-said-{os.getuid()}-{'.'.join(step)}")
+    else:
+        return True
+    try:
+        place.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # nobody can tell who was first: better twice than never
+    return True
+
+
+def _host() -> str:
+    return socket.gethostname()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.last_words import AGENT_VARIABLE, ERROR_FILE_VARIABLE, leave_word
+from shardwise.launch.torchrun import error_of_ranks, parse_agent
+
+AT = 1_000
+
+
+def ended(folder: Path, local_rank: int, code: int, text: str = "", at: int = AT) -> ProcessFailure:
+    """A rank as the agent sees it: an exit code, and a file where the rank could write one."""
+    file = folder / f"{local_rank}.json"
+    if text:
+        extra = {"timestamp": str(at)}
+        file.write_text(json.dumps({"message": {"message": text, "extraInfo": extra}}))
+    failure = ProcessFailure(local_rank=local_rank, pid=1, exitcode=code, error_file=str(file))
+    failure.timestamp = at
+    return failure
+
+
+def test_words_after_the_options_are_a_run() -> None:
+    words = ["--nnodes", "2", "--nproc-per-node", "4", "--node-rank=1", "run.yaml", "optim.lr=1"]
+    parsed = parse_agent(words)
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.node_rank) == ("2", "4", 1)
+    assert (parsed.module, parsed.training_script) == (True, "shardwise")
+    assert parsed.training_script_args == ["train", "run.yaml", "optim.lr=1"]
+
+
+def test_a_module_is_started_as_torchrun_does() -> None:
+    parsed = parse_agent(["-m", "shardwise", "fabric", "run.yaml"])
+    assert parsed.training_script == "shardwise"
+    assert parsed.training_script_args == ["fabric", "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ([], "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"),
+        (["--signals-to-handle", "SIGUSR1"], "SIGUSR1,SIGTERM,SIGINT,SIGUSR2"),
+    ],
+)
+def test_the_agent_passes_on_what_asks_ranks_to_stop(given: list[str], passed_on: str) -> None:
+    arguments = parse_agent([*given, "run.yaml"])
+    assert arguments.signals_to_handle == passed_on
+    assert arguments.shutdown_timeout == 600
+
+
+def test_the_time_to_save_is_the_users_where_given() -> None:
+    assert parse_agent(["--shutdown-timeout", "90", "run.yaml"]).shutdown_timeout == 90
+
+
+def test_the_words_and_the_code_of_a_rank_are_kept(tmp_path: Path) -> None:
+    text = "UserError: rank 3 on b failed: full\n  why: no room\n  fix: free some\n  log: x.log"
+    failures = {3: ended(tmp_path, 1, 2, text), 2: ended(tmp_path, 0, -15)}
+    error = error_of_ranks(failures)
+    assert (error.what, error.why) == ("rank 3 on b failed: full", "no room")
+    assert error.fix == "free some\n  log: x.log"
+    assert error.code == ExitCode.CONFIG
+
+
+def test_a_rank_that_was_killed_is_the_cause_of_its_peers_errors(tmp_path: Path) -> None:
+    broken = "UserError: rank 0 on a failed: connection closed"
+    failures = {0: ended(tmp_path, 0, 6, broken), 1: ended(tmp_path, 1, -9, at=AT + 1)}
+    error = error_of_ranks(failures)
+    assert "rank 1 on" in error.what and "SIGKILL" in error.what
+    assert error.code == ExitCode.WORKER_DIED
+
+
+def test_a_rank_that_the_agent_had_to_kill_is_not(tmp_path: Path) -> None:
+    full = "UserError: rank 0 on a failed: the disk is full"
+    failures = {0: ended(tmp_path, 0, 2, full), 1: ended(tmp_path, 1, -9, at=AT + 30)}
+    assert error_of_ranks(failures).what == "rank 0 on a failed: the disk is full"
+
+
+def test_ranks_that_saved_are_preempted(tmp_path: Path) -> None:
+    saved = "UserError: stopped by SIGTERM; step 7 is saved\n  fix: again"
+    failures = {0: ended(tmp_path, 0, -15), 1: ended(tmp_path, 1, 75, saved)}
+    error = error_of_ranks(failures)
+    assert error.code == ExitCode.PREEMPTED
+    assert error.what == "stopped by SIGTERM; step 7 is saved"
+
+
+def test_one_rank_of_a_node_speaks(tmp_path: Path) -> None:
+    error = UserError("full", fix="free some")
+    said = []
+    for local_rank in range(3):
+        file = tmp_path / "attempt_0" / str(local_rank) / "error.json"
+        file.parent.mkdir(parents=True)
+        environ = {
+            "RANK": str(local_rank),
+            "TORCHELASTIC_RUN_ID": "x",
+            ERROR_FILE_VARIABLE: str(file),
+        }
+        said.append(leave_word(error, environ))
+        assert "shown above" in file.read_text()
+    assert said == [True, False, False]
+
+
+def test_under_our_agent_it_speaks_for_the_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    environ = {"RANK": "0", AGENT_VARIABLE: "1", ERROR_FILE_VARIABLE: str(file)}
+    assert not leave_word(UserError("full", fix="free some"), environ)
+    assert json.loads(file.read_text())["message"]["message"] == "UserError: full\n  fix: free some"
+
+
+def test_a_process_without_a_launcher_speaks() -> None:
+    assert leave_word(UserError("x"), {})
