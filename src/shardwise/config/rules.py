@@ -5,6 +5,7 @@ A rule speaks only of what the user said. Whatever is `auto` or unset is the pla
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -187,6 +188,14 @@ def _may_use_own_adamw(c: RunConfig) -> bool:
     return on_device and c.optim.fused is not False and c.train.kernels != "torch"
 
 
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
@@ -341,6 +350,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.model.weights_from is None or c.model.weights != "random",
         "model.weights=random reads nothing from it",
         "drop model.weights_from, or write model.weights=pretrained",
+    ),
+    Rule(
+        "ignored-weights-are-patterns",
+        "model.ignore_weights",
+        lambda c: all(map(_is_pattern, c.model.ignore_weights)),
+        "each of them must be a regular expression",
+        "write model.ignore_weights=[^mtp], or drop it",
     ),
     Rule(
         "remote-code-is-pinned",

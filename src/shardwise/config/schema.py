@@ -33,6 +33,10 @@ class ModelConfig:
     """The directory or file of the weights, where they are not beside config.json: safetensors,
     torch.save, or a checkpoint of Accelerate, the HF Trainer or DCP."""
 
+    ignore_weights: list[str] = field(default_factory=list)
+    """Regular expressions of tensors in the files that may stay unread, such as `^mtp`. Without
+    one, a tensor that the model has no place for is an error."""
+
     overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's config.json to change, such as `num_hidden_layers: 16`."""
 

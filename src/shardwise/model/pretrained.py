@@ -26,35 +26,41 @@ from transformers.core_model_loading import (
 
 from shardwise.errors import UserError
 from shardwise.model.boxes import Box, cover_once, whole_box
+from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.stored import StoredWeights, open_weights
-from shardwise.model.weights import copy_shard, local_box, local_part
+from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
 _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
 
-def load_pretrained(model: nn.Module, place: Path) -> int:
-    """Read every parameter of the sharded `model` from `place`; returns the bytes read."""
+def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -> int:
+    """Read every parameter and persistent buffer of the sharded `model` from `place`.
+
+    Returns the bytes read. What the files have besides is an error, unless the family says that it
+    may stay unread or `ignore` has a pattern for it.
+    """
     files = open_weights(place)
-    plain, fusions = _match_keys(model, files)
-    fused = {name for fusion in fusions for name in fusion.targets}
-    aliases = _aliases(model)
-    missing: list[str] = []
+    matched = _match_keys(model, files)
+    fused = {name for fusion in matched.fusions for name in fusion.targets}
     wanted: dict[str, Tensor] = {}
-    for name, param in model.named_parameters():
-        source = next((n for n in (name, *aliases[name]) if n in plain or n in fused), None)
-        if source is None:
-            missing.append(name)
-        else:
-            wanted[source] = param
-    if missing:
-        raise _not_there(missing, place, files)
+    missing: list[str] = []
+    for first, *others in _tied_names(model):
+        found = [name for name in (first, *others) if name in matched.plain or name in fused]
+        if not found:
+            missing.append(first)
+            continue
+        wanted[found[0]] = matched.tensors[first]
+        keys = [matched.plain[name] for name in found if name in matched.plain]
+        _validate_equal(files, keys, local_box(matched.tensors[first]))
+    _validate_all_there(model, missing, place, files)
+    validate_leftovers(matched.left, model, files, place, ignore)
     # A fusion may fill several parameters, so the loop is over fusions.
     return sum(
-        _read_plain(files, plain[source], param)
-        for source, param in wanted.items()
-        if source in plain
-    ) + sum(_read_fused(files, fusion, wanted) for fusion in fusions)
+        _read_plain(files, matched.plain[source], tensor)
+        for source, tensor in wanted.items()
+        if source in matched.plain
+    ) + sum(_read_fused(files, fusion, wanted) for fusion in matched.fusions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +115,32 @@ class _Fusion:
         return dict(converter.convert(self.target))
 
 
-def _match_keys(
-    model: nn.Module, files: StoredWeights
-) -> tuple[dict[str, str], Collection[_Fusion]]:
-    """What fills each parameter: one stored tensor, or several through transformers' converter.
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What fills each tensor of a model: one stored tensor, or several through a converter."""
 
-    Families that transformers 5 holds fused (experts, for one) lie unfused in most files.
-    """
-    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tensors: dict[str, Tensor]
+    """Parameters and persistent buffers, a tied one under each of its names."""
+
+    plain: dict[str, str] = field(default_factory=dict)
+    """The stored name by the model's."""
+
+    fusions: list[_Fusion] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    """Stored tensors that fill nothing, and what the model would call them."""
+
+
+def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
+    """Families that transformers 5 holds fused (experts, for one) lie unfused in most files."""
+    matched = _Matched(stored_tensors(model))
+    # Buffers that the model computes itself may lie in the files; nobody reads them.
+    computed = {name for name, _ in model.named_buffers()} - matched.tensors.keys()
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     renamings, converters = _conversions(model)
 
-    def fit(name: str) -> str:
+    def fit(name: str, names: Collection[str] = matched.tensors.keys()) -> str:
         return next((n for n in (name, prefix + name, name.removeprefix(prefix)) if n in names), "")
 
-    plain: dict[str, str] = {}
     fusions: dict[str, _Fusion] = {}
     for key in sorted(files.keys(), key=dot_natural_key):
         renamed = _without_wrappers(key)
@@ -136,9 +153,13 @@ def _match_keys(
                 fusion.keys.setdefault(pattern, []).append(key)
                 break
         else:
-            if name := fit(renamed) or fit(_without_wrappers(key)):
-                plain.setdefault(name, key)
-    return plain, fusions.values()
+            name = fit(renamed) or fit(_without_wrappers(key))
+            if name and name not in matched.plain:
+                matched.plain[name] = key
+            elif not fit(renamed, computed):
+                matched.left[key] = renamed
+    matched.fusions.extend(fusions.values())
+    return matched
 
 
 def _without_wrappers(key: str) -> str:
@@ -164,12 +185,26 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
     )
 
 
-def _aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Other names of tied parameters: a file may hold either."""
+def _tied_names(model: nn.Module) -> list[list[str]]:
+    """The names of each stored tensor: one, or several of which a file may hold any."""
     names: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), []).append(name)
-    return {group[0]: group[1:] for group in names.values()}
+    for name, tensor in stored_tensors(model).items():
+        names.setdefault(id(tensor), []).append(name)
+    return list(names.values())
+
+
+def _validate_equal(files: StoredWeights, keys: Sequence[str], part: Box) -> None:
+    """Names that the model ties are one tensor; files that hold two are of another model."""
+    for key in keys[1:]:
+        first = keys[0]
+        _validate_shape(key, files.shape(key), files.shape(first))
+        if not torch.equal(files.read(first, part), files.read(key, part)):
+            raise UserError(
+                f"{first} and {key} differ in the files, and the model ties them",
+                why="it would train with the first of them in both places",
+                fix="set model.overrides.tie_word_embeddings=false if they are embedding and head, "
+                "as save_pretrained would have written it",
+            )
 
 
 def _read_plain(files: StoredWeights, key: str, param: Tensor) -> int:
@@ -240,10 +275,18 @@ def _validate_stack(name: str, boxes: Collection[Box], shape: Sequence[int]) -> 
         )
 
 
-def _not_there(missing: list[str], place: Path, files: StoredWeights) -> UserError:
-    return UserError(
-        f"{len(missing)} parameters of the model are not in {place}",
-        why=f"first of them: {', '.join(missing[:3])}; the files hold: "
-        f"{', '.join(sorted(files.keys())[:3])}",
-        fix="check that model.name and the weights are of one family, or set model.weights=random",
-    )
+def _validate_all_there(
+    model: nn.Module, missing: list[str], place: Path, files: StoredWeights
+) -> None:
+    """A buffer that the family's files need not have keeps its first value; nothing else may."""
+    buffers = {name for name, _ in model.named_buffers()}
+    optional = may_be_missing(model, buffers)
+    absent = [name for name in missing if name not in optional]
+    if absent:
+        raise UserError(
+            f"{len(absent)} tensors of the model are not in {place}",
+            why=f"first of them: {', '.join(absent[:3])}; the files hold: "
+            f"{', '.join(sorted(files.keys())[:3])}",
+            fix="check that model.name and the weights are of one family, or set "
+            "model.weights=random",
+        )

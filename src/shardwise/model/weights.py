@@ -39,7 +39,8 @@ def initialise_weights(
 
 
 def initialise_buffers(model: nn.Module, twin: PreTrainedModel, device: torch.device) -> None:
-    """Rotary frequencies, masks and the like, which no checkpoint holds. Parameters stay."""
+    """Rotary frequencies, masks and the like, which no file holds, and the first values of buffers
+    that files do hold. Parameters stay."""
     targets = dict(model.named_buffers())
     for name, module in twin.named_modules():
         if any(True for _ in module.buffers(recurse=False)):
@@ -62,6 +63,13 @@ def _fill_unit(
             copy_shard(targets[key], value.detach())
     for _, module in members:
         module.to("meta")
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers: what files of weights hold, by each of their names."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    return {name: tensors[name] for name in model.state_dict() if name in tensors}
 
 
 def copy_shard(target: Tensor, full: Tensor) -> None:

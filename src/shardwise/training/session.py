@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def fill_model(
     else:
         initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
-        _read_weights(model, Path(plan.weights_dir), say)
+        _read_weights(model, Path(plan.weights_dir), plan.config.model.ignore_weights, say)
     if with_weights:
         refresh_scales(model, plan)
 
@@ -130,12 +130,12 @@ def attach_training_loss(session: Session, say: Say) -> None:
     register_fsdp_forward_method(model, "sum_loss")
 
 
-def _read_weights(model: Any, place: Path, say: Say) -> None:
+def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:
     # Loaded on need: it leans on parts of transformers that change between releases.
     from shardwise.model.pretrained import load_pretrained
     from shardwise.model.stored import find_weights, unread_state
 
-    num_bytes = load_pretrained(model, place)
+    num_bytes = load_pretrained(model, place, ignore)
     say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}")
     if unread := unread_state(place):
         say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")

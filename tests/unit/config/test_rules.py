@@ -56,6 +56,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("shard.forward_prefetch", {"shard": {"forward_prefetch": 2, "all_gather_limit": 2}}),
     ("shard.backward_prefetch", {"shard": {"backward_prefetch": 1, "all_gather_limit": 1}}),
     ("shard.all_gather_limit", {"shard": {"all_gather_limit": 0}}),
+    ("model.ignore_weights", {"model": {"ignore_weights": ["^mtp("]}}),
     ("model.weights_from", {"model": {"weights_from": "x", "weights": "random"}}),
     ("shard.unit_min_params", {"shard": {"unit_classes": ["A"], "unit_min_params": 5}}),
     ("shard.reshard_after_forward", {"shard": {"reshard_after_forward": 1}}),
