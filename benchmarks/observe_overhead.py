@@ -210,12 +210,12 @@ def contender(plan) -> Iterator[Contender]:
     import torch.distributed as dist
 
     from shardwise.data.prefetch import prefetching
-    from shardwise.launch.local import write_run_directory
     from shardwise.metrics.events import EventLog
     from shardwise.metrics.sinks.open import open_sinks
     from shardwise.parallel.comm import apply_carrier
     from shardwise.training.heartbeat import Heartbeat
     from shardwise.training.loop import Loop
+    from shardwise.training.run_directory import write_run_directory
     from shardwise.training.session import attach_training_loss, build_loader, build_session
     from shardwise.training.signals import StopRequest
     from shardwise.training.surroundings import fast_attention, steady_collector

@@ -29,12 +29,12 @@ from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.errors import UserError
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
-from shardwise.launch.local import write_run_directory
 from shardwise.launch.prepare import choose_plan
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan
 from shardwise.training import loop
+from shardwise.training.run_directory import write_run_directory
 
 LONG = os.environ.get("SHARDWISE_CHAOS") == "1"
 WORLD = 2

@@ -51,6 +51,9 @@ class Manifest:
     created: float
     files: dict[str, Fingerprint]
 
+    data: str | None = None
+    """Which tokens were trained on: their hash. None in checkpoints older than this field."""
+
     @property
     def total_bytes(self) -> int:
         """Of all files but the manifest."""
@@ -59,6 +62,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The one spelling of this manifest, with a digest of itself."""
         body = {"format": FORMAT, **asdict(self)}
+        if self.data is None:
+            del body["data"]  # as older versions spelt it
         return _spell({**body, "digest": _digest(body)})
 
 
@@ -85,7 +90,8 @@ def read_manifest(directory: Path) -> Manifest:
 def _manifest_of(data: Mapping[str, Any]) -> Manifest:
     if data.get("format") != FORMAT:
         raise ValueError(f"format {data.get('format')!r}; this version reads {FORMAT}")
-    values = {item.name: data[item.name] for item in fields(Manifest)}
+    required = [item.name for item in fields(Manifest) if item.name != "data"]
+    values = {name: data[name] for name in required} | {"data": data.get("data")}
     for name in values["files"]:
         if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"lists a file that no checkpoint has: {name!r}")
@@ -97,9 +103,7 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"created is {values['created']!r}")
     if values["loss"] is not None and not _is_number(values["loss"]):
         raise ValueError(f"loss is {values['loss']!r}")
-    versions = values["versions"]
-    if type(versions) is not dict or not all(type(text) is str for text in versions.values()):
-        raise ValueError(f"versions is {versions!r}")
+    _validate_texts(values["versions"], values["data"])
     scale = values["loss_scale"]
     if scale is not None and not all(_is_number(scale[key]) for key in ("scale", "held")):
         raise ValueError(f"loss_scale is {scale!r}")
@@ -107,6 +111,13 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         if type(entry.bytes) is not int or entry.bytes < 0 or type(entry.sha256) is not str:
             raise ValueError(f"a file is described as {entry!r}")
     return Manifest(**values)
+
+
+def _validate_texts(versions: Any, data: Any) -> None:
+    if type(versions) is not dict or not all(type(text) is str for text in versions.values()):
+        raise ValueError(f"versions is {versions!r}")
+    if data is not None and type(data) is not str:
+        raise ValueError(f"data is {data!r}")
 
 
 def _is_number(value: Any) -> bool:

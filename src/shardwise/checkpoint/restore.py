@@ -16,7 +16,6 @@ from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors, set_optimizer_tensors
 from shardwise.checkpoint.storage import ShardReader
 from shardwise.checkpoint.store import Checkpoint, clear_partials, list_entries, quarantine
-from shardwise.errors import UserError
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.plan.plan import Plan
 
@@ -45,7 +44,6 @@ def restore_checkpoint(
     checkpoint: Checkpoint, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Fill model and optimizer from `checkpoint`, each rank its own part."""
-    _validate_same_batches(checkpoint, plan)
     model_state = model_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)
     dcp.load(
@@ -81,17 +79,3 @@ def _check_together(checkpoint: Checkpoint) -> list[str]:
     everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, [str(damage) for damage in mine])
     return sorted(damage for rank in everyone for damage in rank)
-
-
-def _validate_same_batches(checkpoint: Checkpoint, plan: Plan) -> None:
-    """The data position counts global batches, in an order that the seed decides."""
-    saved = checkpoint.manifest
-    now = (plan.global_batch.value, plan.config.train.seed)
-    if (saved.global_batch, saved.seed) != now:
-        raise UserError(
-            f"{checkpoint.path} was written with global_batch={saved.global_batch} and "
-            f"seed={saved.seed}; this run has global_batch={now[0]} and seed={now[1]}",
-            why="the data would not go on where it stopped",
-            fix=f"set train.global_batch={saved.global_batch} train.seed={saved.seed}, or give "
-            "the run another name",
-        )

@@ -44,8 +44,12 @@ class Progress:
     step: int
     position: int
     tokens: int
+    """Those that the weights have learnt from, over all starts of the run."""
+
     loss: float | None
     loss_scale: dict[str, float] | None
+    data: str | None = None
+    """The identity of the training tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,10 @@ class DataConfig:
     max_corrupt: int = 10
     """How many unreadable records may be skipped (each is named) before the run is refused."""
 
+    on_change: Literal["refuse", "restart"] = "refuse"
+    """What a resume does where the training tokens or their order changed. `refuse` ends it with
+    the changes; `restart` keeps weights, optimizer and step, and reads the data from its start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:

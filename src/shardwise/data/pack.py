@@ -20,7 +20,7 @@ from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
 from shardwise.errors import UserError
 
 # Part of every key: raise it when the same documents would be written differently.
-FORMAT = 2
+FORMAT = 3
 
 # A fast tokenizer needs some documents to keep its threads busy; more only takes memory.
 BATCH_DOCUMENTS = 256
@@ -188,8 +188,8 @@ def _batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
 def _write_index(directory: Path, written: _Written, keep_eval: bool) -> None:
     index = {
         "dtype": written.train.dtype,
-        "train": _counts(written.train),
-        "eval": _counts(written.eval) if keep_eval else None,
+        "train": _described(written.train),
+        "eval": _described(written.eval) if keep_eval else None,
         "skipped": written.skipped,
     }
     with (directory / "index.json").open("w") as stream:
@@ -198,8 +198,12 @@ def _write_index(directory: Path, written: _Written, keep_eval: bool) -> None:
         os.fsync(stream.fileno())
 
 
-def _counts(file: TokenFile) -> dict[str, int]:
-    return {"num_tokens": file.num_tokens, "num_documents": file.num_documents}
+def _described(file: TokenFile) -> dict[str, int | str]:
+    return {
+        "num_tokens": file.num_tokens,
+        "num_documents": file.num_documents,
+        "sha256": file.sha256,
+    }
 
 
 def _read_index(directory: Path) -> PackedData:

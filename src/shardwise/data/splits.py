@@ -22,6 +22,8 @@ class DataSplits:
     skipped: tuple[str, ...]
     tokenizer_identity: str
     num_train_tokens: int
+    identity: str
+    """Which tokens are trained on, wherever they lie: a hash of them, or how they are made."""
 
 
 def build_sequences(
@@ -51,6 +53,7 @@ def build_sequences(
         skipped=packed.skipped,
         tokenizer_identity=tokenizer.identity,
         num_train_tokens=packed.train.num_tokens,
+        identity=f"sha256:{packed.train.sha256}",
     )
 
 
@@ -64,6 +67,7 @@ def _synthetic_splits(config: DataConfig, vocab_size: int, seed: int) -> DataSpl
         skipped=(),
         tokenizer_identity="none",
         num_train_tokens=len(train) * config.seq_len,
+        identity=f"synthetic:{vocab_size}",
     )
 
 

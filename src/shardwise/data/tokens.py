@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ class TokenFile:
     dtype: str
     num_tokens: int
     num_documents: int
+    sha256: str
+    """Of all bytes: the same wherever the same tokens lie."""
 
     def open(self) -> NDArray[Any]:
         """The ids, memory-mapped: pages are read when they are used and shared by ranks."""
@@ -38,18 +41,22 @@ class TokenWriter:
         self._path = path
         self._dtype = dtype
         self._stream = path.open("wb")
+        self._hash = hashlib.sha256()
         self.num_tokens = 0
         self.num_documents = 0
 
     def append(self, ids: NDArray[Any], eos_id: int) -> None:
         """Add one document and its end."""
-        self._stream.write(np.append(ids, eos_id).astype(self._dtype).tobytes())
+        data = np.append(ids, eos_id).astype(self._dtype).tobytes()
+        self._stream.write(data)
+        self._hash.update(data)
         self.num_tokens += len(ids) + 1
         self.num_documents += 1
 
     def written(self) -> TokenFile:
         """What the file holds now."""
-        return TokenFile(self._path, self._dtype, self.num_tokens, self.num_documents)
+        digest = self._hash.hexdigest()
+        return TokenFile(self._path, self._dtype, self.num_tokens, self.num_documents, digest)
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from shardwise.checkpoint.store import list_checkpoints
-from shardwise.config.plain import dump_yaml
+from shardwise.checkpoint.resume import validate_resume
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
 from shardwise.launch.last_words import RankTerminal
@@ -29,8 +28,6 @@ from shardwise.lease.take import hold_run
 from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.plan import Plan
 
-PLAN_NAME = "plan.json"
-
 
 def run_plan(plan: Plan) -> Path:
     """Start its ranks and wait for them; returns the run directory.
@@ -44,22 +41,12 @@ def run_plan(plan: Plan) -> Path:
         return plan.run_dir
     validate_machine(plan.cluster)
     with hold_run(plan.run_dir, say=say_on_console) as lease:
-        path = write_run_directory(plan)
-        run_supervised(plan, path, lease)
+        validate_resume(plan)
+        run_supervised(plan, lease)
     return plan.run_dir
 
 
-def write_run_directory(plan: Plan) -> Path:
-    """config.yaml and plan.json, before anything starts; returns the path of the plan."""
-    path = plan.run_dir / PLAN_NAME
-    _validate_checkpoints(plan, path)
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    (plan.run_dir / "config.yaml").write_text(dump_yaml(plan.config), encoding="utf-8")
-    plan.save(path)
-    return path
-
-
-def run_supervised(plan: Plan, plan_path: Path, lease: Lease) -> None:
+def run_supervised(plan: Plan, lease: Lease) -> None:
     """Start the ranks; after a death or a hang start them again from the newest good step."""
     restarts = 0
     with relayed_signals() as relay:
@@ -67,7 +54,7 @@ def run_supervised(plan: Plan, plan_path: Path, lease: Lease) -> None:
             step_before = last_step(plan.run_dir)
             try:
                 lease.validate()
-                start_ranks(plan, plan_path, relay, lease)
+                start_ranks(plan, relay, lease)
                 return
             except UserError as error:
                 asked_to_stop = relay.number is not None
@@ -77,9 +64,14 @@ def run_supervised(plan: Plan, plan_path: Path, lease: Lease) -> None:
                 announce_restart(error, plan, restarts)
 
 
-def start_ranks(plan: Plan, plan_path: Path, relay: SignalRelay, lease: Lease) -> None:
-    """One process a device; a failure becomes one error that names the first cause."""
+def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
+    """One process a device; a failure becomes one error that names the first cause.
+
+    The run directory gets its plan.json from the first rank, once the run is accepted.
+    """
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
+        plan_path = Path(scratch) / "plan.json"
+        plan.save(plan_path)
         count = plan.cluster.devices_per_node
         ranks = Ranks(count, [str(plan_path)], Path(scratch), lease=lease)
         relay.folder = ranks.heartbeats
@@ -96,23 +88,4 @@ def _run_as_one_rank(plan: Plan) -> None:
     from shardwise.launch.worker import run_rank
 
     with RankTerminal():
-        run_rank(plan, prepare=write_run_directory)
-
-
-def _validate_checkpoints(plan: Plan, path: Path) -> None:
-    """What the run directory holds already must be this run's to go on with."""
-    found = list_checkpoints(plan.run_dir / "checkpoints")
-    if not found:
-        return
-    if path.exists() and Plan.load(path).hf_config != plan.hf_config:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints of another model",
-            why="model.name or model.overrides changed since they were written",
-            fix="give this run another name",
-        )
-    if not plan.config.checkpoint.resume:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
-            why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
-            fix="give the run another name, or move the directory away",
-        )
+        run_rank(plan)

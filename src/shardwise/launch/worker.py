@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,13 +28,11 @@ def main(plan_path: str) -> None:
     run_rank(Plan.load(Path(plan_path)))
 
 
-def run_rank(plan: Plan, prepare: Callable[[Plan], object] | None = None) -> None:
-    """The life of one rank. `prepare` is for the first one, once the run directory is its job's."""
+def run_rank(plan: Plan) -> None:
+    """The life of one rank."""
     join_process_group(plan.cluster.device)
     is_first = dist.get_rank() == 0
     with hold_as_rank(plan.run_dir) as fence:
-        if prepare is not None and is_first:
-            prepare(plan)
         path, log = _open_log(plan.run_dir / "logs")
 
         def say(text: str) -> None:

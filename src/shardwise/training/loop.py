@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
+from shardwise.checkpoint.resume import Resumption, validate_resume
 from shardwise.checkpoint.save import Progress, SaveOutcome, Saver, software_versions
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
@@ -29,6 +30,8 @@ from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
+from shardwise.training.resume import accept_resume, announce_resume, decide_together
+from shardwise.training.run_directory import write_run_directory
 from shardwise.training.session import (
     Say,
     Session,
@@ -56,12 +59,16 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
         heartbeat = Heartbeat(dist.get_rank())
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
         prepare_matmuls(plan)
+        decide_together(lambda: validate_resume(plan))
         found = find_newest(plan, events, say)
+        if found is None:
+            decide_together(lambda: write_run_directory(plan))
         start_history(plan)
         session = build_session(plan, say, resuming=found is not None)
+        accepted = None if found is None else accept_resume(plan, found, session.data.identity)
         loop = Loop(session, events, say, stop, heartbeat, fence)
         try:
-            loop.run(found)
+            loop.run(accepted)
         finally:
             loop.profiler.close()
             loop.saver.close()
@@ -91,6 +98,9 @@ class Place:
 
     step: int = 0
     position: int = 0
+    tokens: int = 0
+    """Those that the weights have learnt from."""
+
     bad_in_a_row: int = 0
     rollbacks: int = 0
 
@@ -125,11 +135,11 @@ class Loop:
         self.last_loss: float | None = None
         self.saved_step: int | None = None
 
-    def run(self, found: Checkpoint | None) -> None:
+    def run(self, accepted: Resumption | None) -> None:
         """From the restored step to the last, then the final evaluation and checkpoint."""
         self._describe()
-        if found is not None:
-            self._restore(found)
+        if accepted is not None:
+            self._resume(accepted)
         attach_training_loss(self.session, self.say)
         start, end = self.place.step, self._end_step()
         if start >= end:
@@ -192,6 +202,7 @@ class Loop:
             place.position += 1
             if result.applied:
                 place.step, place.bad_in_a_row = place.step + 1, 0
+                place.tokens += self.plan.tokens_per_step
                 window.add(result)
                 self.stopping = result.stop_requested
                 return True
@@ -308,14 +319,17 @@ class Loop:
             skipped=list(data.skipped),
         )  # fmt: skip
 
+    def _resume(self, accepted: Resumption) -> None:
+        self._restore(accepted.checkpoint)
+        self.place.position = accepted.position
+        announce_resume(accepted, self.events, self.say)
+
     def _restore(self, found: Checkpoint) -> None:
         session, manifest = self.session, found.manifest
         restore_checkpoint(found, self.plan, session.model, session.optimizer)
         self.stepper.restore_scale(manifest.loss_scale)
-        self.place = Place(found.step, manifest.position)
+        self.place = Place(found.step, manifest.position, manifest.tokens)
         self.last_loss, self.saved_step = manifest.loss, found.step
-        self.say(f"resumed at step {found.step} from {found.path}")
-        self.events.write("resume", step=found.step, written_by=manifest.world_size)
 
     def _end_step(self) -> int:
         train = self.plan.config.train
@@ -324,9 +338,7 @@ class Loop:
     def _log(self, window: Window, batches: Prefetcher) -> None:
         step = self.place.step
         rate = learning_rate(self.plan.config.optim, step - 1, self.plan.config.train.steps)
-        report: StepReport = window.report(
-            step, self.place.position * self.plan.tokens_per_step, rate, batches.wait_s
-        )
+        report: StepReport = window.report(step, self.place.tokens, rate, batches.wait_s)
         self.last_loss = report.loss
         self.say(format_line(report))
         self.events.write("step", **asdict(report))
@@ -373,9 +385,10 @@ class Loop:
         progress = Progress(
             step=self.place.step,
             position=self.place.position,
-            tokens=self.place.position * self.plan.tokens_per_step,
+            tokens=self.place.tokens,
             loss=self.last_loss,
             loss_scale=self.stepper.scale_state(),
+            data=self.session.data.identity,
         )
         outcomes = self.saver.start(progress)
         self.saved_step = self.place.step

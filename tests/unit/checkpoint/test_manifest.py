@@ -36,11 +36,23 @@ def write(directory: Path, text: bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"loss": None, "loss_scale": None}, {"loss": 1e-300}, {"files": {}}]
+    "changes",
+    [
+        {},
+        {"loss": None, "loss_scale": None},
+        {"loss": 1e-300},
+        {"files": {}},
+        {"data": "sha256:ab"},
+    ],
 )
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, changes: dict[str, Any]) -> None:
     manifest = manifest_of(**changes)
     assert read_manifest(write(tmp_path, manifest.to_bytes())) == manifest
+
+
+def test_one_that_is_older_than_its_data_is_spelt_as_it_was(tmp_path: Path) -> None:
+    manifest = manifest_of()
+    assert manifest.data is None and b'"data"' not in manifest.to_bytes()
 
 
 def test_its_size_is_that_of_its_files() -> None:
@@ -82,6 +94,8 @@ def test_the_same_values_spelt_otherwise_are_refused(tmp_path: Path) -> None:
         ({"extra": 1}, "its own digest"),
         ({"files": {"../secret": {"bytes": 1, "sha256": ""}}}, "no checkpoint has"),
         ({"files": {"rank-00000.bin": {"bytes": 1}}}, "is not a manifest"),
+        ({"data": 7}, "data is 7"),
+        ({"data": None}, "its own digest"),
     ],
 )
 def test_what_is_changed_is_named(tmp_path: Path, change: dict[str, Any], says: str) -> None:

@@ -1,0 +1,189 @@
+"""Whether a run may go on from a checkpoint: what changed since it was written, and what must not.
+
+Needs no torch: the launcher asks before any rank starts, and the ranks ask again once they have
+their tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwise.checkpoint.manifest import PLAN_NAME
+from shardwise.checkpoint.store import Checkpoint, list_checkpoints
+from shardwise.config.plain import config_to_dict
+from shardwise.config.reference import show_value
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.plan.plan import Plan
+
+Values = dict[str, Any]
+
+# Each of these alone decides which tokens come at which position.
+ORDER = ("data.seq_len", "data.shuffle", "train.seed", "train.global_batch")
+# These name the tokens. The same tokens may have other names, so their hash decides.
+NAMES = (
+    "data.source",
+    "data.path",
+    "data.field",
+    "data.name",
+    "data.split",
+    "data.tokenizer",
+    "data.eval_fraction",
+)
+# Where a run lies is no part of what it trains.
+PLACE = ("name", "runs_dir")
+# What config.json says besides the model.
+NOT_THE_MODEL = ("transformers_version", "_name_or_path")
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that is not what it was."""
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A resume that was accepted."""
+
+    checkpoint: Checkpoint
+    changes: tuple[Change, ...]
+    restarts_data: bool
+    """The data is read from its start: it is other data, or in another order."""
+
+    remembers_data: bool
+    """False where the checkpoint is too old to say which tokens it was trained on."""
+
+    @property
+    def position(self) -> int:
+        """The global batch to go on with."""
+        return 0 if self.restarts_data else self.checkpoint.manifest.position
+
+
+def validate_resume(plan: Plan) -> None:
+    """Raise where the run directory holds checkpoints that this plan cannot go on from.
+
+    Reads settings only. Whether the tokens are the same is known when they are there.
+    """
+    found = list_checkpoints(plan.run_dir / "checkpoints")
+    if not found:
+        return
+    if not plan.config.checkpoint.resume:
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
+            why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
+            fix="give the run another name, or move the directory away",
+        )
+    judge_resume(found[-1], plan)
+
+
+def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resumption:
+    """How the plan goes on from `found`, or an error; `data` is the tokens' identity, if known."""
+    old, new = _plan_of(found), json.loads(json.dumps(plan.to_dict()))
+    _validate_model(plan, old.get("hf_config", plan.hf_config))
+    changes = tuple(_changes(found, old, new))
+    broken = [str(change) for change in changes if change.name in ORDER]
+    broken += _other_tokens(found.manifest.data, data, changes)
+    if broken and plan.config.data.on_change == "refuse":
+        raise _refusal(found, plan, broken)
+    return Resumption(found, changes, bool(broken), found.manifest.data is not None)
+
+
+def _plan_of(found: Checkpoint) -> Values:
+    """As plain data: a plan of another version may have fields that this one cannot read."""
+    try:
+        plan = json.loads((found.path / PLAN_NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}  # damage, which the ranks find by its hash
+    return plan if isinstance(plan, dict) else {}
+
+
+def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
+    """Settings in the order of the configuration, then what the planner decides otherwise."""
+    now = dict(_flat(new["config"]))
+    before = now
+    if "config" in old:
+        # A field that is newer than the checkpoint had its default's effect.
+        defaults = dict(_flat(config_to_dict(RunConfig())))
+        before = defaults | dict(_flat(old["config"]))
+    manifest, batch = found.manifest, new["choices"]["global_batch"]["value"]
+    before = before | {"train.seed": manifest.seed, "train.global_batch": manifest.global_batch}
+    now = now | {"train.global_batch": batch}
+    for name, value in now.items():
+        if name not in PLACE and before.get(name) != value:
+            yield Change(name, before.get(name), value)
+    decided = old.get("choices", {})
+    for name, choice in new["choices"].items():
+        if name == "global_batch" or choice["source"] == "user" or name not in decided:
+            continue
+        if decided[name]["value"] != choice["value"]:
+            yield Change(f"{name} (planned)", decided[name]["value"], choice["value"])
+
+
+def _other_tokens(
+    saved: str | None, data: str | None, changes: tuple[Change, ...]
+) -> Iterator[str]:
+    """Why the tokens are not those of the checkpoint, as far as that is known."""
+    renamed = [str(change) for change in changes if change.name in NAMES]
+    if saved is None:
+        yield from renamed
+    elif data is not None and data != saved:
+        yield from renamed or ["the training tokens: no setting changed, but the text did"]
+
+
+def _refusal(found: Checkpoint, plan: Plan, broken: list[str]) -> UserError:
+    why = "the data would not go on where it stopped"
+    if found.manifest.data is None:
+        why += "; this checkpoint is too old to tell whether other names stand for the same text"
+    return UserError(
+        f"{plan.run_dir} cannot go on at step {found.step} with other data:"
+        + "".join(f"\n    {change}" for change in broken),
+        why=why,
+        fix="set this back, or give the run another name, or write data.on_change=restart: it "
+        "keeps weights, optimizer and step, and reads the data from its start",
+    )
+
+
+def _validate_model(plan: Plan, old: Values) -> None:
+    before, now = dict(_flat(old)), dict(_flat(plan.hf_config))
+    changes = [
+        str(Change(name, before.get(name), now.get(name)))
+        for name in {**before, **now}
+        if name not in NOT_THE_MODEL and before.get(name) != now.get(name)
+    ]
+    if not changes:
+        return
+    more = len(changes) - _MOST_NAMED
+    raise UserError(
+        f"{plan.run_dir} holds checkpoints of another model:"
+        + "".join(f"\n    {change}" for change in changes[:_MOST_NAMED])
+        + (f"\n    and {more} more" if more > 0 else ""),
+        why="model.name, model.overrides or the model's config.json changed since they were "
+        "written",
+        fix="set this back, or give the run another name",
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of every leaf; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else show_value(value)
