@@ -90,7 +90,8 @@ def _open_lock(path: Path) -> int:
 
 def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
     """Take the kernel's lock; false where the file system has none."""
-    started, has_told = time.monotonic(), False
+    started = seen = time.monotonic()
+    has_told = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,10 +105,11 @@ def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
         record, pids = newest_record(path.parent.parent), lock_holders(path)
         # Ranks that their launcher's death has asked to stop: they save and leave.
         orphans = pids if record is not None and record.pid not in pids else []
-        waits_s = max(_SETTLE_S, patience_s) if orphans else _SETTLE_S
-        if time.monotonic() - started > waits_s:
+        now = time.monotonic()
+        seen = now if orphans else seen
+        if now - seen > _SETTLE_S or now - started > max(_SETTLE_S, patience_s):
             raise _held(path.parent.parent, record, orphans)
-        if orphans and not has_told and time.monotonic() - started > _SETTLE_S:
+        if orphans and not has_told and now - started > _SETTLE_S:
             has_told = True
             say(f"waiting for processes {_listed(orphans)}, whose launcher is gone, to end")
         time.sleep(_POLL_S)

@@ -119,6 +119,25 @@ def test_children_hold_it_when_the_launcher_is_gone(hold: Hold, tmp_path: Path) 
         assert lease.epoch == 2
 
 
+def test_a_child_that_ends_between_two_looks_is_not_taken_for_another_job(
+    hold: Hold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = hold("child")
+    holder.kill()
+    holder.wait()
+    real, started = take.lock_holders, time.monotonic()
+
+    def look(path: Path) -> list[int]:
+        if time.monotonic() - started < 1.0:
+            return real(path)
+        os.killpg(holder.pid, signal.SIGKILL)
+        return []
+
+    monkeypatch.setattr(take, "lock_holders", look)
+    with hold_run(tmp_path / "run") as lease:
+        assert lease.epoch == 2
+
+
 def test_a_directory_is_free_again_at_once(tmp_path: Path) -> None:
     for epoch in (1, 2, 3):
         with hold_run(tmp_path, patience_s=0) as lease:

@@ -1,0 +1,235 @@
+"""Two trainers in one run directory: never two writers, never a lost checkpoint.
+
+Who wrote what is taken from a trail that every write leaves beside the run, not from the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_trainer
+from chaos_ranks import LONG, PRELOAD, config_of, events_of, newest_good
+from interleavings import Stage
+
+from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.store import list_checkpoints
+from shardwise.errors import ExitCode
+
+pytestmark = pytest.mark.dist
+
+COMMAND = Path(sys.executable).with_name("shardwise")
+WRITERS = Path(__file__).parent / "writers"
+TIMEOUT_S = 300.0
+KEEP = 2
+
+
+def snapshot(run_dir: Path) -> dict[str, bytes]:
+    """Every file of the run but its lock."""
+    files = (path for path in run_dir.rglob("*") if path.is_file() and ".lock" not in path.parts)
+    return {str(path): path.read_bytes() for path in files}
+
+
+# ---- trainers without a model ----------------------------------------------------------------
+
+
+class Small:
+    """`small_trainer`, in a process group of its own."""
+
+    def __init__(self, run_dir: Path, name: str, *, own_host: bool) -> None:
+        self.name = name
+        self._output = run_dir.with_name(f"{name}.txt")
+        context = multiprocessing.get_context("forkserver")
+        # One server forks for all tests of a process, with what any of them needs.
+        context.set_forkserver_preload([*PRELOAD, "small_trainer"])
+        self._process = context.Process(
+            target=small_trainer.launch, args=(run_dir, name), kwargs={"own_host": own_host}
+        )
+        self._process.start()
+
+    def pids(self) -> list[int]:
+        """Of the process group, without those that have ended."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(group) == self._process.pid and state != "Z":
+                found.append(int(path.parent.name))
+        return found
+
+    def alive(self) -> bool:
+        return self._process.is_alive() or bool(self.pids())
+
+    def said(self) -> str:
+        return self._output.read_text() if self._output.exists() else ""
+
+
+@pytest.mark.parametrize("seed", range(10 if LONG else 1))
+def test_small_trainers_on_one_host(seed: int, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    stage = Stage(run_dir, seed, lambda name: Small(run_dir, name, own_host=False), unit_s=0.15)
+    try:
+        for _ in range(12):
+            stage.interleave()
+    finally:
+        stage.end()
+    total = stage.judge(small_trainer.KEEP)
+    print(total)
+    assert total.announced > 10 and total.handovers > 3 and total.refused > 3, total
+    assert (total.two_writers, total.lost) == (0, 0), total
+
+
+@pytest.mark.parametrize("seed", range(10 if LONG else 1))
+def test_small_trainers_on_hosts_without_common_locks(seed: int, tmp_path: Path) -> None:
+    """Stops outlast the lease here, and who wakes up finds another job in its place."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    stage = Stage(run_dir, seed, lambda name: Small(run_dir, name, own_host=True), unit_s=1.0)
+    try:
+        for _ in range(6):
+            stage.interleave()
+    finally:
+        stage.end()
+    total = stage.judge(small_trainer.KEEP)
+    print(total)
+    assert total.announced > 10 and total.handovers > 2, total
+    assert total.lost == 0, total
+    # A line that was on its way when the process was stopped still comes; no second one does.
+    assert total.longest_return <= 1, total
+
+
+# ---- the real command ------------------------------------------------------------------------
+
+
+class Command:
+    """`shardwise train` on one CPU, with a trail of its writes."""
+
+    def __init__(self, run_dir: Path, name: str, **settings: Any) -> None:
+        self.name = name
+        config = run_dir.with_suffix(".json")
+        given = {
+            **{"cluster__name": "1xCPU", "train__steps": 10**6, "checkpoint__every": 3},
+            **{"checkpoint__keep": KEEP, **settings},
+        }
+        config.write_text(json.dumps(config_of(run_dir, **given)), encoding="utf-8")
+        self.output = run_dir.with_name(f"{name}.txt")
+        path = os.pathsep.join([str(WRITERS), os.environ.get("PYTHONPATH", "")])
+        trail = {"TRAIL": str(run_dir.with_suffix(".trail")), "WRITER": name, "PYTHONPATH": path}
+        self.process = subprocess.Popen(
+            [COMMAND, "train", config],
+            stdout=self.output.open("a", encoding="utf-8"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **trail},
+        )
+
+    def pids(self) -> list[int]:
+        """Launcher and ranks, also ranks that have lost their launcher."""
+        self.process.poll()
+        mark = f"WRITER={self.name}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                entries = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in entries and str(self.output.parent).encode() in b"".join(entries):
+                found.append(int(path.parent.name))
+        return found
+
+    def alive(self) -> bool:
+        return self.process.poll() is None or bool(self.pids())
+
+    def said(self) -> str:
+        return self.output.read_text(encoding="utf-8")
+
+    def wait_for(self, pattern: str) -> None:
+        """Until it has printed this."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not re.search(pattern, self.said()):
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.05)
+
+    def finish(self) -> int:
+        """The exit code."""
+        return self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts the command on one run directory, and ends what a test leaves."""
+    started: list[Command] = []
+
+    def start(**settings: Any) -> Command:
+        started.append(Command(tmp_path / "run", f"writer-{len(started)}", **settings))
+        return started[-1]
+
+    yield start
+    for command in started:
+        for pid in command.pids():
+            os.kill(pid, signal.SIGKILL)
+        command.process.wait()
+
+
+@pytest.mark.slow
+def test_the_second_trainer_is_refused_and_writes_nothing(
+    train: Callable[..., Command], tmp_path: Path
+) -> None:
+    first = train()
+    first.wait_for("saved step 3")
+    (rank,) = set(first.pids()) - {first.process.pid}
+    # Nothing is written by the first one either, so that the second one's writes would show.
+    for pid in (rank, first.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    before = snapshot(tmp_path / "run")
+    second = train(optim__lr=1e-5)
+    assert second.finish() == ExitCode.ENVIRONMENT, second.said()
+    assert f"process {first.process.pid} on {socket.gethostname()}" in second.said()
+    assert snapshot(tmp_path / "run") == before
+    # Ranks that outlive their launcher keep the next one out, which then goes on with their save.
+    first.process.kill()
+    third = train(train__steps=10**6)
+    third.wait_for(f"waiting for processes {rank}, whose launcher is gone")
+    os.kill(rank, signal.SIGCONT)
+    third.wait_for("resumed at step")
+    (stopped,) = events_of(tmp_path / "run", "stopped")
+    third.wait_for("saved step")
+    third.process.send_signal(signal.SIGTERM)
+    assert third.finish() == ExitCode.PREEMPTED, third.said()
+    (resumed,) = events_of(tmp_path / "run", "resume")
+    assert resumed["step"] == stopped["step"]
+    assert newest_good(tmp_path / "run") > stopped["step"]
+
+
+@pytest.mark.long
+def test_the_command_interleaved(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    stage = Stage(run_dir, 0, lambda name: Command(run_dir, name), unit_s=5.0)
+    try:
+        for number in range(200):
+            stage.interleave()
+            total = stage.judge(KEEP)
+            print(f"after {number + 1}: {total}", flush=True)
+            assert (total.two_writers, total.lost) == (0, 0), total
+    finally:
+        stage.end()
+    total = stage.judge(KEEP)
+    print(total)
+    assert (total.two_writers, total.lost) == (0, 0), total
+    assert total.announced > 200 and total.handovers > 50 and total.refused > 50, total
+    for checkpoint in list_checkpoints(run_dir / "checkpoints"):
+        assert check_checkpoint(checkpoint.path) == []
