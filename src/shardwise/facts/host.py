@@ -1,4 +1,4 @@
-"""What is left of this host's memory: the machine's, or that of a container or job."""
+"""The memory of this host, in all and what is left: the machine's, a container's or a job's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,20 @@ def memory_left(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that processes of this container or job may hold in all; None without a limit."""
+    return min((limit for limit, *_ in _limits(root)), default=None)
+
+
 def _left_in_groups(root: Path) -> Iterator[int]:
     """For every limit that holds for this process: the limit, less what cannot be taken back."""
+    for limit, use, group in _limits(root):
+        cached = _numbers(group / "memory.stat").get("inactive_file", 0)
+        yield max(0, limit - use + cached)
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int, Path]]:
+    """(limit, use, group) of every control group that bounds this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers not in _GROUPS:
@@ -31,8 +43,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         for group in (own, *own.parents):
             limit, use = (_number(group / file) for file in (limit_file, use_file))
             if limit is not None and use is not None:
-                cached = _numbers(group / "memory.stat").get("inactive_file", 0)
-                yield max(0, limit - use + cached)
+                yield limit, use, group
 
 
 def _number(file: Path) -> int | None:

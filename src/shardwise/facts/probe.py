@@ -13,6 +13,7 @@ from pathlib import Path
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.gpus import FLOAT8_CAPABILITY, GpuSpec, match_gpu
+from shardwise.facts.host import memory_limit
 from shardwise.units import MIB
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -133,4 +134,6 @@ def _formats_of_capability(capability: str) -> frozenset[str]:
 
 
 def _ram_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """The machine's, or as much of it as a container or job may take."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, memory_limit() or machine)

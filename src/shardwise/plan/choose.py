@@ -8,7 +8,6 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.gpus import NODE
 from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
@@ -21,11 +20,15 @@ from shardwise.plan.candidates import (
     mesh_candidates,
 )
 from shardwise.plan.float8 import choose_float8_gather, choose_linear
-from shardwise.plan.memory import estimate_memory, waiting_in_host
+from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.plan import Choice, Plan, Source
+from shardwise.plan.remedies import advise
 from shardwise.plan.search import Option, alternatives, best_of, fits, judge
 from shardwise.units import format_bytes, format_count
+
+# Memory that a server of eight GPUs has; offload that needs more of it is not offered.
+USUAL_HOST_BYTES = 2 * 2**40
 
 
 def choose_plan(
@@ -43,7 +46,7 @@ def choose_plan(
     common = _choose_common(config, model, cluster)
     options = judge_all(config, model, cluster, common, rates)
     best = best_of(options, cluster)
-    _validate_fits(best, model, cluster)
+    _validate_fits(best, config, model, cluster)
     mesh, layout = best.candidate.mesh, best.layout
     origin = _origin(best)
     why_mesh = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
@@ -71,7 +74,7 @@ def choose_plan(
         checkpoint_activations=_chosen(
             config.memory.checkpoint_activations,
             layout.checkpoint_activations,
-            _why_recompute(best),
+            _why_recompute(best, cluster),
             best,
         ),
         offload_activations=_choose_offload_activations(config, best, model),
@@ -147,6 +150,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     attention_why = "torch picks the fastest kernel of the device"
     if config.data.document_mask:
         attention_why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
+    host_bytes = _offload_bytes(model, cluster)
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": _choice_of(precision.param, param, why_param),
@@ -166,7 +170,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         ),
         "offload": Choice(
             memory.offload == "cpu",
-            f"given; host memory needed on a node: {_offload_bytes(model, cluster)}"
+            f"given; host memory needed on a node: at least {format_bytes(host_bytes)}"
             if memory.offload == "cpu"
             else "not asked for; it costs 2-3x in speed",
             "user" if memory.offload == "cpu" else "rule",
@@ -213,9 +217,9 @@ def _choose_offload_activations(config: RunConfig, best: Option, model: ModelSpe
     return Choice(given, f"given; {waiting} of host memory for each rank", "user")
 
 
-def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> str:
-    share = min(1.0, cluster.devices_per_node / cluster.world_size)
-    return f"at least {format_bytes(16 * model.total_params * share)}"
+def _offload_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
+    """What the host memory of one node holds at least: its share of all states."""
+    return 16 * model.total_params * min(1.0, cluster.devices_per_node / cluster.world_size)
 
 
 def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
@@ -227,38 +231,29 @@ def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
     return "fp32", f"{name} computes neither bf16 nor fp16 fast"
 
 
-def _validate_fits(best: Option, model: ModelSpec, cluster: ClusterSpec) -> None:
-    """A tight plan is run with a warning; one that is larger than the device is refused."""
-    certain = best.memory.states if cluster.device == "cpu" else best.memory.total
-    if certain <= cluster.memory_bytes:
+def _validate_fits(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> None:
+    """A tight plan is run with a warning; one that is larger than the device is refused.
+
+    On CPUs too: what ranks took there was never below the estimate.
+    """
+    if best.memory.total <= cluster.memory_bytes:
         return
+
+    def fits_with(changed: RunConfig, place: ClusterSpec) -> bool:
+        if changed.memory.offload == "cpu" and _offload_bytes(model, place) > USUAL_HOST_BYTES:
+            return False
+        common = _choose_common(changed, model, place)
+        options = judge_all(changed, model, place, common, None)
+        return fits(best_of(options, place).memory, place)
+
     raise UserError(
         f"{model.name} does not fit on {cluster.name}",
         why=f"{format_bytes(best.memory.total)} are needed on a rank that has "
         f"{format_bytes(cluster.memory_bytes)}, {format_bytes(best.memory.states)} of them for "
         f"parameters, gradients and Adam, even with {best.label}",
-        fix=_what_would_fit(best, model, cluster),
+        fix=advise(config, cluster, fits_with),
         code=ExitCode.DOES_NOT_FIT,
     )
-
-
-def _what_would_fit(best: Option, model: ModelSpec, cluster: ClusterSpec) -> str:
-    """More devices of the same kind, or the host's memory, or another batch."""
-    answers = []
-    node = max(NODE, cluster.devices_per_node)
-    for nodes in range(1, 1025):
-        larger = replace(cluster, num_nodes=nodes, devices_per_node=node)
-        layout = replace(best.layout, replicate=1, shard=larger.world_size)
-        if fits(estimate_memory(model, larger, layout), larger):
-            answers.append(f"{larger.world_size} such devices ({nodes}x{node})")
-            break
-    offloaded = replace(best.layout, replicate=1, shard=cluster.world_size, offload=True)
-    if fits(estimate_memory(model, cluster, offloaded), cluster):
-        answers.append("memory.offload=cpu")
-    if best.layout.micro_batch > 1:
-        answers.append("a smaller train.micro_batch")
-    answers.append("a shorter data.seq_len")
-    return "what would help: " + ", or ".join(answers)
 
 
 def _origin(best: Option) -> Source:
@@ -282,8 +277,10 @@ def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> 
     )
 
 
-def _why_recompute(best: Option) -> str:
+def _why_recompute(best: Option, cluster: ClusterSpec) -> str:
     expected = f"{format_bytes(best.memory.total)} expected"
+    if not fits(best.memory, cluster):
+        return f"takes the least memory: {expected}"
     if best.forecast is None:
         return f"the least recompute that fits: {expected}"
     return f"the fastest that fits: {format_count(best.speed)} tok/s, {expected}"
@@ -370,6 +367,8 @@ def _weights_dir(config: RunConfig, source: ModelSource) -> str | None:
 
 def _why_micro(best: Option, cluster: ClusterSpec) -> str:
     expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
+    if not fits(best.memory, cluster):
+        return f"takes the least memory: {expected} of {capacity} expected"
     return f"the largest that fits and still gains: {expected} of {capacity} expected"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.facts.host import memory_left
+from shardwise.facts.host import memory_left, memory_limit
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nNothing:\n\nMemAvailable: 4000 kB\n"}
 JOB = {
@@ -51,6 +51,25 @@ def test_the_least_that_is_left_counts(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert memory_left(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (MACHINE, None),
+        (MACHINE | JOB, 1_000_000),
+        (MACHINE | WHOLE_JOB, 1_000_000),
+        (MACHINE | UNLIMITED, None),
+        (MACHINE | CONTAINER, 700_000),
+    ],
+)
+def test_the_limit_of_a_container_or_job(
+    files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == expected
 
 
 def test_this_machine_has_some() -> None:

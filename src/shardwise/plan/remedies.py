@@ -1,0 +1,118 @@
+"""What would make a model fit: changes of the configuration, each planned and found to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from shardwise.config.schema import RunConfig, TrainConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec, resolve_cluster
+from shardwise.facts.gpus import NODE
+
+Change = dict[str, Any]
+Fits = Callable[[RunConfig, ClusterSpec], bool]
+
+# Settings that a user may have fixed at a value that takes more memory than the planner's.
+_BETTER_LEFT_OPEN = (
+    ("shard.strategy", "mesh.replicate", "mesh.shard", "shard.reshard_after_forward"),
+    ("memory.checkpoint_activations",),
+    ("memory.loss",),
+    ("memory.accumulate",),
+    ("train.micro_batch", "train.accumulation"),
+)
+# Nodes of a larger cluster that are tried, in turn.
+_NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_SHORTEST = 128  # tokens; shorter sequences train nothing of use
+
+
+def advise(config: RunConfig, cluster: ClusterSpec, fits: Fits) -> str:
+    """Settings to write, of each kind the smallest change that `fits`; else what to look for."""
+    kinds = (_left_open, _shorter_sequences, _offload, _fewer_ranks, _more_devices)
+    found = [next(_that_fit(kind(config, cluster), config, cluster, fits), None) for kind in kinds]
+    words = [" ".join(f"{path}={value}" for path, value in each.items()) for each in found if each]
+    if words:
+        return "write " + ", or ".join(words)
+    return (
+        "shorter sequences, offload or more of these devices are not enough by themselves: choose "
+        "a smaller model.name, or a cluster.name of devices with more memory"
+    )
+
+
+def _that_fit(
+    changes: Iterator[Change], config: RunConfig, cluster: ClusterSpec, fits: Fits
+) -> Iterator[Change]:
+    for change in changes:
+        try:
+            changed = change_config(config, change)
+            # A cluster that was probed stays as it is, unless the change names another one.
+            place = resolve_cluster(changed.cluster, {}) if "cluster.name" in change else cluster
+            if fits(changed, place):
+                yield change
+        except UserError:
+            continue  # it contradicts something else that the user gave
+
+
+def change_config(config: RunConfig, change: Mapping[str, Any]) -> RunConfig:
+    """The same configuration with other values at some paths such as `data.seq_len`."""
+    for path, value in change.items():
+        section, _, name = path.partition(".")
+        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    return config
+
+
+def _left_open(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
+    """What the user decided, given back to the planner: one decision, then all of them."""
+    given = [
+        {path: "auto" for path in paths if reduce(getattr, path.split("."), config) != "auto"}
+        for paths in _BETTER_LEFT_OPEN
+    ]
+    yield from filter(None, given)
+    yield reduce(dict.__or__, given)
+
+
+def _shorter_sequences(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
+    length = 2 ** (config.data.seq_len - 1).bit_length() // 2
+    while length >= _SHORTEST:
+        yield {"data.seq_len": length}
+        length //= 2
+
+
+def _offload(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
+    """Into the memory of a host; a CPU rank computes there already."""
+    if cluster.device == "cuda" and config.memory.offload == "none":
+        yield {"memory.offload": "cpu"}
+
+
+def _fewer_ranks(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
+    """CPU ranks share the memory of one machine: fewer of them have more each."""
+    if cluster.device == "cpu":
+        for ranks in range(cluster.world_size - 1, 0, -1):
+            yield {"cluster.name": f"{ranks}xCPU", **_batch_over(config.train, ranks)}
+
+
+def _more_devices(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
+    """Parts of a node first, then nodes, with a batch that divides over all ranks."""
+    if cluster.gpu is None:
+        return
+    node = max(cluster.devices_per_node, min(NODE, cluster.gpu.node_gpus))
+    shapes = [(1, devices) for devices in (2, 4, 8) if devices < node]
+    for nodes, devices in (*shapes, *((nodes, node) for nodes in _NODES)):
+        if nodes * devices > cluster.world_size:
+            name = f"{nodes}x{devices}" if nodes > 1 else f"{devices}"
+            batch = _batch_over(config.train, nodes * devices)
+            yield {"cluster.name": f"{name}x{cluster.gpu.name}", **batch}
+
+
+def _batch_over(train: TrainConfig, ranks: int) -> Change:
+    """The next larger batch of whole micro-batches on every rank, where the given one is not."""
+    if train.global_batch == "auto":
+        return {}
+    parts = ranks
+    for factor in (train.micro_batch, train.accumulation):
+        parts *= 1 if factor == "auto" else factor
+    exact = "auto" not in (train.micro_batch, train.accumulation)
+    larger = parts if exact else -(-train.global_batch // parts) * parts
+    return {} if larger == train.global_batch else {"train.global_batch": larger}
