@@ -5,22 +5,26 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 KINDS = ("productive", "compile", "data", "checkpoint", "restore", "recompute", "idle")
 # From these on a run has gone back to `step`.
 _GO_BACK = ("start", "rollback")
+# With these a command ends in order; what comes before the next one is nobody's loss.
+_ENDS = ("end", "stopped")
 _Event = Mapping[str, Any]
 
 
 def goodput(events: Sequence[_Event]) -> dict[str, float]:
-    """Seconds by kind; their sum is the time from the first event to the last.
+    """Seconds by kind; their sum is the time from the first event to the last, without the pauses
+    between a command that ended in order and the next one.
 
     `productive` steps are those that no later start had to do again, without their wait for data;
     `recompute` is the time of the others. What the first logged step of a start takes above a
     usual one is `compile`: compilation and warm-up. `restore` runs from a start's first event to
     its first step's begin, `checkpoint` is what the loop waited for saves, and `idle` is the rest:
-    evaluations, the gaps between a failure and the next start.
+    evaluations, the gap between a failure and the next start.
     """
     spent = dict.fromkeys(KINDS, 0.0)
     # The verdict on a run is written when its ranks are gone.
@@ -40,9 +44,16 @@ def goodput(events: Sequence[_Event]) -> dict[str, float]:
     saves = [e for e in events if e["event"] in ("checkpoint", "checkpoint_failed")]
     spent["checkpoint"] = sum(float(event["stage_s"]) for event in saves)
     spent["restore"] = sum(_restores(events))
-    whole = float(events[-1]["time"]) - float(events[0]["time"])
-    spent["idle"] = max(0.0, whole - sum(spent.values()))
+    spent["idle"] = max(0.0, _at_work(events) - sum(spent.values()))
     return spent
+
+
+def _at_work(events: Sequence[_Event]) -> float:
+    return sum(
+        float(event["time"]) - float(before["time"])
+        for before, event in pairwise(events)
+        if before["event"] not in _ENDS
+    )
 
 
 def productive_share(spent: Mapping[str, float]) -> float:

@@ -176,6 +176,12 @@ class Plan:
         return Path(self.config.runs_dir) / self.config.name
 
     @property
+    def peak_bytes(self) -> int:
+        """What a rank's measured peak stands beside: the allocator's on a GPU, and on a CPU all
+        that the process holds, its libraries included."""
+        return self.memory.reserved if self.cluster.device == "cuda" else self.memory.total
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step reads, over all ranks."""
         return self.global_batch.value * self.config.data.seq_len

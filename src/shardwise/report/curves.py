@@ -88,8 +88,8 @@ CURVES = (
 
 
 def planned_memory(plan: Plan) -> int:
-    """What is measured as allocated: on a processor that is all that the process holds."""
-    return plan.memory.allocated if plan.cluster.device == "cuda" else plan.memory.reserved
+    """What is measured as allocated: on a CPU that is all that the process holds."""
+    return plan.memory.allocated if plan.cluster.device == "cuda" else plan.peak_bytes
 
 
 def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:

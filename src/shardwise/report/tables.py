@@ -83,10 +83,11 @@ def forecast_table(run: RunRecord, plan: Plan) -> Html:
         ),
     ]
     held, reserved = last_of(run, "memory", "allocated"), last_of(run, "memory", "reserved")
-    if plan.cluster.device == "cuda":  # a processor has one figure, which no verdict judges
-        allocated = plan.memory.allocated
+    what = "resident memory"  # the one figure of a CPU, which no verdict judges
+    if plan.cluster.device == "cuda":
+        what, allocated = "memory reserved", plan.memory.allocated
         rows.append(_compare("memory allocated", allocated, held, MEMORY_BAND, format_bytes))
-    rows.append(_compare("memory reserved", plan.memory.reserved, reserved, None, format_bytes))
+    rows.append(_compare(what, plan.peak_bytes, reserved, None, format_bytes))
     head = ("", "plan", "measured", "apart", "band")
     return table(head, rows, numbers=(1, 2, 3, 4))
 

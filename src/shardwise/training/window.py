@@ -51,10 +51,7 @@ class Window:
             mfu_planned=plan.forecast.mfu if plan.forecast else None,
             memory=peak_memory(self.device),
             memory_capacity=plan.cluster.memory_bytes,
-            # A process's resident memory holds its libraries too, a GPU's allocator does not.
-            memory_planned=plan.memory.reserved
-            if self.device.type == "cuda"
-            else plan.memory.total,
+            memory_planned=plan.peak_bytes,
             data_share=(data_wait_s - self.data_wait_s) / elapsed,
             eta_s=(train.steps - step) * step_s,
         )

@@ -50,6 +50,17 @@ def test_steps_that_a_restart_repeats_are_recompute() -> None:
     assert spent["idle"] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize(("last", "idle"), [("end", 0.0), ("stopped", 0.0), ("restart", 100.0)])
+def test_time_between_commands_is_not_counted_but_that_after_a_failure_is(
+    last: str, idle: float
+) -> None:
+    first = [*start(0.0), *(step(float(n), n) for n in range(1, 5)), {"event": last, "time": 4.0}]
+    events = [*first, *start(104.0, 4), *(step(100.0 + n, n) for n in range(5, 9))]
+    spent = goodput(events)
+    assert spent["idle"] == pytest.approx(idle)
+    assert spent["productive"] == pytest.approx(8.0)
+
+
 def test_starts_of_one_step_each_have_nothing_usual_to_compare_with() -> None:
     events = [*start(0.0), step(3.0, 1, 3.0), *start(10.0, 1), step(13.0, 2, 3.0)]
     spent = goodput(events)

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from browser import Page, chromium_page, find_chromium
 from sample_runs import eventful, keep_checkpoints, plan_of
+from typer.testing import CliRunner
 
+from shardwise.cli.main import app
 from shardwise.report.collect import collect_run
 from shardwise.report.write import write_report
 
@@ -33,6 +35,10 @@ SMALLEST = """Math.min(...[...document.querySelectorAll("figure.plot svg")].map(
 WIDER = """[...document.querySelectorAll("body *")].filter((element) =>
   !element.closest(".scroll, pre, svg") && element.getBoundingClientRect().right > innerWidth + 1)
   .map((element) => element.outerHTML.slice(0, 80))"""
+
+# Tables that are wider than their place: their last columns are out of sight.
+CUT = """[...document.querySelectorAll(".scroll")].filter(
+  (box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.closest("section").id)"""
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +109,17 @@ def test_chromium_shows_every_point_and_has_no_complaint(
     page.print(tmp_path / "report.pdf")
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     assert page.complaints() == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_table_is_cut(page: Page, runs: list[Path], tmp_path: Path, count: int) -> None:
+    target = tmp_path / "report.html"
+    names = [str(run) for run in runs[:count]]
+    CliRunner().invoke(app, ["report", *names, "--to", str(target)], catch_exceptions=False)
+    page.open(target)
+    for width in (1600, 1280, 1024, 800, 600, 375):
+        page.look(width)
+        assert page.ask(CUT) == [], width
 
 
 def _paper(page: Page, scheme: str) -> str:

@@ -149,8 +149,8 @@ def test_a_processor_gets_no_mfu_and_is_told_why(tmp_path: Path) -> None:
     page = page_of(run.write())
     assert "no MFU: the peak of this device is not known" in page
     assert len(circles(page, "speed")) == 3
-    reserved = run.plan.memory.reserved / GIB
-    assert f"plan {reserved:.2f} GiB ± 5%" in plot(page, "memory")
+    planned = run.plan.memory.total / GIB
+    assert f"plan {planned:.2f} GiB ± 5%" in plot(page, "memory")
     assert ">memory allocated<" not in page
 
 

@@ -18,6 +18,7 @@ from shardwise.cli.main import app
 from shardwise.errors import UserError
 from shardwise.report import write
 from shardwise.report.write import watch_runs, write_report
+from shardwise.units import GIB, format_bytes
 
 
 @pytest.fixture
@@ -167,3 +168,46 @@ def test_what_is_no_report_is_known_by_its_head(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><title>mine</title>")
     with pytest.raises(UserError):
         write.validate_target(tmp_path / "page.html")
+
+
+def on_cpu(home: Path, name: str) -> SampleRun:
+    text = "model: tiny-llama\ndata: stdlib\ncluster: 2xCPU\n"
+    return SampleRun(plan_of(home / "runs", f"name={name}", "train.steps=120", text=text))
+
+
+def test_a_cpu_has_the_memory_plan_of_the_console(home: Path) -> None:
+    run = on_cpu(home, "cpu")
+    run.start(0)
+    run.train(1, 120)
+    planned = run.plan.memory.total  # the console's figure, as a step event has it
+    held = {"allocated": planned, "reserved": planned}
+    run.events = [
+        {**event, "memory": held, "memory_planned": planned} if event["event"] == "step" else event
+        for event in run.events
+    ]
+    run.write()
+    report("cpu")
+    page = (home / "runs" / "cpu" / "report.html").read_text()
+    row = page[page.index("<td>resident memory</td>") :].split("</tr>")[0]
+    assert row.count(format_bytes(planned)) == 2 and "+0.0%" in row
+    begin = page.index('id="plot-memory"')
+    assert f"{planned / GIB:.2f} GiB" in page[begin : page.index("</figure>", begin)]
+
+
+@pytest.mark.parametrize("ended", ["end", "stopped"])
+def test_a_pause_between_two_commands_costs_no_goodput(home: Path, ended: str) -> None:
+    def goodput_of(name: str, pause_s: float) -> str:
+        run = on_cpu(home, name)
+        run.start(0)
+        run.train(1, 60)
+        run.say(ended, step=60)
+        run.now += pause_s
+        run.start(60)
+        run.train(61, 120)
+        run.say("end", step=120, finished=True)
+        run.write()
+        report(name)
+        page = (home / "runs" / name / "report.html").read_text()
+        return page[page.index("<dt>goodput</dt>") :].split("</dd>")[0]
+
+    assert goodput_of("paused", 3600.0) == goodput_of("at-once", 0.0)
