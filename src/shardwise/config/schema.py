@@ -325,6 +325,11 @@ class TrainConfig:
     gc_every: int = 50
     """Steps between garbage collections, at the same step edge on all ranks."""
 
+    router_aux_loss: Literal["auto", "off"] | float = "auto"
+    """The coefficient of the load-balancing loss of a mixture of experts, which is added to the
+    loss that is trained on. `auto`: what the model's config asks for (`output_router_logits` and
+    `router_aux_loss_coef`); a number turns it on for any model whose routers transformers finds."""
+
     kernels: Literal["auto", "own", "torch"] = "auto"
     """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8:
     `own` are Triton kernels that move and keep fewer bytes (SwiGLU on Hopper inside of its matmuls,

@@ -38,6 +38,13 @@ class ModelSpec:
     tied_embeddings: bool
     num_experts: int = 1
     experts_per_token: int = 1
+    num_routers: int = 0
+    """Routers whose logits a load-balancing loss can be computed from."""
+
+    why_no_routers: str = "it has none"
+    router_aux_loss: float | None = None
+    """The coefficient of the load-balancing loss that the model's config asks for, if it does."""
+
     head_norms: bool = False
     """Whether queries and keys are normed head by head."""
 
@@ -159,6 +166,8 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         tied_embeddings=tied,
         num_experts=experts,
         experts_per_token=experts_per_token,
+        num_routers=layers if family.experts else 0,
+        router_aux_loss=_router_aux_loss(config) if family.experts else None,
         head_norms=family.head_norms,
         swiglu=config.get("hidden_act") == "silu"
         and not family.experts
@@ -216,6 +225,16 @@ def _reader(config: Mapping[str, Any]) -> Callable[[str], int]:
         return value
 
     return size
+
+
+def _router_aux_loss(config: Mapping[str, Any]) -> float | None:
+    """The coefficient of the load-balancing loss, where config.json asks for that loss."""
+    if not config.get("output_router_logits"):
+        return None
+    coefficient = config.get("router_aux_loss_coef")
+    if not isinstance(coefficient, int | float):
+        raise UnknownFamily("config.json leaves router_aux_loss_coef to its class")
+    return float(coefficient)
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:

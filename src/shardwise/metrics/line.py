@@ -29,6 +29,11 @@ class StepReport:
     memory_planned: int
     data_share: float
     eta_s: float
+    aux_loss: float | None = None
+    """The routers' load-balancing loss, without its coefficient; None where there is none."""
+
+    expert_load: float | None = None
+    """Tokens of the busiest expert of any layer, over the mean of its layer's experts."""
 
 
 def format_line(report: StepReport) -> str:
@@ -39,6 +44,7 @@ def format_line(report: StepReport) -> str:
         [
             f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
             f"loss {report.loss:.4f}",
+            *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",
             _format_speed(report),

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from shardwise.facts.models import ModelSpec
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
+from shardwise.model.routers import describe_routers
 
 
 def count_on_meta(
@@ -27,6 +28,7 @@ def count_on_meta(
     active = int(_first(config, "num_experts_per_tok", "moe_top_k", default=experts))
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
     routed = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 3)
+    routers = describe_routers(model)
     ends = [unit.num_params for unit in units.units if not unit.is_block]
     return ModelSpec(
         name=name,
@@ -41,6 +43,9 @@ def count_on_meta(
         tied_embeddings=_is_tied(model),
         num_experts=experts,
         experts_per_token=active,
+        num_routers=routers.num_routers,
+        why_no_routers=routers.why_none,
+        router_aux_loss=routers.asked,
         embedding_params=ends[0] if ends else 0,
         block_params=max(unit.num_params for unit in units.blocks),
         tail_params=ends[-1] if len(ends) > 1 else 0,

@@ -22,6 +22,9 @@ _VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_vie
 
 def apply_compile(modules: list[nn.Module]) -> None:
     """Compile each module's forward, inside the hooks that FSDP2 puts around it."""
+    # Routers keep their logits on the side. In a block that is recomputed torch.compile allows that
+    # only where it is told that the recomputation need not do it again. No public setting says so.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     override_forward(modules, "Compiled", _compiled)
 
 

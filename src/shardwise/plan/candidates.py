@@ -42,6 +42,7 @@ class Common:
     linear: str
     flash_attention_4: bool
     own_kernels: bool
+    balances_routers: bool
 
 
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
@@ -94,6 +95,7 @@ def layouts(
                 flash_attention_4=common.flash_attention_4,
                 bf16_state=config.optim.state == "bf16",
                 own_kernels=common.own_kernels,
+                balances_routers=common.balances_routers,
                 gathers_in_place=choose_gather_in_place(
                     config, candidate.mesh, own_kernels=common.own_kernels
                 ).value,

@@ -24,6 +24,7 @@ from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.plan import Choice, Plan, Source
 from shardwise.plan.remedies import advise
+from shardwise.plan.routers import choose_router_aux_loss, left_out
 from shardwise.plan.search import Option, alternatives, best_of, fits, judge
 from shardwise.units import format_bytes, format_count
 
@@ -87,6 +88,7 @@ def choose_plan(
             *_tight(best, cluster),
             *_padded_experts(config, model, mesh.shard),
             *_without_effect(config, cluster),
+            *left_out(model, common["router_aux_loss"]),
         ],
         **common,
     )
@@ -112,6 +114,7 @@ def judge_all(
         linear=common["linear"].value,
         flash_attention_4=common["attention"].value == "flash_attention_4",
         own_kernels=common["kernels"].value == "own",
+        balances_routers=common["router_aux_loss"].value > 0,
     )
     return [
         judge(candidate, rank, layout, model, cluster, rates, price)
@@ -185,6 +188,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         "fused_optimizer": _choice_of(config.optim.fused, True, fused_why),
         "optimizer_state": _choose_optimizer_state(config),
         "kernels": _choose_kernels(config, cluster),
+        "router_aux_loss": choose_router_aux_loss(config, model),
     }
 
 

@@ -43,6 +43,9 @@ class Layout:
     own_kernels: bool = True
     """AdamW and the copy into a reduction are ours, not torch's."""
 
+    balances_routers: bool = False
+    """Routers' logits are kept for the load-balancing loss."""
+
     gathers_in_place: bool = False
     """Parameters are gathered where they are used, not copied there."""
 

@@ -124,7 +124,7 @@ def _at_loss(model: ModelSpec, layout: Layout, loss_bytes: int | None) -> _Momen
     loss = float(_loss_bytes(model, layout) if loss_bytes is None else loss_bytes)
     # The last hidden state, normed, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
-    kept = _kept_bytes(model, layout)
+    kept = _kept_bytes(model, layout) + _router_bytes(model, layout)
     loss += tokens * tail + WORKSPACE_BYTES
     return _Moment("loss", gathered, buffers, tokens * kept, loss, 0.0)
 
@@ -155,7 +155,7 @@ def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
         # Without the compiler the head's gradients outlive the start of the recomputation.
         in_flight, transient = (8 + 2 * width) * head, 0
     buffers = own * width * gathered_block_params(model, layout) + in_flight
-    kept = tokens * _kept_bytes(model, layout)
+    kept = tokens * (_kept_bytes(model, layout) + _router_bytes(model, layout))
     return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
 
 
@@ -188,6 +188,13 @@ def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
     # Too late to have left when forward ends.
     late = [block for block in sent if block >= blocks - patience(share)]
     return _saved_bytes(model, layout) * (blocks - len(sent) + len(late)) / blocks
+
+
+def _router_bytes(model: ModelSpec, layout: Layout) -> int:
+    """Bytes for a token that the load-balancing loss keeps: logits, and probabilities in fp32."""
+    if not layout.balances_routers:
+        return 0
+    return model.num_routers * model.num_experts * (DTYPE_BYTES[layout.param_dtype] + 4)
 
 
 def _saved_bytes(model: ModelSpec, layout: Layout) -> float:

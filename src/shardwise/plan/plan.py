@@ -164,6 +164,7 @@ class Plan:
     optimizer_state: Choice[str] = Choice("fp32", "this plan is older than the option", "rule")
     kernels: Choice[str] = Choice("torch", "this plan is older than our own", "rule")
     gather_in_place: Choice[bool] = Choice(False, "this plan is older than the option", "rule")
+    router_aux_loss: Choice[float] = Choice(0.0, "this plan is older than the option", "rule")
 
     @property
     def world_size(self) -> int:

@@ -24,6 +24,7 @@ from shardwise.parallel.apply import parallelize
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
+from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.optim import build_optimizer
@@ -76,6 +77,8 @@ def shard_model(plan: Plan, mesh: DeviceMesh) -> tuple[Any, UnitMap]:
         compiled=plan.compile.value,
         own_kernels=uses_own(plan),
     )
+    if plan.router_aux_loss.value:
+        watch_routers(model)
     return model, parallelize(model, plan, mesh)
 
 
@@ -145,7 +148,12 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
     code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
     config = drop_idle_window(plan.hf_config, plan.config.data.seq_len)
     attention = attention_of(plan.attention.value, plan.cluster.device)
-    return build_on_meta(config, attention=attention, code_dir=code_dir)
+    model = build_on_meta(config, attention=attention, code_dir=code_dir)
+    # The load-balancing loss is ours to compute: the model's own is of one rank, and unused.
+    for settings in (model.config, model.config.get_text_config()):
+        if getattr(settings, "output_router_logits", False):
+            settings.output_router_logits = False
+    return model
 
 
 def _build_data(plan: Plan) -> DataSplits:

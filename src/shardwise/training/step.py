@@ -16,6 +16,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
+from shardwise.training.balance import Balance, Routing, mean_routing
 from shardwise.training.documents import kept_apart
 from shardwise.training.optim import set_learning_rate, step_if_finite
 
@@ -32,6 +33,9 @@ class StepResult:
 
     stop_requested: bool
     """Whether some rank was asked to stop; the same on all of them."""
+
+    routing: Routing | None = None
+    """How evenly tokens went to experts, where a load-balancing loss is trained with."""
 
 
 class Reading:
@@ -69,6 +73,8 @@ class Stepper:
         self.device = torch.device(plan.cluster.device)
         self.clip_norm = plan.config.optim.clip_norm
         self.is_fused = plan.fused_optimizer.value
+        self.aux_coefficient = plan.router_aux_loss.value
+        self.balance = Balance(model) if self.aux_coefficient else None
         self.reduces_every_pass = plan.accumulate.value == "sharded"
         # fp16 gradients underflow without a scale; other formats have the range.
         self.scaler = torch.amp.GradScaler(
@@ -84,17 +90,40 @@ class Stepper:
         self.on_phase("agree")
         num_tokens, stops = self._agree(batches, wants_stop)
         loss_sum = torch.zeros((), device=self.device)
+        routing: list[Routing] = []
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
             self.on_phase("forward")
-            loss = _sum_loss(self.model, batch, self.device)
+            loss, logits = self._forward(batch)
             loss_sum += loss.detach()
+            objective = loss / num_tokens
+            if self.balance is not None:
+                self.on_phase("agree")
+                part, routed = self.balance.over_ranks(logits)
+                routing.append(routed)
+                # Micro-batches are equally large, so that each has the same share.
+                objective = objective + self.aux_coefficient / len(batches) * part
             self.on_phase("backward")
-            self.scaler.scale(loss / num_tokens).backward()
+            self.scaler.scale(objective).backward()
         grad_norm, applied = self.update(rate)
         self.on_phase("agree")
         dist.all_reduce(loss_sum)
-        return StepResult(loss_sum, num_tokens, grad_norm, applied, bool(stops.value()))
+        return StepResult(
+            loss_sum,
+            num_tokens,
+            grad_norm,
+            applied,
+            bool(stops.value()),
+            mean_routing(routing) if routing else None,
+        )
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
+        """The summed cross-entropy, and the logits of routers where they are balanced."""
+        if self.balance is None:
+            return _sum_loss(self.model, batch, self.device), []
+        with self.balance.watching() as logits:
+            loss = _sum_loss(self.model, batch, self.device)
+        return loss, logits
 
     def update(self, rate: float) -> tuple[float, bool]:
         """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""

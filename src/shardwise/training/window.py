@@ -10,6 +10,7 @@ import torch
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
+from shardwise.training.balance import largest_load, mean_routing
 from shardwise.training.step import StepResult
 
 
@@ -32,6 +33,8 @@ class Window:
         loss_sum = sum(result.loss_sum.double() for result in self.results)
         num_tokens = sum(result.num_tokens for result in self.results)
         loss = float(loss_sum / num_tokens)
+        routing = [result.routing for result in self.results if result.routing is not None]
+        routed = mean_routing(routing) if routing else None
         grad_norm = self.results[-1].grad_norm
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
@@ -54,4 +57,6 @@ class Window:
             memory_planned=plan.peak_bytes,
             data_share=(data_wait_s - self.data_wait_s) / elapsed,
             eta_s=(train.steps - step) * step_s,
+            aux_loss=routed.aux_loss.item() if routed else None,
+            expert_load=largest_load(routed).item() if routed else None,
         )

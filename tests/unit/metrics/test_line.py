@@ -53,6 +53,10 @@ def test_the_line() -> None:
     )
 
 
+def test_the_load_balancing_loss_stands_beside_the_loss() -> None:
+    assert "loss 2.4310  aux 1.0234  gnorm 0.83" in line(aux_loss=1.02341, expert_load=1.5)
+
+
 def test_recompute_shows_hfu_beside_mfu() -> None:
     assert "mfu 40.0% (plan 48.0) hfu 52.5%" in line(efficiency=Efficiency(0.4, 0.525))
 

@@ -42,6 +42,14 @@ LOG_INTERVAL = Metric(
 )
 GRAD_NORM = Metric("fsdp_grad_norm", "gauge", "Global gradient norm before clipping, last step.")
 LOSS = Metric("training_loss", "gauge", "Mean loss a token, last window.")
+AUX_LOSS = Metric(
+    "training_router_aux_loss", "gauge", "Load-balancing loss of routers, last window."
+)
+EXPERT_LOAD = Metric(
+    "training_expert_load_ratio",
+    "gauge",
+    "Tokens of the busiest expert over the mean of its layer, last window.",
+)
 EVAL_LOSS = Metric("training_eval_loss", "gauge", "Loss on held-out text, last evaluation.")
 LEARNING_RATE = Metric("training_learning_rate", "gauge", "Learning rate of the last step.")
 MFU = Metric("training_mfu", "gauge", "Model FLOPs utilisation, 0 to 1, last window.")

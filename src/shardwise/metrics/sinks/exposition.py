@@ -125,6 +125,9 @@ class Exposition(Collector):
         self._set(names.STEP, event["step"])
         self._set(names.STEPS_PLANNED, event["num_steps"])
         self._set(names.LOSS, event["loss"])
+        # Records that are older have neither.
+        self._set(names.AUX_LOSS, event.get("aux_loss"))
+        self._set(names.EXPERT_LOAD, event.get("expert_load"))
         self._set(names.GRAD_NORM, event["grad_norm"])
         self._set(names.LEARNING_RATE, event["lr"])
         self._set(names.TOKENS_PER_S, event["tokens_per_s"])
