@@ -84,3 +84,12 @@ def test_a_run_trains_with_the_loss_that_its_config_asks_for(
 def steps_of(run: Path) -> list[dict[str, Any]]:
     events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
     return [event for event in events if event["event"] == "step"]
+
+
+def test_a_model_without_routers_is_refused(tmp_path: Path, shardwise: Run) -> None:
+    (tmp_path / "run.yaml").write_text("model: tiny-llama\ncluster: 2xCPU\n")
+    words = (str(tmp_path / "run.yaml"), f"runs_dir={tmp_path}", "train.router_aux_loss=0.01")
+    refused = shardwise("train", *words, expect=2)
+    assert "cannot be computed for tiny-llama" in refused.stderr + refused.stdout
+    assert not (tmp_path / "run").exists()
+    shardwise("plan", *words[:2], "train.router_aux_loss=off")
