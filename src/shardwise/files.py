@@ -1,10 +1,36 @@
-"""Files that are there whole or not at all."""
+"""Paths as users write them, and files that are there whole or not at all."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+# Of Linux's file systems: bytes in one name, and in a whole path with the NUL at its end.
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 4095
+
+
+def user_path(text: str) -> Path:
+    """A path that a user wrote. `~` is the home directory; where there is none to be found,
+    as for `~nobody`, it stays a name like any other."""
+    return Path(os.path.expanduser(text))
+
+
+def why_no_path(text: str) -> str | None:
+    """Why no file can have this path; None where one can."""
+    if "\0" in text:
+        return "it holds a NUL character"
+    try:
+        path = os.fsencode(text)
+    except UnicodeEncodeError:
+        return "it holds half of a surrogate pair, which no file name can"
+    if len(path) > _MAX_PATH_BYTES:
+        return f"it has {len(path)} bytes, and a path has at most {_MAX_PATH_BYTES}"
+    longest = max(map(len, path.split(b"/")))
+    if longest > _MAX_NAME_BYTES:
+        return f"a name in it has {longest} bytes, and a file's name at most {_MAX_NAME_BYTES}"
+    return None
 
 
 def replace_file(path: Path, data: bytes) -> None:

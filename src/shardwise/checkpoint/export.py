@@ -25,6 +25,7 @@ from shardwise.checkpoint.files import rename, sync_directory, sync_handle
 from shardwise.checkpoint.index import Index, StoredTensor
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import user_path
 from shardwise.model.build import build_on_meta
 from shardwise.model.stored import INDEX_NAME, TORCH_NAME
 from shardwise.plan.plan import Plan
@@ -228,7 +229,7 @@ def export_checkpoint(
     exporter: Exporter, target: Path, *, layout: Layout, max_shard_size: str
 ) -> Exported:
     """Write weights, configuration and tokenizer to `target`: all of it or nothing."""
-    target = target.expanduser().resolve()
+    target = user_path(str(target)).resolve()
     plan = exporter.checkpoint.plan
     try:
         with _written_aside(target) as aside:
@@ -249,7 +250,7 @@ def export_checkpoint(
 
 def validate_target(target: Path) -> None:
     """Nothing is overwritten: `target` is absent or an empty directory."""
-    target = target.expanduser()
+    target = user_path(str(target))
     if target.is_dir() and not any(target.iterdir()):
         return
     if target.exists() or target.is_symlink():
@@ -349,7 +350,7 @@ def _copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
     """The tokenizer that the model was trained with; returns what the user should know of it."""
     name = plan.config.data.tokenizer
     source = plan.model_dir if name == "auto" else name
-    folder = Path(source).expanduser() if source else None
+    folder = user_path(source) if source else None
     found = [folder / file for file in _TOKENIZER_FILES] if folder and name != "byte" else []
     found = [file for file in found if file.is_file()]
     for file in found:

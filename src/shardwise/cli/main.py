@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -63,6 +64,7 @@ def _root(
 
 def main() -> None:
     """Run the command line; a UserError becomes one panel and its exit code."""
+    _print_any_text()
     _hush_torchao()
     try:
         app()
@@ -72,6 +74,14 @@ def main() -> None:
         sys.exit(int(error.code))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_any_text() -> None:
+    """A terminal that cannot show a character, or a name that is no UTF-8, ends no command: what
+    cannot be encoded is shown as its escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _hush_torchao() -> None:

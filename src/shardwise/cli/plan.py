@@ -67,6 +67,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     Next: shardwise train run.yaml
     """
     from shardwise.launch.prepare import choose_plan
+    from shardwise.plan.inputs import check_bytes
 
     given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     if quick and not calibrate:
@@ -91,6 +92,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
         typer.echo(json.dumps(chosen.to_dict(), indent=2))
     else:
         show_plan(chosen, top, tokens)
+        for problem in check_bytes(chosen):
+            typer.echo(f"warning: `shardwise train` refuses this: {problem.what}; {problem.fix}")
 
 
 def _goal(word: str) -> Goal:

@@ -32,7 +32,7 @@ def train(
     from shardwise.launch.launcher import adopt_launcher
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
-    from shardwise.plan.explain import headline
+    from shardwise.plan.explain import headline, input_lines
 
     adopt_launcher(os.environ)
     chosen_config = load_config(config, overrides or [])
@@ -42,6 +42,8 @@ def train(
     if is_first:
         typer.echo(headline(plan))
         typer.echo(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
+        for line in input_lines(plan):
+            typer.echo(line)
         show_warnings(plan)
     run_plan(plan)
     if is_first:

@@ -23,6 +23,7 @@ from shardwise.config.reference import (
     field_types,
     hint_for_key,
     section_classes,
+    shorten,
     show_value,
     words_for_type,
 )
@@ -145,7 +146,7 @@ def _join_flags(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _apply_override(said: _Said, text: str) -> None:
-    place = f"override '{text}'"
+    place = f"override '{shorten(text)}'"
     path, value = _parse_override(text, place)
     section, *rest = path
     if section in section_classes() and not rest:

@@ -18,6 +18,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from shardwise.config import schema
 
 TOP_LEVEL = ""
+# Characters of a value that an error shows.
+_SHOWN = 200
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", NoneType: "null"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -45,8 +47,13 @@ def field_path(section: str, name: str) -> str:
 
 
 def show_value(value: object) -> str:
-    """A value as a config file spells it: true, null, "text", 0.5."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    """A value as a config file spells it: true, null, "text", 0.5. A long one is cut."""
+    return shorten(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def shorten(text: str) -> str:
+    """The start of a text that would fill the screen."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from shardwise.config.reference import show_value
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import UserError
+from shardwise.files import why_no_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,23 @@ def _port_is_one(c: RunConfig) -> bool:
     return port is None or 1 <= port <= 65535
 
 
+def _path_rule(field: str) -> Rule:
+    """A row for a field that may name a file: what no file can be called is no typing mistake."""
+
+    def holds(config: RunConfig) -> bool:
+        value = _value_of(config, field)
+        texts = value if isinstance(value, list) else [value]
+        return all(text is None or why_no_path(text) is None for text in texts)
+
+    return Rule(
+        f"{field}-is-a-path",
+        field,
+        holds,
+        "no file can be called so: a name has at most 255 bytes, a path 4095, and neither a NUL",
+        f"write {field}=A_SHORTER_NAME",
+    )
+
+
 _SOURCES_WITH_PATH = ("text", "jsonl", "datasets")
 
 RULES: tuple[Rule, ...] = (
@@ -210,6 +228,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.name not in ("", ".", "..") and "/" not in c.name,
         "it names one directory inside runs_dir",
         "write a plain name such as name=first-run, and set runs_dir for the place",
+    ),
+    *map(
+        _path_rule,
+        (
+            *("name", "runs_dir", "model.name", "model.weights_from", "data.path"),
+            *("data.tokenizer", "cluster.prices"),
+        ),
     ),
     *_at_least(1, "train.steps", "train.global_batch", "train.micro_batch", "train.accumulation"),
     *_at_least(

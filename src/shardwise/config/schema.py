@@ -75,8 +75,9 @@ class DataConfig:
     """The split of a `datasets` source to train on."""
 
     tokenizer: str = "auto"
-    """`byte` (embedded, 257 tokens), a local directory or a hub id; `auto` takes the model's own
-    tokenizer where there is one and bytes otherwise."""
+    """`byte` (embedded, 257 tokens), a local directory or a hub id. `auto` takes the model's own
+    tokenizer; without one it takes bytes for a vocabulary of about that size, and is an error for
+    any other."""
 
     seq_len: int = 2048
     """Tokens in one training sequence. Documents are packed back to back to this length."""

@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.config.schema import DataConfig
 from shardwise.data.files import named_paths
 from shardwise.errors import UserError
+from shardwise.files import user_path
 
 
 def open_dataset(config: DataConfig) -> Any:
@@ -43,7 +44,7 @@ def _load(path: str, config: DataConfig) -> Any:
     # Imported here: it takes seconds that other sources need not spend.
     import datasets
 
-    directory = Path(path).expanduser()
+    directory = user_path(path)
     try:
         if not _was_saved_to(directory):
             location = str(directory) if directory.is_dir() else path

@@ -13,21 +13,28 @@ class FaultBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._named: list[str] = []
+        self._fixes: dict[str, None] = {}
 
     @property
     def named(self) -> tuple[str, ...]:
         """The skipped records so far, as `file:line: reason`."""
         return tuple(self._named)
 
-    def skip(self, fault: str) -> None:
+    @property
+    def fix(self) -> str:
+        """What would mend the records so far."""
+        return ", or ".join(self._fixes)
+
+    def skip(self, fault: str, fix: str = "mend the records") -> None:
         """Count one record as skipped; raise once there are more than the limit."""
         self._named.append(fault)
+        self._fixes[fix] = None
         if len(self._named) > self.limit:
             raise UserError(
                 f"{len(self._named)} records of the data cannot be read:\n"
                 + "\n".join(f"    {name}" for name in self._named),
                 why=f"data.max_corrupt allows {self.limit} to be skipped",
-                fix="mend the records, or raise data.max_corrupt to skip them",
+                fix=f"{self.fix}, or raise data.max_corrupt to skip them",
             )
 
     def skip_all(self, faults: Iterable[str]) -> None:

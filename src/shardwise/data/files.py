@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardwise.config.schema import DataConfig
 from shardwise.errors import UserError
+from shardwise.files import user_path
 
 # What a directory is searched for; a file that is named outright may have any suffix.
 SUFFIXES = {
@@ -79,14 +80,20 @@ def stdlib_files() -> list[Path]:
 
 
 def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    path = Path(pattern).expanduser()
+    path = user_path(pattern)
     # An existing path is taken by its name even where that looks like a glob.
     roots = [path] if path.exists() else map(Path, glob.iglob(str(path), recursive=True))
     for root in roots:
         if root.is_dir():
             yield from _files_below(root, suffixes)
-        else:
+        elif root.is_file():
             yield root
+        else:
+            raise UserError(
+                f"data.path names {root}, which is no plain file",
+                why="data is read more than once, and a pipe or a device gives it once at most",
+                fix="write it to a file and name that one",
+            )
 
 
 def _files_below(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:

@@ -25,6 +25,18 @@ class Document:
 class CorruptRecord(ValueError):
     """A record that cannot be read; the message is the reason."""
 
+    fix = "mend the records"
+
+
+class MissingKey(CorruptRecord):
+    """A record without the key of `data.field`; it names those that are there."""
+
+    def __init__(self, key: str, record: dict[str, Any]) -> None:
+        super().__init__(f"no key {key!r}; its keys are {', '.join(map(repr, record)) or 'none'}")
+        texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        longest = max(texts, key=lambda name: len(texts[name]), default="KEY")
+        self.fix = f"set data.field to the key that holds the text, such as data.field={longest}"
+
 
 def read_documents(config: DataConfig, faults: FaultBudget) -> Iterator[Document]:
     """All documents of the source in a fixed order; unreadable ones go to `faults`."""
@@ -94,7 +106,7 @@ def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Itera
                 try:
                     yield Document(name, _text_of_line(line, field))
                 except CorruptRecord as reason:
-                    faults.skip(f"{name}: {reason}")
+                    faults.skip(f"{name}: {reason}", reason.fix)
 
 
 def _text_of_line(line: bytes, field: str) -> str:
@@ -102,12 +114,12 @@ def _text_of_line(line: bytes, field: str) -> str:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise CorruptRecord("invalid UTF-8") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or a number of thousands of digits
         raise CorruptRecord(f"invalid JSON ({error})") from error
     if not isinstance(record, dict):
         raise CorruptRecord(f"not an object but {type(record).__name__}")
     if field not in record:
-        raise CorruptRecord(f"no key {field!r}")
+        raise MissingKey(field, record)
     if record[field] == "":
         raise CorruptRecord(f"{field!r} is empty")
     return _valid_text(record[field], field)

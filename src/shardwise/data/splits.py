@@ -39,7 +39,7 @@ def build_sequences(
     if config.source == "synthetic":
         return _synthetic_splits(config, vocab_size, seed)
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
-    _validate_vocabulary(tokenizer, vocab_size)
+    validate_vocabulary(tokenizer, vocab_size)
     packed = prepare_tokens(config, tokenizer, cache_root)
     _validate_length(packed.train, config.seq_len)
 
@@ -71,7 +71,8 @@ def _synthetic_splits(config: DataConfig, vocab_size: int, seed: int) -> DataSpl
     )
 
 
-def _validate_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+def validate_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise where the tokenizer has tokens that the model has no row for."""
     if tokenizer.vocab_size > vocab_size:
         raise UserError(
             f"tokenizer {tokenizer.identity} has {tokenizer.vocab_size} tokens, "

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import UserError
-from shardwise.facts.presets import PRESETS
+from shardwise.facts.tokenizer_files import has_own_tokenizer
+from shardwise.files import user_path
 
 TokenIds = NDArray[np.int32]
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 class Tokenizer(Protocol):
@@ -102,22 +101,15 @@ def load_tokenizer(name: str, model_name: str, *, revision: str | None = None) -
 
 
 def _load_model_tokenizer(model_name: str, revision: str | None) -> Tokenizer:
-    directory = Path(model_name).expanduser()
-    # A preset is a shape and nothing else; a directory may hold a model without its tokenizer.
-    if model_name in PRESETS or (directory.is_dir() and not _holds_tokenizer(directory)):
-        return ByteTokenizer()
-    return _load_hub_tokenizer(model_name, revision)
-
-
-def _holds_tokenizer(directory: Path) -> bool:
-    return any((directory / file).is_file() for file in TOKENIZER_FILES)
+    own = has_own_tokenizer(model_name)
+    return _load_hub_tokenizer(model_name, revision) if own else ByteTokenizer()
 
 
 def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
     # transformers takes seconds to import, which users of bytes need not wait for.
     from transformers import AutoTokenizer
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     location = str(path) if path.is_dir() else name
     try:
         backend = AutoTokenizer.from_pretrained(

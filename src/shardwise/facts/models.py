@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from shardwise.facts.positions import rotary_limit
 from shardwise.facts.sources import ModelSource, read_model_config
 
 __all__ = ["ModelSource", "ModelSpec", "UnknownFamily", "read_model_config", "spec_from_config"]
@@ -53,6 +54,12 @@ class ModelSpec:
 
     attention_window: int | None = None
     """Tokens that a token sees at most, where every block has such a window."""
+
+    max_positions: int | None = None
+    """Positions that the model was made for; None where it has no such number."""
+
+    position_table: bool = False
+    """Whether positions are rows of a table, so that there are none beyond `max_positions`."""
 
     embedding_params: int
     """Token embedding, and positions where they are learned."""
@@ -173,6 +180,7 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         and not family.experts
         and not _enabled(config, family.mlp_bias),
         attention_window=_window(config),
+        max_positions=rotary_limit(config),
         embedding_params=embedding,
         block_params=block,
         tail_params=tail,
@@ -206,6 +214,8 @@ def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
         ffn_size=ffn,
         vocab_size=vocab,
         tied_embeddings=tied,
+        max_positions=positions,
+        position_table=True,
         embedding_params=embedding,
         block_params=block,
         tail_params=tail,

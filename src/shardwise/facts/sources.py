@@ -13,6 +13,7 @@ from typing import Any, Literal
 from shardwise.config.schema import ModelConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.presets import PRESETS
+from shardwise.files import user_path
 
 # Anything that looks like weights: what cannot be read is then an error, never random weights.
 _WEIGHT_PATTERNS = (
@@ -94,7 +95,7 @@ def read_model_config(config: ModelConfig) -> ModelSource:
     kind: Literal["preset", "directory", "hub"]
     if config.name in PRESETS:
         kind, hf_config = "preset", copy.deepcopy(PRESETS[config.name])
-    elif (path := Path(config.name).expanduser()).is_dir():
+    elif (path := user_path(config.name)).is_dir():
         kind, directory, hf_config = "directory", path, _read_json(path / "config.json")
     elif _HUB_ID.fullmatch(config.name):
         file = _download_config(config.name, config.revision)
@@ -117,7 +118,7 @@ def read_model_config(config: ModelConfig) -> ModelSource:
 def _named_weights(name: str | None) -> Path | None:
     if name is None:
         return None
-    place = Path(name).expanduser()
+    place = user_path(name)
     if not _holds_weights(place):
         raise UserError(
             f"there are no weights in model.weights_from={name}",

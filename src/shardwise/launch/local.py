@@ -11,7 +11,8 @@ from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
 from shardwise.launch.last_words import RankTerminal
 from shardwise.launch.launcher import is_rank
-from shardwise.launch.prepare import validate_machine, validate_sinks
+from shardwise.launch.preflight import validate_run
+from shardwise.launch.prepare import validate_machine
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.say import say_on_console
 from shardwise.launch.supervise import (
@@ -25,7 +26,6 @@ from shardwise.launch.supervise import (
 )
 from shardwise.lease.lease import Lease
 from shardwise.lease.take import hold_run
-from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.plan import Plan
 
 
@@ -34,12 +34,11 @@ def run_plan(plan: Plan) -> Path:
 
     Inside torchrun (RANK is set) this process is one rank and starts no others.
     """
-    validate_sinks(plan.config)
-    validate_torchao(plan.linear.value)
     if is_rank(os.environ):
         _run_as_one_rank(plan)
         return plan.run_dir
     validate_machine(plan.cluster)
+    _warn(validate_run(plan))
     with hold_run(plan.run_dir, say=say_on_console) as lease:
         validate_resume(plan)
         run_supervised(plan, lease)
@@ -88,4 +87,13 @@ def _run_as_one_rank(plan: Plan) -> None:
     from shardwise.launch.worker import run_rank
 
     with RankTerminal():
+        # Once a node, before any rank waits for another: torchrun ends the others if this raises.
+        if os.environ["LOCAL_RANK"] == "0":
+            warnings = validate_run(plan)
+            _warn(warnings if os.environ["RANK"] == "0" else [])
         run_rank(plan)
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        say_on_console(f"warning: {warning}")

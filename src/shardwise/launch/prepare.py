@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 
 from shardwise.config.schema import RunConfig
@@ -19,7 +20,9 @@ from shardwise.facts.models import (
 )
 from shardwise.plan import choose
 from shardwise.plan.goal import Goal, choose_for
+from shardwise.plan.inputs import choose_weights
 from shardwise.plan.plan import Plan
+from shardwise.plan.positions import validate_positions, warn_of_positions
 
 
 def choose_plan(
@@ -28,12 +31,15 @@ def choose_plan(
     """The plan for `config`, with a reason for every choice. Starts nothing."""
     source = read_model_config(config.model)
     model = measure_model(config, source)
+    pretrained = choose_weights(config, source).value != "random"
+    validate_positions(config, model, source.hf_config, pretrained=pretrained)
 
     def plan_on(cluster: ClusterSpec) -> Plan:
         linked = with_measured_links(cluster)
         return choose.choose_plan(config, model, linked, source, rates_for(linked))
 
-    return choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
+    plan = choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
+    return replace(plan, warnings=[*plan.warnings, *warn_of_positions(config, model)])
 
 
 def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from shardwise.facts.models import ModelSpec
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
+from shardwise.model.positions import find_positions
 from shardwise.model.routers import describe_routers
 
 
@@ -29,6 +30,7 @@ def count_on_meta(
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
     routed = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 3)
     routers = describe_routers(model)
+    positions, in_table = find_positions(model)
     ends = [unit.num_params for unit in units.units if not unit.is_block]
     return ModelSpec(
         name=name,
@@ -41,6 +43,8 @@ def count_on_meta(
         ffn_size=int(_first(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)),
         vocab_size=vocab,
         tied_embeddings=_is_tied(model),
+        max_positions=positions,
+        position_table=in_table,
         num_experts=experts,
         experts_per_token=active,
         num_routers=routers.num_routers,

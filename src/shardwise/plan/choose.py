@@ -20,6 +20,7 @@ from shardwise.plan.candidates import (
     mesh_candidates,
 )
 from shardwise.plan.float8 import choose_float8_gather, choose_linear
+from shardwise.plan.inputs import choose_tokenizer, choose_weights
 from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.plan import Choice, Plan, Source
@@ -55,16 +56,19 @@ def choose_plan(
     accumulation, global_batch = choose_batch(config.train, cluster.world_size, micro)
     in_place = choose_gather_in_place(config, mesh, own_kernels=layout.own_kernels)
     forward, backward = _choose_prefetch(config, in_place.value)
+    weights = choose_weights(config, source)
     return Plan(
         config=config,
         model=model,
         hf_config=source.hf_config,
         model_dir=None if source.directory is None else str(source.directory),
-        weights_dir=_weights_dir(config, source),
+        weights_dir=None if weights.value == "random" else weights.value,
         cluster=cluster,
         memory=best.memory,
         forecast=best.forecast,
         alternatives=alternatives(best, options, cluster),
+        weights=weights,
+        tokenizer=choose_tokenizer(config),
         strategy=Choice(best.candidate.strategy, why_mesh, origin),
         replicate=Choice(mesh.replicate, "copies of the sharded model", origin),
         shard=Choice(mesh.shard, "ranks that hold one copy together", origin),
@@ -350,23 +354,6 @@ def _without_effect(config: RunConfig, cluster: ClusterSpec) -> list[str]:
     if config.observe.memory_history and cluster.device == "cpu":
         return ["observe.memory_history has no effect here: torch keeps it for GPUs alone"]
     return []
-
-
-def _weights_dir(config: RunConfig, source: ModelSource) -> str | None:
-    if config.model.weights == "random":
-        return None
-    if source.weights is not None:
-        return str(source.weights)
-    if config.model.weights == "pretrained":
-        raise UserError(
-            f"model.weights=pretrained, but {config.model.name!r} comes without weights",
-            why="presets are shapes only"
-            if source.kind == "preset"
-            else f"there are no weights in {source.directory}",
-            fix="give model.name a directory or hub id with safetensors, name their place in "
-            "model.weights_from, or set model.weights=random",
-        )
-    return None
 
 
 def _why_micro(best: Option, cluster: ClusterSpec) -> str:

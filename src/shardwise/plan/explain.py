@@ -18,6 +18,12 @@ def headline(plan: Plan) -> str:
     )
 
 
+def input_lines(plan: Plan) -> list[str]:
+    """What the run starts from: its first weights and its tokenizer, each with the reason."""
+    named = (("weights", plan.weights), ("tokenizer", plan.tokenizer))
+    return [f"{name}: {choice.value} ({choice.why})" for name, choice in named]
+
+
 def choice_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
     """(decision, value, source, why) for every decision."""
     return [

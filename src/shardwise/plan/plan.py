@@ -138,6 +138,8 @@ class Plan:
     alternatives: list[Alternative]
     warnings: list[str]
 
+    weights: Choice[str] = Choice("-", "this plan is older than the entry", "rule")
+    tokenizer: Choice[str] = Choice("-", "this plan is older than the entry", "rule")
     strategy: Choice[str]
     replicate: Choice[int]
     shard: Choice[int]

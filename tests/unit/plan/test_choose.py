@@ -271,7 +271,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
     choices = plan.choices()
-    assert len(choices) == 27
+    assert len(choices) == 29
     for name, choice in choices.items():
         assert choice.why.strip(), name
         assert choice.source in ("rule", "search"), name

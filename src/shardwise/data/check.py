@@ -1,0 +1,62 @@
+"""Whether there is text to train on, found out without reading much of it."""
+
+from __future__ import annotations
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.faults import FaultBudget
+from shardwise.data.files import find_files
+from shardwise.data.sources import read_documents
+from shardwise.data.tokenizer import Tokenizer, load_tokenizer
+from shardwise.errors import ExitCode, UserError
+
+
+def validate_text(config: DataConfig) -> None:
+    """Raise where `data.path` or `data.field` names nothing that can be read.
+
+    Sources of records are read up to their first text. A text file is one document however large
+    it is, so that it is only opened.
+    """
+    if config.source == "synthetic":
+        return
+    try:
+        if config.source == "text":
+            _validate_files(config)
+        else:
+            _validate_first_record(config)
+    except OSError as error:
+        raise UserError(
+            f"the data cannot be read: {error.strerror}: {error.filename}",
+            why="data.path names it",
+            fix="check its permissions, or name another data.path",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+
+
+def load_checked_tokenizer(config: DataConfig, model_name: str, revision: str | None) -> Tokenizer:
+    """The tokenizer of the run, once it has turned a text into tokens."""
+    tokenizer = load_tokenizer(config.tokenizer, model_name, revision=revision)
+    tokenizer.encode("text")
+    return tokenizer
+
+
+def _validate_files(config: DataConfig) -> None:
+    files = find_files(config)
+    for path in files:
+        with path.open("rb"):
+            pass
+    if not any(path.stat().st_size for path in files):
+        raise UserError(
+            f"the files of data.path are empty: {files[0]}",
+            fix="name files with text in data.path",
+        )
+
+
+def _validate_first_record(config: DataConfig) -> None:
+    faults = FaultBudget(config.max_corrupt)
+    if next(read_documents(config, faults), None) is not None:
+        return
+    raise UserError(
+        f"data.source={config.source} has no text",
+        why="; ".join(faults.named) or "every record is empty",
+        fix=faults.fix or "name files with text in data.path",
+    )

@@ -1,0 +1,48 @@
+"""How long a sequence a model with rotary positions was made for, told from config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# These stretch positions by their factor, and files often keep the unstretched number beside it.
+_STRETCHING = ("linear", "dynamic")
+
+
+def rotary_limit(hf_config: Mapping[str, Any]) -> int | None:
+    """The largest number of positions that the file can mean; None where it names none.
+
+    Files disagree on whether `max_position_embeddings` counts before or after rope scaling, so
+    that the larger reading is taken: a sequence beyond it is too long by every reading.
+    """
+    stated = _whole(hf_config.get("max_position_embeddings"))
+    if stated is None:
+        return None
+    return max([stated, *(_stretched(scaling, stated) for scaling in _scalings(hf_config))])
+
+
+def _scalings(hf_config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every description of rope scaling; families with two kinds of layers have one for each."""
+    for name in ("rope_scaling", "rope_parameters"):
+        found = hf_config.get(name)
+        if isinstance(found, Mapping):
+            yield found
+            yield from (inner for inner in found.values() if isinstance(inner, Mapping))
+
+
+def _stretched(scaling: Mapping[str, Any], stated: int) -> int:
+    factor = scaling.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 1:
+        return 0
+    original = _whole(scaling.get("original_max_position_embeddings"))
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if original is None and kind not in _STRETCHING:
+        return 0
+    reached = (original or stated) * factor
+    # A factor of 1e400 in a file is infinity here.
+    return int(reached) if reached < 2**62 else 2**62
+
+
+def _whole(value: Any) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_count else None

@@ -1,0 +1,102 @@
+"""Whether files of weights are whole, told from their headers: no tensor is read."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardwise.errors import UserError
+
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+_FETCH_ANEW = "fetch or save it anew; another copy goes into model.weights_from"
+# As safetensors itself allows; an index has a line a tensor.
+_MAX_INDEX_BYTES = 100 * 2**20
+
+
+def check_weight_files(place: Path) -> list[UserError]:
+    """What is wrong with each safetensors file and its index, by name.
+
+    `place` is a directory or one file. Other formats have no header to check, and are read by the
+    ranks; what `torch.save` writes today is a zip file, whose end must be there.
+    """
+    return [
+        UserError(f"{path} is not a whole file of weights", why=why, fix=_FETCH_ANEW)
+        for path, why in _faults(place)
+    ]
+
+
+def _faults(place: Path) -> Iterator[tuple[Path, str]]:
+    index = place / SAFETENSORS_INDEX
+    if index.is_file():
+        yield from _index_faults(index)
+        return
+    files = (
+        [place] if place.is_file() else [place / "model.safetensors", place / "pytorch_model.bin"]
+    )
+    for path in files:
+        if path.is_file() and (why := _why_not_whole(path)) is not None:
+            yield path, why
+
+
+def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
+    """Of the index itself, then of every file that it lists."""
+    try:
+        listed = _read_index(index)
+    except (OSError, ValueError, RecursionError) as error:
+        yield index, str(error)
+        return
+    for name, tensors in sorted(listed.items()):
+        path = index.with_name(name)
+        if not path.is_file():
+            yield path, f"{index.name} names it, and it is not there"
+        elif (why := _why_not_whole(path)) is not None:
+            yield path, why
+        elif absent := sorted(tensors - _tensor_names(path)):
+            yield path, f"{index.name} promises {absent[0]!r} in it, which it does not hold"
+
+
+def _read_index(index: Path) -> dict[str, set[str]]:
+    """The tensors that are promised, by the file that is to hold them."""
+    if index.stat().st_size > _MAX_INDEX_BYTES:
+        raise ValueError("it is too large for an index")
+    content = json.loads(index.read_text(encoding="utf-8"))
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError("it has no weight_map, which says the file of each tensor")
+    listed: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+            raise ValueError(f"it has {tensor!r} in {name!r}, which is no file beside it")
+        listed.setdefault(name, set()).add(tensor)
+    return listed
+
+
+def _why_not_whole(path: Path) -> str | None:
+    if path.suffix == ".safetensors":
+        return _why_no_safetensors(path)
+    if path.stat().st_size == 0:
+        return "it is empty"
+    with path.open("rb") as file:
+        is_zip = file.read(2) == b"PK"
+    return "its end is missing" if is_zip and not zipfile.is_zipfile(path) else None
+
+
+def _why_no_safetensors(path: Path) -> str | None:
+    """The library's own judgement: names, dtypes, shapes and offsets against the file's size."""
+    from safetensors import SafetensorError
+
+    try:
+        _tensor_names(path)
+    except (SafetensorError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _tensor_names(path: Path) -> set[str]:
+    from safetensors import safe_open
+
+    # Only the header is read; `numpy` brings no torch.
+    with safe_open(path, framework="numpy") as file:
+        return set(file.keys())

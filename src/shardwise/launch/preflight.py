@@ -1,0 +1,191 @@
+"""Everything that can be found out before a rank starts and before a weight is read.
+
+All problems are shown at once. Each check speaks of one subject, and is cheap: headers, not
+tensors; the first record, not the data.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from shardwise.data.check import load_checked_tokenizer, validate_text
+from shardwise.data.splits import validate_vocabulary
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.weight_files import check_weight_files
+from shardwise.files import why_no_path
+from shardwise.launch.prepare import validate_sinks
+from shardwise.plan.float8 import validate_torchao
+from shardwise.plan.inputs import check_bytes, warn_of_vocabulary
+from shardwise.plan.plan import Plan
+
+# A problem that would stop the run, or the text of a warning.
+Finding = UserError | str
+Check = Callable[[Plan], list[Finding]]
+
+# The longest name of a file that a run makes in its directory.
+_LONGEST_PATH = "checkpoints/quarantined-step-00000000.10/rank-00000.bin"
+
+
+def validate_run(plan: Plan) -> list[str]:
+    """Raise one error of all that would stop the run on this machine; returns warnings."""
+    findings = [finding for check in CHECKS for finding in check(plan)]
+    problems = [finding for finding in findings if isinstance(finding, UserError)]
+    if problems:
+        raise _as_one(problems)
+    return [finding for finding in findings if isinstance(finding, str)]
+
+
+def check_data(plan: Plan) -> list[Finding]:
+    """Is there text, and is it where `data.path` and `data.field` say?"""
+    return _found_by(lambda: validate_text(plan.config.data))
+
+
+def check_weights(plan: Plan) -> list[Finding]:
+    """Are the files of the first weights whole?"""
+    if plan.weights_dir is None or _has_checkpoints(plan):
+        return []
+    return [*check_weight_files(Path(plan.weights_dir))]
+
+
+def check_tokenizer(plan: Plan) -> list[Finding]:
+    """Is there a tokenizer, and are its tokens the model's?"""
+    if plan.tokenizer.value == "none":
+        return []
+    if unwanted := check_bytes(plan):
+        return [*unwanted]
+    config, model = plan.config.data, plan.config.model
+    try:
+        tokenizer = load_checked_tokenizer(config, model.name, model.revision)
+        validate_vocabulary(tokenizer, plan.model.vocab_size)
+    except UserError as error:
+        return [error]
+    pretrained = plan.weights_dir is not None
+    return [*warn_of_vocabulary(plan.model, tokenizer.vocab_size, pretrained=pretrained)]
+
+
+def check_attention(plan: Plan) -> list[Finding]:
+    """Is the package that an attention implementation needs installed?"""
+    wanted, device = plan.attention.value, plan.cluster.device
+    if wanted in ("flash_attention_2", "flex_attention") and device == "cpu":
+        why = "torch has no backward pass of it there" if wanted.startswith("flex") else ""
+        return [_no_attention(f"model.attention={wanted} does not train on a CPU", why)]
+    needs = {"flash_attention_2": "flash_attn.flash_attn_interface"}
+    needs["flash_attention_4"] = "flash_attn.cute"
+    if device == "cpu" or wanted not in needs or _is_installed(needs[wanted]):
+        return []
+    package = {"flash_attention_2": "flash-attn", "flash_attention_4": "'shardwise[flash4]'"}
+    what = f"model.attention={wanted} needs a package that is not installed here"
+    return [_no_attention(what, f"there is no {needs[wanted]}", f"pip install {package[wanted]}")]
+
+
+def check_extras(plan: Plan) -> list[Finding]:
+    """Are the optional packages that settings ask for installed?"""
+    return [
+        *_found_by(lambda: validate_sinks(plan.config)),
+        *_found_by(lambda: validate_torchao(plan.linear.value)),
+    ]
+
+
+def check_run_directory(plan: Plan) -> list[Finding]:
+    """Can files be made, written and renamed where the run directory is or will be?"""
+    run_dir = plan.run_dir
+    why = why_no_path(str(run_dir / _LONGEST_PATH))
+    if why is None:
+        try:
+            _try_to_write(next(path for path in (run_dir, *run_dir.parents) if path.exists()))
+        except OSError as error:
+            why = f"{error.strerror or error}: {error.filename or run_dir}"
+    if why is None:
+        return []
+    return [
+        UserError(
+            f"nothing can be written to the run directory {run_dir}",
+            why=why,
+            fix="name a directory that can be written to, such as runs_dir=/tmp/runs",
+            code=ExitCode.ENVIRONMENT,
+        )
+    ]
+
+
+def check_ports(plan: Plan) -> list[Finding]:
+    """Is the port of the metrics free? The ranks' own port is torchrun's to choose."""
+    observe = plan.config.observe
+    if observe.prometheus_port is None:
+        return []
+    try:
+        # As the endpoint binds it: a port that a closed connection still lingers on is free.
+        socket.create_server(
+            (observe.prometheus_host, observe.prometheus_port),
+            family=socket.AF_INET6 if ":" in observe.prometheus_host else socket.AF_INET,
+        ).close()
+    except (OSError, ValueError) as error:
+        where = f"{observe.prometheus_host}:{observe.prometheus_port}"
+        return [
+            UserError(
+                f"the metrics cannot be served on {where}",
+                why=getattr(error, "strerror", None) or str(error),
+                fix="write another observe.prometheus_port or observe.prometheus_host, or "
+                "observe.prometheus_port=null",
+                code=ExitCode.ENVIRONMENT,
+            )
+        ]
+    return []
+
+
+# In the order in which they are shown.
+CHECKS: tuple[Check, ...] = (
+    check_data,
+    check_tokenizer,
+    check_weights,
+    check_attention,
+    check_extras,
+    check_run_directory,
+    check_ports,
+)
+
+
+def _try_to_write(directory: Path) -> None:
+    """Under a name of its own, so that other nodes and a running job are not disturbed."""
+    with tempfile.TemporaryDirectory(prefix=".preflight-", dir=directory) as scratch:
+        file = Path(scratch) / "file"
+        with file.open("wb") as stream:
+            stream.write(b"shardwise")
+            stream.flush()
+            os.fsync(stream.fileno())
+        file.rename(file.with_name("renamed"))
+
+
+def _has_checkpoints(plan: Plan) -> bool:
+    return any((plan.run_dir / "checkpoints").glob("step-*"))
+
+
+def _is_installed(module: str) -> bool:
+    package, _, _ = module.partition(".")
+    return find_spec(package) is not None and find_spec(module) is not None
+
+
+def _no_attention(what: str, why: str = "", install: str = "") -> UserError:
+    fix = ", or ".join(filter(None, [install, "leave model.attention out"]))
+    return UserError(what, why=why, fix=fix, code=ExitCode.ENVIRONMENT)
+
+
+def _found_by(validate: Callable[[], None]) -> list[Finding]:
+    try:
+        validate()
+    except UserError as error:
+        return [error]
+    return []
+
+
+def _as_one(problems: list[UserError]) -> UserError:
+    """One problem as it is; several as a list, so that all are mended in one go."""
+    if len(problems) == 1:
+        return problems[0]
+    shown = [f"  {line}" for problem in problems for line in str(problem).splitlines()]
+    lines = [f"{len(problems)} things would stop this run:", *shown]
+    return UserError("\n".join(lines), code=problems[0].code)
