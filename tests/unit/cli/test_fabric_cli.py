@@ -131,10 +131,16 @@ def test_a_log_without_nccl_in_it_is_no_pass(tmp_path: Path) -> None:
     assert "no channel of NCCL's is named" in error.what
 
 
+def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int, *, world: int, of_a_node: int) -> None:
+    """What torchrun tells a rank."""
+    counts = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": of_a_node, "LOCAL_RANK": rank % of_a_node}
+    for name, value in {"RANK": rank, "MASTER_PORT": 29500, **counts}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+
+
 def test_more_ranks_than_the_cluster_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    set_rank(monkeypatch, 0, world=4, of_a_node=2)
     _, error = run("--cluster", "2xCPU")
     assert error is not None
     assert "the launcher has started 4 ranks; 2xCPU has 2" in error.what
@@ -144,8 +150,7 @@ def test_a_link_that_is_dead_is_named_by_its_rank(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise RuntimeError("Timed out waiting 300000ms for recv operation to complete\nframes")
 
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
+    set_rank(monkeypatch, 1, world=2, of_a_node=1)
     monkeypatch.setattr("shardwise.launch.group.join_process_group", fail)
     _, error = run()
     assert error is not None
