@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -29,6 +31,16 @@ class UserError(Exception):
         self.why = why
         self.fix = fix
         self.code = code
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, to tell another process."""
+        return {"what": self.what, "why": self.why, "fix": self.fix, "code": int(self.code)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> UserError:
+        """The inverse of `to_dict`."""
+        code = ExitCode(data["code"])
+        return cls(data["what"], why=data["why"], fix=data["fix"], code=code)
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -24,6 +24,8 @@ class DataSplits:
     num_train_tokens: int
     identity: str
     """Which tokens are trained on, wherever they lie: a hash of them, or how they are made."""
+    token_digests: dict[str, str]
+    """A hash of the tokens of each split; none where they are made up."""
 
 
 def build_sequences(
@@ -54,6 +56,11 @@ def build_sequences(
         tokenizer_identity=tokenizer.identity,
         num_train_tokens=packed.train.num_tokens,
         identity=f"sha256:{packed.train.sha256}",
+        token_digests={
+            name: file.sha256
+            for name, file in (("train", packed.train), ("eval", packed.eval))
+            if file is not None
+        },
     )
 
 
@@ -68,6 +75,7 @@ def _synthetic_splits(config: DataConfig, vocab_size: int, seed: int) -> DataSpl
         tokenizer_identity="none",
         num_train_tokens=len(train) * config.seq_len,
         identity=f"synthetic:{vocab_size}",
+        token_digests={},
     )
 
 

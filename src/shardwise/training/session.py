@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.own import uses_own
 from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
@@ -24,6 +25,7 @@ from shardwise.parallel.apply import parallelize
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
+from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
@@ -32,6 +34,7 @@ from shardwise.training.surroundings import fast_attention
 from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
+TOKENS = Topic("tokens", ExitCode.CONFIG, "let every node read the same data and tokenizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,10 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
 
 
 def _build_data(plan: Plan) -> DataSplits:
-    """Rank 0 of each node tokenises; the others wait and find the result in the cache."""
+    """Rank 0 of each node tokenises; the others wait and find the result in the cache.
+
+    Data of one node that cannot be read, or that gives other tokens, is an error of all ranks.
+    """
     config = plan.config
 
     def build() -> DataSplits:
@@ -170,6 +176,21 @@ def _build_data(plan: Plan) -> DataSplits:
         )
 
     is_first = dist.get_rank() % plan.cluster.devices_per_node == 0
-    data = build() if is_first else None
-    dist.barrier()
+    data, failure = None, None
+    if is_first:
+        try:
+            data = build()
+        except UserError as error:
+            failure = error
+    settle_in_group([TOKENS], {TOKENS.name: _token_values(data)} if data else {}, failure)
     return data or build()
+
+
+def _token_values(data: DataSplits) -> dict[str, Any]:
+    """What makes the tokens of one node those of another, whatever the paths are."""
+    digests = {
+        f"sha256 of the {name} tokens": hashed for name, hashed in data.token_digests.items()
+    }
+    # A tokenizer's identity begins with the name of its directory, which may differ.
+    tokenizer = data.tokenizer_identity.rpartition("@")[2]
+    return {"tokenizer": tokenizer, "training tokens": data.num_train_tokens, **digests}

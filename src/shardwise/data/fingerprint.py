@@ -1,0 +1,60 @@
+"""What tells the data of one node apart from that of another, before it is tokenised."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+from shardwise.config.schema import DataConfig
+from shardwise.data.dataset import open_dataset
+from shardwise.data.files import find_files
+from shardwise.facts.tokenizer_files import TOKENIZER_FILES
+from shardwise.files import sampled_digest
+
+# Of a dataset, whose rows may lie in other files on another node: from both ends and the middle.
+_ROWS = 16
+# Besides those that make a directory a tokenizer's.
+_TOKENIZER_FILES = (*TOKENIZER_FILES, "special_tokens_map.json", "merges.txt")
+
+
+def fingerprint_data(config: DataConfig) -> dict[str, Any]:
+    """Counts and hashes by name. Paths do not count: copies may lie elsewhere on each node."""
+    match config.source:
+        case "synthetic":
+            return {}
+        case "datasets":
+            return _of_rows(open_dataset(config), config.field)
+        case "stdlib":
+            # To find its files takes longer than all the rest; their tokens are compared later.
+            return {"Python's standard library": platform.python_version()}
+        case "text" | "jsonl":
+            return _of_files(find_files(config))
+
+
+def fingerprint_tokenizer(directory: Path) -> str:
+    """A hash of the files that a tokenizer is read from."""
+    digest = hashlib.sha256()
+    for name in _TOKENIZER_FILES:
+        if (directory / name).is_file():
+            digest.update(name.encode() + (directory / name).read_bytes())
+    return digest.hexdigest()
+
+
+def _of_files(files: list[Path]) -> dict[str, Any]:
+    return {
+        "files of data.path": len(files),
+        "bytes of data.path": sum(path.stat().st_size for path in files),
+        "samples of data.path": sampled_digest(files),
+    }
+
+
+def _of_rows(dataset: Any, field: str) -> dict[str, Any]:
+    size = len(dataset)
+    starts = (0, max(0, size - _ROWS) // 2, max(0, size - _ROWS))
+    rows = sorted({row for start in starts for row in range(start, min(start + _ROWS, size))})
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(dataset[row][field]).encode(errors="replace"))
+    return {"rows of data.path": size, "samples of data.path": digest.hexdigest()}

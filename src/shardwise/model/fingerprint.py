@@ -1,0 +1,82 @@
+"""What tells weights apart from others of the same shape, without reading all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shardwise.files import sampled_digest
+from shardwise.model.dcp_index import METADATA_NAME
+from shardwise.model.stored import INDEX_NAME, TORCH_INDEX_NAME, find_weights
+
+# Training moves almost every value of a tensor, so its first ones are enough to see that.
+_TENSOR_BYTES = 4096
+# A family with tens of thousands of experts would take minutes on a network's file system.
+_MOST_READ = 4096
+_LENGTH_BYTES = 8
+# Far above any real header; a length beyond it is not safetensors.
+_LONGEST_HEADER = 100 * 2**20
+
+
+def fingerprint_weights(place: Path) -> str:
+    """A hash of names, dtypes, shapes and first values; how they lie in files does not count.
+
+    Other formats than safetensors are told by the sizes of their files and samples of them.
+    """
+    files = _files_of(find_weights(place))
+    try:
+        tensors = {name: (file, entry) for file in files for name, entry in _header(file).items()}
+    except (ValueError, TypeError, AttributeError):
+        # Not safetensors. A damaged file is told by whoever reads all of it.
+        return sampled_digest(files)
+    digest = hashlib.sha256()
+    stride = -(-len(tensors) // _MOST_READ) or 1
+    for number, (name, (file, entry)) in enumerate(sorted(tensors.items())):
+        digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
+        if number % stride == 0:
+            begin, end = entry["data_offsets"]
+            with file.open("rb") as stream:
+                stream.seek(begin)
+                digest.update(stream.read(min(end - begin, _TENSOR_BYTES)))
+    return digest.hexdigest()
+
+
+def _files_of(found: Path) -> list[Path]:
+    """All files that hold weights, where `found` says what is there."""
+    if found.name == METADATA_NAME:
+        return sorted(path for path in found.parent.iterdir() if path.is_file())
+    if found.name not in (INDEX_NAME, TORCH_INDEX_NAME):
+        return [found]
+    try:
+        names = set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values())
+        return sorted(
+            path for path in (found.parent / str(name) for name in names) if path.is_file()
+        )
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return [found]  # told by whoever reads it
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """The entries of a safetensors file, their offsets counted from its beginning."""
+    with file.open("rb") as stream:
+        length = _length(stream)
+        entries = json.loads(stream.read(length))
+    entries.pop("__metadata__", None)
+    start = _LENGTH_BYTES + length
+    return {
+        name: {
+            "dtype": str(entry.get("dtype")),
+            "shape": entry.get("shape"),
+            "data_offsets": [start + int(offset) for offset in entry.get("data_offsets", (0, 0))],
+        }
+        for name, entry in entries.items()
+    }
+
+
+def _length(stream: BinaryIO) -> int:
+    length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+    if not 0 < length <= _LONGEST_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    return length
