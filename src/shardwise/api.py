@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from shardwise.config.schema import RunConfig
+from shardwise.launch.last_words import shared_errors
 from shardwise.launch.launcher import adopt_launcher
 from shardwise.launch.local import run_plan
 from shardwise.launch.prepare import choose_plan, fetch_weights
@@ -19,8 +20,9 @@ def train(config: RunConfig) -> Path:
     torchrun (RANK is set) this process is one rank and starts no others.
     """
     adopt_launcher(os.environ)
-    fetch_weights(config)
-    plan = choose_plan(config)
+    with shared_errors():
+        fetch_weights(config)
+        plan = choose_plan(config)
     run_plan(plan)
     if os.environ.get("RANK", "0") == "0":
         gates = judge_run(plan.run_dir)

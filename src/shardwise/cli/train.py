@@ -29,15 +29,17 @@ def train(
     Next: look into the run directory that it names.
     """
     from shardwise.cli.show import show_warnings
+    from shardwise.launch.last_words import shared_errors
     from shardwise.launch.launcher import adopt_launcher
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
     from shardwise.plan.explain import headline, input_lines
 
     adopt_launcher(os.environ)
-    chosen_config = load_config(config, overrides or [])
-    fetch_weights(chosen_config)
-    plan = choose_plan(chosen_config)
+    with shared_errors():
+        chosen_config = load_config(config, overrides or [])
+        fetch_weights(chosen_config)
+        plan = choose_plan(chosen_config)
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:
         typer.echo(headline(plan))

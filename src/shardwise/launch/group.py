@@ -9,7 +9,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from shardwise.errors import ExitCode, UserError
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 
 # Long enough for one rank to tokenise a corpus while the others wait.
@@ -18,14 +20,43 @@ TIMEOUT = timedelta(minutes=30)
 _PR_SET_PDEATHSIG = 1
 
 
-def join_process_group(device: str, timeout: timedelta = TIMEOUT) -> None:
+def join_process_group(
+    device: str, timeout: timedelta = TIMEOUT, store: dist.Store | None = None
+) -> None:
     """gloo for host tensors everywhere, NCCL for those of GPUs."""
+    store = store or open_store(timeout)
     if device == "cuda":
         local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(local)
-        _join("cpu:gloo,cuda:nccl", local, timeout)
+        _join("cpu:gloo,cuda:nccl", local, store, timeout)
     else:
-        _join("gloo", None, timeout)
+        _join("gloo", None, store, timeout)
+
+
+def open_store(timeout: timedelta) -> dist.Store:
+    """Keys and values that all ranks see: in the file that our launcher names, or at the address
+    that torchrun gives."""
+    try:
+        store, _, _ = next(
+            rendezvous(
+                os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
+                int(os.environ["RANK"]),
+                int(os.environ["WORLD_SIZE"]),
+                timeout=timeout,
+            )
+        )
+    except dist.DistError as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise UserError(
+            f"rank {os.environ['RANK']} could not meet the others at {address}",
+            why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            fix="check that MASTER_ADDR is rank 0's node, that all nodes reach it, and that "
+            "MASTER_PORT is free there",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    store.set_timeout(timeout)
+    # torchrun may keep its store when it starts ranks again; what dead ones wrote is not read.
+    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def leave_with_launcher() -> None:
@@ -36,11 +67,11 @@ def leave_with_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _join(backend: str, device: torch.device | None, timeout: timedelta) -> None:
-    """In the file that our launcher names, or at the address that torchrun gives."""
+def _join(backend: str, device: torch.device | None, store: dist.Store, timeout: timedelta) -> None:
     dist.init_process_group(
         backend,
-        init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
+        # Apart from what the ranks have settled through the same store.
+        store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timeout,

@@ -48,6 +48,19 @@ class RankTerminal:
 
 
 @contextmanager
+def shared_errors() -> Iterator[None]:
+    """Before the ranks have met: an error of one is raised on all, which else would wait for it."""
+    try:
+        yield
+    except UserError as error:
+        if not is_rank(os.environ):
+            raise
+        from shardwise.launch.peers import refuse  # imports torch
+
+        raise refuse(error) from error
+
+
+@contextmanager
 def errors_naming(log: Path) -> Iterator[None]:
     """Errors of the block carry the path of the log that tells more."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardwise.checkpoint.resume import validate_resume
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
-from shardwise.launch.last_words import RankTerminal
+from shardwise.launch.last_words import RankTerminal, shared_errors
 from shardwise.launch.launcher import is_rank
 from shardwise.launch.preflight import validate_run
 from shardwise.launch.prepare import validate_machine
@@ -87,9 +87,10 @@ def _run_as_one_rank(plan: Plan) -> None:
     from shardwise.launch.worker import run_rank
 
     with RankTerminal():
-        # Once a node, before any rank waits for another: torchrun ends the others if this raises.
+        # Once a node: what one finds is an error of all ranks.
         if os.environ["LOCAL_RANK"] == "0":
-            warnings = validate_run(plan)
+            with shared_errors():
+                warnings = validate_run(plan)
             _warn(warnings if os.environ["RANK"] == "0" else [])
         run_rank(plan)
 

@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardwise.errors import UserError
-from shardwise.launch.group import join_process_group, leave_with_launcher
+from shardwise.launch.group import TIMEOUT, join_process_group, leave_with_launcher, open_store
 from shardwise.launch.holding import hold_as_rank
 from shardwise.launch.last_words import errors_naming
+from shardwise.launch.meeting import meet
+from shardwise.launch.peers import Peers
 from shardwise.launch.say import say_on_console
 from shardwise.plan.plan import Plan
 from shardwise.training.loop import run
@@ -30,7 +32,9 @@ def main(plan_path: str) -> None:
 
 def run_rank(plan: Plan) -> None:
     """The life of one rank."""
-    join_process_group(plan.cluster.device)
+    store = open_store(TIMEOUT)
+    meet(Peers(store), plan)
+    join_process_group(plan.cluster.device, store=store)
     is_first = dist.get_rank() == 0
     with hold_as_rank(plan.run_dir) as fence:
         path, log = _open_log(plan.run_dir / "logs")

@@ -11,7 +11,16 @@ from shardwise.plan.plan import Plan
 
 def build_mesh(plan: Plan) -> DeviceMesh:
     """1-D (`shard`) where there is one copy of the model, else 2-D (`replicate`, `shard`)."""
-    world = dist.get_world_size()
+    validate_world_size(plan, dist.get_world_size())
+    device = plan.cluster.device
+    if plan.replicate.value == 1:
+        return init_device_mesh(device, (plan.shard.value,), mesh_dim_names=("shard",))
+    shape = (plan.replicate.value, plan.shard.value)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def validate_world_size(plan: Plan, world: int) -> None:
+    """Raise where a launcher has started another number of ranks than the plan is for."""
     if world != plan.world_size:
         raise UserError(
             f"the plan is for {plan.world_size} ranks, but {world} were started",
@@ -19,8 +28,3 @@ def build_mesh(plan: Plan) -> DeviceMesh:
             fix="start as many ranks as the cluster has, or change cluster.name",
             code=ExitCode.ENVIRONMENT,
         )
-    device = plan.cluster.device
-    if plan.replicate.value == 1:
-        return init_device_mesh(device, (plan.shard.value,), mesh_dim_names=("shard",))
-    shape = (plan.replicate.value, plan.shard.value)
-    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.last_words import AGENT_VARIABLE, ERROR_FILE_VARIABLE, leave_word
+from shardwise.launch.last_words import (
+    AGENT_VARIABLE,
+    ERROR_FILE_VARIABLE,
+    RankTerminal,
+    errors_naming,
+    leave_word,
+)
 from shardwise.launch.torchrun import error_of_ranks, parse_agent
 
 AT = 1_000
@@ -111,3 +119,41 @@ def test_under_our_agent_it_speaks_for_the_ranks(tmp_path: Path) -> None:
 
 def test_a_process_without_a_launcher_speaks() -> None:
     assert leave_word(UserError("x"), {})
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "3")
+    # RankTerminal puts its own stream there, which the test takes away again.
+    monkeypatch.setattr("sys.stderr", sys.__stderr__)
+
+
+def fail_as_rank(log: Path, error: Exception) -> UserError:
+    with pytest.raises(UserError) as raised, RankTerminal(), errors_naming(log):
+        raise error
+    return raised.value
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_an_error_nobody_expected_names_rank_place_and_log(tmp_path: Path) -> None:
+    error = fail_as_rank(tmp_path / "rank-3.log", ValueError("shapes differ\nand more"))
+    assert error.what == f"rank 3 on {socket.gethostname()} failed: ValueError: shapes differ"
+    assert __file__ in error.why and "in fail_as_rank" in error.why
+    assert error.fix == f"read {tmp_path / 'rank-3.log'}; then run the same command again to resume"
+    assert error.code == ExitCode.WORKER_DIED
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_a_users_error_keeps_its_parts_and_gets_the_log(tmp_path: Path) -> None:
+    error = fail_as_rank(tmp_path / "r.log", UserError("full", why="w", fix="free some"))
+    assert error.what == f"rank 3 on {socket.gethostname()} failed: full"
+    assert (error.why, error.fix) == ("w", f"free some\n  log: {tmp_path / 'r.log'}")
+    saved = UserError("stopped by SIGTERM; step 7 is saved", code=ExitCode.PREEMPTED)
+    assert fail_as_rank(tmp_path / "r.log", saved).what == saved.what
+
+
+@pytest.mark.usefixtures("as_rank")
+def test_without_a_log_the_traceback_is_shown() -> None:
+    with pytest.raises(UserError) as raised, RankTerminal():
+        raise ValueError("too early")
+    assert raised.value.why.startswith("Traceback") and "too early" in raised.value.why

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from launched import SHARDWISE, TIMEOUT_S, Started, free_port
 
-SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-TIMEOUT_S = 240.0
-Run = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = pytest.mark.dist
-
 CONFIG = """\
 model: tiny-llama
 data: {source: text, path: TEXT, seq_len: 32}
@@ -37,56 +33,24 @@ def config(tmp_path: Path) -> str:
     return str(file)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Started:
-    """A process whose output goes to a file, so that it can be watched."""
-
-    def __init__(self, command: Sequence[str], file: Path, environ: dict[str, str]) -> None:
-        self._file = file
-        with file.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environ)
-
-    @property
-    def text(self) -> str:
-        return self._file.read_text(errors="replace")
-
-    def wait_for(self, words: str) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while words not in self.text:
-            assert self.process.poll() is None and time.monotonic() < deadline, self.text
-            time.sleep(0.1)
-
-    def end(self) -> int:
-        return self.process.wait(TIMEOUT_S)
-
-
-def test_torchrun_shows_a_ranks_error_once_with_its_log(
-    config: str, tmp_path: Path, shardwise: Run
-) -> None:
-    # More text than a sequence is needed, which only the ranks find out.
-    words = ("-m", "shardwise", "train", config, f"runs_dir={tmp_path}", "data.seq_len=100000")
+def test_torchrun_shows_a_ranks_error_once_with_its_log(config: str, tmp_path: Path) -> None:
+    words = ("-m", "shardwise", "train", config, f"runs_dir={tmp_path}")
+    # More text than there is, which only the ranks find out.
+    too_long = ("data.seq_len=100000", "model.overrides.max_position_embeddings=200000")
     launcher = (*TORCHRUN, "--standalone", "--nproc-per-node", "2")
+    run = Started((*launcher, *words, *too_long), tmp_path / "output")
     # torchrun's own code: its agent knows no other.
-    done = shardwise(
-        *words, "model.overrides.max_position_embeddings=200000", expect=1, command=launcher
-    )
-    assert done.stderr.count("which is not one full sequence") == 1, done.stderr
-    assert done.stderr.count("error: rank ") == 1
-    assert f"on {socket.gethostname()} failed: the training data has" in done.stderr
-    assert f"log: {tmp_path}/run/logs/attempt-1/rank-" in done.stderr
-    assert "shown above" in done.stderr
+    assert run.end() == 1, run.text
+    assert run.text.count("which is not one full sequence") == 1, run.text
+    assert run.text.count("error: rank ") == 1
+    assert f"on {socket.gethostname()} failed: " in run.text
+    assert f"log: {tmp_path}/run/logs/attempt-1/rank-" in run.text
+    assert "is shown above" in run.text
 
 
-def test_our_agent_passes_a_signal_on_and_ends_as_its_ranks(
-    config: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_our_agent_passes_a_signal_on_and_ends_as_its_ranks(config: str, tmp_path: Path) -> None:
     words = ("torchrun", "--standalone", "--nproc-per-node", "2", config, f"runs_dir={tmp_path}")
-    agent = Started((SHARDWISE, *words), tmp_path / "output", environment)
+    agent = Started((SHARDWISE, *words), tmp_path / "output")
     agent.wait_for("step    2/4000")
     # torchrun would die of this one; SIGTERM takes the same way.
     agent.process.send_signal(signal.SIGUSR1)
@@ -97,13 +61,11 @@ def test_our_agent_passes_a_signal_on_and_ends_as_its_ranks(
     assert list(tmp_path.glob("run/checkpoints/step-*/manifest.json"))
 
 
-def test_our_agent_ends_where_no_rank_has_begun(
-    config: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_our_agent_ends_where_no_rank_has_begun(config: str, tmp_path: Path) -> None:
     """The other node never comes; a signal must not wait for it."""
     port = free_port()
     where = ("--nnodes", "2", "--node-rank", "0", "--master-port", str(port))
-    agent = Started((SHARDWISE, "torchrun", *where, config), tmp_path / "output", environment)
+    agent = Started((SHARDWISE, "torchrun", *where, config), tmp_path / "output")
     # It listens once it waits for the other.
     deadline = time.monotonic() + TIMEOUT_S
     while socket.socket().connect_ex(("127.0.0.1", port)):
@@ -114,9 +76,7 @@ def test_our_agent_ends_where_no_rank_has_begun(
     assert "Traceback" not in agent.text
 
 
-def test_srun_has_the_exit_codes_of_its_tasks(
-    config: str, tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_srun_has_the_exit_codes_of_its_tasks(config: str, tmp_path: Path) -> None:
     step = {
         "SLURM_JOB_ID": f"{os.getpid()}{time.time_ns()}",
         "SLURM_STEP_NUM_TASKS": "2",
@@ -129,7 +89,7 @@ def test_srun_has_the_exit_codes_of_its_tasks(
 
     def start(task: str) -> Started:
         own = {"SLURM_PROCID": task, "SLURM_LOCALID": task}
-        return Started(command, tmp_path / f"output-{task}", environment | step | own)
+        return Started(command, tmp_path / f"output-{task}", step | own)
 
     tasks = [start("0"), start("1")]
     tasks[0].wait_for("step    2/4000")

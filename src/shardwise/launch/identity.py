@@ -1,0 +1,184 @@
+"""What a rank is made of: all that must be the same on every node for them to train one model."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwise.config.plain import config_to_dict
+from shardwise.data.fingerprint import fingerprint_data, fingerprint_tokenizer
+from shardwise.errors import ExitCode, UserError
+from shardwise.model.fingerprint import fingerprint_weights
+from shardwise.plan.plan import Plan
+from shardwise.training.agree import Topic, Values
+from shardwise.version import __version__
+
+_SAME_FILES = "give every node the same file and changes, data and model"
+_SAME_SOFTWARE = "install the same packages on every node"
+_HASH_LENGTH = hashlib.sha256().digest_size * 2
+# In the order in which they are told. Content is not in the configuration: paths may differ between
+# nodes where what they name does not.
+TOPICS = (
+    Topic("settings", ExitCode.CONFIG, _SAME_FILES),
+    Topic("model", ExitCode.CONFIG, _SAME_FILES),
+    Topic("content", ExitCode.CONFIG, _SAME_FILES),
+    Topic("versions", ExitCode.ENVIRONMENT, _SAME_SOFTWARE),
+    Topic("environment", ExitCode.ENVIRONMENT, "set the same variables on every node, or none"),
+    Topic(
+        "plan",
+        ExitCode.ENVIRONMENT,
+        "the nodes differ in hardware or calibration (SHARDWISE_CACHE); let them have the same, or "
+        "give these settings in the configuration",
+        follows=True,
+    ),
+)
+# Told by their content, or of this host alone.
+_NOT_COMPARED = ("runs_dir", "cluster.prices", "observe.prometheus_host")
+_PATHS = ("model.weights_from", "data.path")
+_NAMES_OR_PATHS = ("model.name", "data.tokenizer")
+_PACKAGES = (
+    *("transformers", "tokenizers", "safetensors", "numpy", "datasets"),
+    *("torchao", "triton", "flash-attn-4", "quack-kernels"),
+)
+# Variables that change what is computed or how ranks talk, but for those of one host: its network
+# cards, files, directories and logs.
+_VARIABLES = (
+    *("NCCL_", "TORCH_NCCL_", "TORCH_COMPILE", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_"),
+    *("SHARDWISE_", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_"),
+)
+_OF_ONE_HOST = (
+    *("IFNAME", "HCA", "_DIR", "_FILE", "_PATH", "DEBUG", "LOG", "TRACE", "TOPO", "HOSTID"),
+    *("CACHE", "RENDEZVOUS", "HEARTBEATS", "LEASE", "AGENT", "_CHAOS"),
+)
+
+
+def identity_of(plan: Plan, environ: Mapping[str, str]) -> dict[str, Values]:
+    """By topic. The files of a node are looked at by its first rank alone."""
+    topics = {
+        "settings": _settings(plan),
+        "model": _model(plan),
+        "versions": _versions(),
+        "environment": _variables(environ),
+        "plan": _choices(plan),
+    }
+    if environ["LOCAL_RANK"] == "0":
+        try:
+            topics["content"] = _content(plan)
+        except OSError as error:
+            raise UserError(
+                f"{error.filename} cannot be read: {error.strerror}",
+                fix=f"ls -l {error.filename}",
+            ) from error
+    return topics
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Values:
+    """The leaves of nested mappings, by their dotted path; a list is a leaf."""
+    flat: Values = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _settings(plan: Plan) -> Values:
+    values = flatten(config_to_dict(plan.config))
+    for name in _NOT_COMPARED:
+        del values[name]
+    for name in _PATHS:
+        values[name] = None if values[name] is None else "a path"
+    for name in _NAMES_OR_PATHS:
+        if Path(values[name]).expanduser().is_dir():
+            values[name] = "a directory"
+    return values
+
+
+def _model(plan: Plan) -> Values:
+    """config.json with the overrides; where the files once lay is no part of the model."""
+    values = flatten(plan.hf_config, "config.json's ")
+    return {name: value for name, value in values.items() if not name.endswith("_name_or_path")}
+
+
+def _choices(plan: Plan) -> Values:
+    cluster = plan.cluster
+    return {name: choice.value for name, choice in plan.choices().items()} | {
+        "the cluster's device": cluster.device,
+        "the cluster's nodes": cluster.num_nodes,
+        "the cluster's devices per node": cluster.devices_per_node,
+        "the model's parameters": plan.model.total_params,
+    }
+
+
+def _versions() -> Values:
+    versions: Values = {name: _installed(name) for name in _PACKAGES}
+    # As it names itself, with the CUDA that it was built for.
+    versions["torch"] = str(torch.__version__)
+    versions["Python"] = ".".join(platform.python_version_tuple()[:2])
+    versions["shardwise"] = f"{__version__}, source {_own_source()[:12]}"
+    return versions
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _own_source() -> str:
+    """A hash of this package, which changes more often than its version."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _variables(environ: Mapping[str, str]) -> Values:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_VARIABLES) and not any(word in name for word in _OF_ONE_HOST)
+    }
+
+
+def _content(plan: Plan) -> Values:
+    """Of the files that this node reads."""
+    config = plan.config
+    values = fingerprint_data(config.data)
+    if plan.weights_dir is not None:
+        values["weights"] = fingerprint_weights(Path(plan.weights_dir))
+    tokenizer = _tokenizer_directory(plan)
+    if tokenizer is not None and config.data.source != "synthetic":
+        values["tokenizer"] = fingerprint_tokenizer(tokenizer)
+    if plan.model_dir is not None and config.model.trust_remote_code:
+        values["Python code of model.name"] = _source_of(Path(plan.model_dir))
+    return {name: _short(value) for name, value in values.items()}
+
+
+def _tokenizer_directory(plan: Plan) -> Path | None:
+    if plan.config.data.tokenizer == "auto":
+        return None if plan.model_dir is None else Path(plan.model_dir)
+    directory = Path(plan.config.data.tokenizer).expanduser()
+    return directory if directory.is_dir() else None
+
+
+def _source_of(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _short(value: Any) -> Any:
+    """The beginning of a hash is enough to compare, for people too."""
+    is_hash = isinstance(value, str) and len(value) == _HASH_LENGTH
+    return f"sha256 {value[:16]}…" if is_hash else value

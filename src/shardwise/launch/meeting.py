@@ -1,0 +1,108 @@
+"""What ranks settle before they form a process group: are they alike, and do they share a disk?"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.identity import TOPICS, identity_of
+from shardwise.launch.peers import IDENTITY, Peers
+from shardwise.parallel.mesh import validate_world_size
+from shardwise.plan.plan import Plan
+from shardwise.training.agree import Account, find_disagreement
+
+# A network's file system may show a new file to other nodes only after its caches have aged.
+_SEEN_WITHIN_S = 15.0
+_LOOK_EVERY_S = 0.25
+_TOKEN = "token"
+_SEES, _RUNS_DIR = "sees", "runs_dir"
+
+
+def meet(peers: Peers, plan: Plan) -> None:
+    """Raise the same error on every rank unless all can train this plan together."""
+    _settle_identity(peers, plan)
+    if peers.world_size > int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
+        _settle_directory(peers, Path(plan.config.runs_dir))
+
+
+def _settle_identity(peers: Peers, plan: Plan) -> None:
+    try:
+        validate_world_size(plan, peers.world_size)
+        mine = Account(rank=peers.rank, topics=identity_of(plan, os.environ))
+    except UserError as error:
+        mine = Account(rank=peers.rank, error=error.to_dict())
+    peers.settle(IDENTITY, mine, lambda accounts: find_disagreement(accounts, TOPICS))
+
+
+def _settle_directory(peers: Peers, runs_dir: Path) -> None:
+    """Rank 0 leaves a file, and the first rank of every other node looks for it."""
+    here = {_SEES: True, _RUNS_DIR: str(runs_dir.absolute())}
+    made: list[Path] = []
+    error = None
+    if peers.rank == 0:
+        token = f".meeting-{uuid4().hex}"
+        try:
+            made = _make(runs_dir, token)
+        except OSError as failure:
+            error = _unwritable(runs_dir, failure).to_dict()
+        peers.store.set(_TOKEN, token)
+    elif os.environ["LOCAL_RANK"] == "0":
+        here[_SEES] = _appears(runs_dir / peers.store.get(_TOKEN).decode())
+    mine = Account(rank=peers.rank, topics={"directory": here}, error=error)
+    try:
+        peers.settle("directory", mine, _find_stranger)
+    finally:
+        for path in made:
+            # The runs directory goes too where it was made for this and is empty again.
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+
+
+def _make(runs_dir: Path, token: str) -> list[Path]:
+    """The file and the directories that were made for it, the innermost first."""
+    missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    (runs_dir / token).touch()
+    return [runs_dir / token, *missing]
+
+
+def _appears(path: Path) -> bool:
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        with suppress(OSError):
+            os.listdir(path.parent)  # makes NFS ask the server
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def _find_stranger(accounts: Sequence[Account]) -> UserError | None:
+    if any(account.error for account in accounts):
+        return find_disagreement(accounts, [])
+    said = [(account, account.topics["directory"]) for account in accounts]
+    strangers = [(account, values) for account, values in said if not values[_SEES]]
+    if not strangers:
+        return None
+    account, values = strangers[0]
+    first, firsts = said[0]
+    return UserError(
+        f"{account.name} does not see the runs directory of {first.name}",
+        why=f"it looks into {values[_RUNS_DIR]}, rank 0 writes to {firsts[_RUNS_DIR]}; checkpoints "
+        "need one directory that all nodes see",
+        fix="set runs_dir to a directory on a file system that all nodes share",
+        code=ExitCode.ENVIRONMENT,
+    )
+
+
+def _unwritable(runs_dir: Path, error: OSError) -> UserError:
+    return UserError(
+        f"runs_dir {runs_dir} cannot be written: {error.strerror}",
+        fix="set runs_dir to a directory that you may write to",
+        code=ExitCode.ENVIRONMENT,
+    )

@@ -1,0 +1,124 @@
+"""The ranks of one start before they form a process group: they settle things through a store.
+
+A store takes bytes of any length, so it also serves ranks that differ in what the shapes of tensors
+follow from, and a rank that has failed can still say why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.group import TIMEOUT, open_store
+from shardwise.training.agree import Account, find_disagreement
+
+# The first thing that ranks settle, and so the place of errors that come before it.
+IDENTITY = "identity"
+# Once a rank has failed the others have this long to come; then it is told to those who have.
+_GRACE_S = 10.0
+# How long a rank that has failed looks for others to tell. They may never come.
+_REFUSAL_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+_REFUSED, _VERDICT = "refused", "verdict"
+Decide = Callable[[Sequence[Account]], UserError | None]
+
+
+class AbsentError(UserError):
+    """Ranks that should be there are not."""
+
+
+class Peers:
+    """All ranks of this start, this one among them."""
+
+    def __init__(self, store: dist.Store, timeout: timedelta = TIMEOUT) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.store = store
+        self._timeout_s = timeout.total_seconds()
+
+    def settle(self, matter: str, mine: Account, decide: Decide) -> None:
+        """Rank 0 hears all accounts and decides; its error is raised on every rank."""
+        store = dist.PrefixStore(matter, self.store)
+        store.set(str(self.rank), mine.to_json())
+        if mine.error is not None:
+            store.set(_REFUSED, "")
+        if self.rank == 0:
+            found = self._decide(store, decide)
+            store.set(_VERDICT, json.dumps(None if found is None else found.to_dict()))
+        else:
+            if not _wait(store, [_VERDICT], self._timeout_s):
+                raise self._absent([0])
+            told = json.loads(store.get(_VERDICT))
+            found = None if told is None else UserError.from_dict(told)
+        if found is not None:
+            self._part(store)
+            raise found
+
+    def _decide(self, store: dist.Store, decide: Decide) -> UserError | None:
+        names = [str(rank) for rank in range(self.world_size)]
+        came = _wait(store, names, self._timeout_s, unless=_REFUSED)
+        if not came and store.check([_REFUSED]):
+            _wait(store, names, _GRACE_S)
+        elif not came:
+            return self._absent(
+                [rank for rank, name in enumerate(names) if not store.check([name])]
+            )
+        accounts = [
+            Account.from_json(store.get(name).decode()) for name in names if store.check([name])
+        ]
+        try:
+            return decide(accounts)
+        except UserError as error:
+            return error
+
+    def _part(self, store: dist.Store) -> None:
+        """The store may live in rank 0's process: it leaves when the others have read all."""
+        others = [f"read/{rank}" for rank in range(1, self.world_size)]
+        if self.rank == 0:
+            _wait(store, others, _GRACE_S)
+        else:
+            store.set(f"read/{self.rank}", "")
+
+    def _absent(self, ranks: list[int]) -> AbsentError:
+        named = ", ".join(map(str, ranks[:8])) + (" and more" if len(ranks) > 8 else "")
+        return AbsentError(
+            f"rank {named} did not come within {self._timeout_s:.0f} s",
+            why=f"the launcher has started {self.world_size} ranks, which wait for each other",
+            fix="look for an error on the nodes of these ranks, and start all nodes again",
+            code=ExitCode.ENVIRONMENT,
+        )
+
+
+def refuse(error: UserError) -> UserError:
+    """Tell all ranks of an error that came before they met; returns what each of them raises."""
+    timeout = timedelta(seconds=_REFUSAL_S)
+    try:
+        peers = Peers(open_store(timeout), timeout)
+    except UserError:
+        return error  # nobody is there to be told
+    mine = Account(rank=peers.rank, error=error.to_dict())
+    try:
+        peers.settle(IDENTITY, mine, lambda accounts: find_disagreement(accounts, []))
+    except (AbsentError, dist.DistError):
+        return error
+    except UserError as verdict:
+        return verdict
+    return error
+
+
+def _wait(store: dist.Store, names: list[str], timeout_s: float, unless: str | None = None) -> bool:
+    """Whether all keys came in time, or before the other one. It looks instead of blocking: inside
+    of the store Python would take no signal."""
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while names and not store.check(names):
+        if time.monotonic() > deadline or (unless is not None and store.check([unless])):
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return True
