@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
+# Two or three lines of a terminal.
+_BRIEF = 240
+
 
 class ExitCode(IntEnum):
     """What the process tells its caller."""
@@ -18,6 +21,13 @@ class ExitCode(IntEnum):
     WORKER_DIED = 6
     DIVERGED = 7
     PREEMPTED = 75
+
+
+def brief(error: BaseException) -> str:
+    """The first line of what a library says, cut where it would go on for screens."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF].rstrip()} …"
 
 
 class UserError(Exception):

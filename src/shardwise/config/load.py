@@ -29,6 +29,7 @@ from shardwise.config.reference import (
 )
 from shardwise.config.rules import Fault, raise_faults, validate_rules
 from shardwise.config.schema import FROM_STRING, RunConfig
+from shardwise.config.suffixes import source_of_file
 from shardwise.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ def _data_from_string(text: str) -> Any:
         return {"source": text, "path": None}
     if text in _data_sources():
         return {"source": text}
-    if text.endswith((".jsonl", ".json")):
-        return {"source": "jsonl", "path": text}
+    if source := source_of_file(text):
+        return {"source": source, "path": text}
     if "/" in text or "." in text or (text and Path(text).exists()):
         return {"source": "text", "path": text}
     return text

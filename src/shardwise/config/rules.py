@@ -219,7 +219,7 @@ def _path_rule(field: str) -> Rule:
     )
 
 
-_SOURCES_WITH_PATH = ("text", "jsonl", "datasets")
+_SOURCES_WITH_PATH = ("text", "jsonl", "parquet", "datasets")
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -403,7 +403,7 @@ RULES: tuple[Rule, ...] = (
         "data.path",
         lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
         "data.source={c.data.source} reads no path, so it would be ignored",
-        "drop data.path, or write data.source=text (or jsonl, datasets)",
+        "drop data.path, or write data.source=text (or jsonl, parquet, datasets)",
     ),
     Rule(
         "profile-within-steps",

@@ -58,15 +58,17 @@ class ModelConfig:
 class DataConfig:
     """Which tokens are trained on, and in which order."""
 
-    source: Literal["stdlib", "text", "jsonl", "datasets", "synthetic"] = "stdlib"
-    """`stdlib` is the running Python's own source text; `text` and `jsonl` read files; `datasets`
-    reads a saved directory or a hub id; `synthetic` makes random tokens."""
+    source: Literal["stdlib", "text", "jsonl", "parquet", "datasets", "synthetic"] = "stdlib"
+    """`stdlib` is the running Python's own source text; `text`, `jsonl` and `parquet` read files,
+    the first two also as `.gz` and `.zst`; `datasets` reads a saved directory or a hub id;
+    `synthetic` makes random tokens."""
 
     path: str | list[str] | None = None
-    """Files, directories or globs for `text` and `jsonl`; the directory or id for `datasets`."""
+    """Files, directories or globs for `text`, `jsonl` and `parquet`; the directory or id for
+    `datasets`."""
 
     field: str = "text"
-    """The key (jsonl) or column (datasets) that holds the text."""
+    """The key (jsonl) or column (parquet, datasets) that holds the text."""
 
     name: str | None = None
     """The configuration name of a hub dataset, such as `wikitext-103-raw-v1`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.files import named_paths
-from shardwise.errors import UserError
+from shardwise.errors import UserError, brief
 from shardwise.files import user_path
 
 
@@ -53,7 +53,7 @@ def _load(path: str, config: DataConfig) -> Any:
     except (OSError, ValueError) as error:
         raise UserError(
             f"dataset {path} cannot be loaded",
-            why=f"{type(error).__name__}: {error}",
+            why=brief(error),
             fix="check data.path, data.name and data.split; a machine without network needs a "
             "directory made by Dataset.save_to_disk",
         ) from error

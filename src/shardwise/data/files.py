@@ -8,14 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardwise.config.schema import DataConfig
+from shardwise.config.suffixes import COMPRESSED, SUFFIXES, has_suffix
 from shardwise.errors import UserError
 from shardwise.files import user_path
-
-# What a directory is searched for; a file that is named outright may have any suffix.
-SUFFIXES = {
-    "text": (".txt", ".text", ".md", ".rst", ".py"),
-    "jsonl": (".jsonl", ".ndjson"),
-}
 
 # Enough for a first run to learn something, little enough to tokenise in about a second.
 STDLIB_MAX_BYTES = 8_000_000
@@ -38,19 +33,23 @@ def named_paths(config: DataConfig) -> list[str]:
 
 def find_files(config: DataConfig) -> list[Path]:
     """The files that `data.path` names, directories and globs expanded, sorted, each once."""
-    suffixes = SUFFIXES[config.source]
     found: set[Path] = set()
     for pattern in named_paths(config):
-        matches = list(_matches(pattern, suffixes))
+        matches = list(_matches(pattern, config.source))
         if not matches:
             raise UserError(
                 f"data.path {pattern!r} matches no file",
-                why=f"directories are searched for {', '.join(suffixes)}; "
+                why=f"directories are searched for {_searched(config.source)}; "
                 f"relative paths start at {Path.cwd()}",
                 fix="name an existing file, directory or glob",
             )
         found.update(matches)
     return sorted(found)
+
+
+def _searched(source: str) -> str:
+    names = ", ".join(SUFFIXES[source])
+    return names if source == "parquet" else f"{names}, also with {' or '.join(COMPRESSED)}"
 
 
 def stdlib_root() -> Path:
@@ -79,13 +78,13 @@ def stdlib_files() -> list[Path]:
     return chosen
 
 
-def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _matches(pattern: str, source: str) -> Iterator[Path]:
     path = user_path(pattern)
     # An existing path is taken by its name even where that looks like a glob.
     roots = [path] if path.exists() else map(Path, glob.iglob(str(path), recursive=True))
     for root in roots:
         if root.is_dir():
-            yield from _files_below(root, suffixes)
+            yield from _files_below(root, source)
         elif root.is_file():
             yield root
         else:
@@ -96,9 +95,9 @@ def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[Path]:
             )
 
 
-def _files_below(root: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _files_below(root: Path, source: str) -> Iterator[Path]:
     for path in root.rglob("*"):
         # Hidden directories hold tools' own files (.git, .venv), not the user's text.
         hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-        if path.suffix in suffixes and not hidden and path.is_file():
+        if has_suffix(path.name, source) and not hidden and path.is_file():
             yield path

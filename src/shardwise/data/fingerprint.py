@@ -29,7 +29,7 @@ def fingerprint_data(config: DataConfig) -> dict[str, Any]:
         case "stdlib":
             # To find its files takes longer than all the rest; their tokens are compared later.
             return {"Python's standard library": platform.python_version()}
-        case "text" | "jsonl":
+        case "text" | "jsonl" | "parquet":
             return _of_files(find_files(config))
 
 

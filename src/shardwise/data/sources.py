@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.config.schema import DataConfig
+from shardwise.data.compressed import open_bytes
 from shardwise.data.dataset import dataset_files, dataset_path, open_dataset
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
+from shardwise.data.parquet import read_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ def read_documents(config: DataConfig, faults: FaultBudget) -> Iterator[Document
             return _read_texts(((str(path), path) for path in find_files(config)), faults)
         case "jsonl":
             return _read_jsonl(find_files(config), config.field, faults)
+        case "parquet":
+            return _read_parquet(find_files(config), config.field, faults)
         case "datasets":
             return _read_dataset(config, faults)
         case "synthetic":
@@ -64,7 +68,7 @@ def describe_source(config: DataConfig) -> dict[str, Any]:
             files = stdlib_files()
         case "text":
             files = find_files(config)
-        case "jsonl":
+        case "jsonl" | "parquet":
             files = find_files(config)
             description |= {"field": config.field}
         case "datasets":
@@ -83,7 +87,8 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 
 def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Iterator[Document]:
     for name, path in files:
-        raw = path.read_bytes()
+        with open_bytes(path) as stream:
+            raw = stream.read()
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -98,7 +103,7 @@ def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Itera
 def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
     for path in files:
         # Bytes, so that one line that is not UTF-8 does not spoil the lines after it.
-        with path.open("rb") as lines:
+        with open_bytes(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
@@ -125,15 +130,26 @@ def _text_of_line(line: bytes, field: str) -> str:
     return _valid_text(record[field], field)
 
 
+def _read_parquet(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
+    for path in files:
+        yield from _read_rows(str(path), read_column(path, field), field, faults)
+
+
 def _read_dataset(config: DataConfig, faults: FaultBudget) -> Iterator[Document]:
-    path = dataset_path(config)
-    for number, row in enumerate(open_dataset(config)):
+    values = (row[config.field] for row in open_dataset(config))
+    return _read_rows(dataset_path(config), values, config.field, faults)
+
+
+def _read_rows(
+    path: str, values: Iterable[object], field: str, faults: FaultBudget
+) -> Iterator[Document]:
+    for number, value in enumerate(values):
         name = f"{path}:{number}"
         # Line-wise datasets (wikitext) keep blank lines as empty rows: no fault, no document.
-        if row[config.field] == "":
+        if value == "":
             continue
         try:
-            yield Document(name, _valid_text(row[config.field], config.field))
+            yield Document(name, _valid_text(value, field))
         except CorruptRecord as reason:
             faults.skip(f"{name}: {reason}")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.errors import UserError
+from shardwise.errors import UserError, brief
 from shardwise.facts.tokenizer_files import has_own_tokenizer
 from shardwise.files import user_path
 
@@ -118,7 +118,7 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
     except (OSError, ValueError, LookupError, ImportError) as error:
         raise UserError(
             f"tokenizer {name!r} cannot be loaded",
-            why=f"{type(error).__name__}: {error}",
+            why=brief(error),
             fix="set data.tokenizer to a directory with tokenizer.json, to a hub id that this "
             "machine can reach, or to `byte`",
         ) from error

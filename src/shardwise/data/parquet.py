@@ -1,0 +1,57 @@
+"""Rows of Parquet files: one column, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardwise.data.compressed import damaged
+from shardwise.errors import UserError
+
+# Rows that are decoded at once: files of any size take the memory of so many texts.
+BATCH_ROWS = 256
+BUFFER_BYTES = 1 << 20
+
+
+def read_column(path: Path, field: str) -> Iterator[object]:
+    """The values of one column in the order of the file."""
+    # Imported here: it takes time that other sources need not spend.
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(
+            path,
+            # Through a small buffer: otherwise whole row groups would be held.
+            pre_buffer=False,
+            buffer_size=BUFFER_BYTES,
+            # Of pages that were written with one.
+            page_checksum_verification=True,
+        ) as file:
+            _validate_column(path, file.schema_arrow, field)
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[field]):
+                yield from batch.column(0).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise damaged(path, error) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise damaged(path, error) from error
+
+
+def _validate_column(path: Path, schema: Any, field: str) -> None:
+    if field not in schema.names:
+        raise UserError(
+            f"{path} has no column {field!r}",
+            why=f"its columns are {', '.join(schema.names)}",
+            fix="set data.field to the one that holds the text",
+        )
+    kind = schema.field(field).type
+    if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
+        texts = [name for name in schema.names if "string" in str(schema.field(name).type)]
+        raise UserError(
+            f"column {field!r} of {path} holds {kind}, not text",
+            why=f"its columns of text are {', '.join(texts)}" if texts else "no column holds text",
+            fix="set data.field to the one that holds the text",
+        )
