@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from shardwise.errors import UserError
 
@@ -51,9 +53,13 @@ def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> 
     try:
         config = AutoConfig.for_model(model_type)
     except ValueError as error:
+        families = list(CONFIG_MAPPING)
+        near = get_close_matches(model_type, families, n=3)
         raise UserError(
             f"model_type {model_type!r} is not a family that transformers knows",
-            why=str(error).splitlines()[0],
-            fix="update transformers, or set model.trust_remote_code with a pinned revision",
+            why=f"transformers {transformers.__version__} knows {len(families)} families; "
+            + (f"the nearest names are {', '.join(near)}" if near else "none has such a name"),
+            fix="correct model_type in the model's config.json, update transformers, or set "
+            "model.trust_remote_code with a pinned revision",
         ) from error
     return type(config).from_dict(dict(hf_config))
