@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardwise.config.load import load_config
 from shardwise.config.schema import RunConfig
 from shardwise.launch.last_words import shared_errors
 from shardwise.launch.launcher import adopt_launcher
@@ -13,14 +14,20 @@ from shardwise.launch.prepare import choose_plan, fetch_weights
 from shardwise.verify.judge import judge_run, record_gates, validate_passed
 
 
-def train(config: RunConfig) -> Path:
+def train(config: RunConfig | str | Path, *overrides: str) -> Path:
     """Plan, start the ranks, wait for them and judge the run; returns the run directory.
 
+    `config` is a file or what `load_config` made of one: `train("run.yaml", "optim.lr=1e-4")`. The
+    first rank prints through `sys.stdout`, so a notebook shows it; what fails is a UserError.
     The verdict stands in its record; with `gates.enforce` a gate that failed is an error. Inside
     torchrun (RANK is set) this process is one rank and starts no others.
     """
     adopt_launcher(os.environ)
     with shared_errors():
+        if not isinstance(config, RunConfig):
+            config = load_config(config, overrides)
+        elif overrides:
+            raise TypeError("overrides are for a file; give them to load_config")
         fetch_weights(config)
         plan = choose_plan(config)
     run_plan(plan)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shardwise
@@ -29,3 +34,53 @@ def test_train_from_python(tmp_path: Path) -> None:
     *_, end, verdict = read_events(plan.run_dir / "events.jsonl")
     assert end["finished"] is True
     assert {gate["name"]: gate["verdict"] for gate in verdict["gates"]}["mfu"] == "fail"
+
+
+NOTEBOOK = """
+import contextlib, io, shardwise
+from shardwise.errors import UserError
+
+cell = io.StringIO()
+with contextlib.redirect_stdout(cell):
+    run_dir = shardwise.train("run.yaml", "data.seq_len=16", "train.steps=2", "name=first")
+    try:
+        shardwise.train("run.yaml", "data.field=body", "name=second")
+    except UserError as error:
+        failure = error
+open("cell.txt", "w").write(cell.getvalue())
+open("error.txt", "w").write(str(failure))
+assert str(run_dir) == "runs/first"
+"""
+
+
+def test_a_notebook_trains_on_a_file_and_shows_what_the_ranks_print(tmp_path: Path) -> None:
+    """With `sys.stdout` replaced, as a kernel does; nothing goes to the process's own output."""
+    texts = [f"{n} and {n} make {2 * n}" for n in range(400)]
+    pq.write_table(pa.table({"text": texts, "id": range(400)}), tmp_path / "records.parquet")
+    text = "model: tiny-llama\ndata: records.parquet\ncluster: 1xCPU\n"
+    text += "train: {steps: 3, global_batch: 2}\nobserve: {log_every: 1}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    cell = (tmp_path / "cell.txt").read_text()
+    assert "step 1/2" in cell and "step 2/2" in cell and "finished 2 steps" in cell
+    error = (tmp_path / "error.txt").read_text()
+    assert "records.parquet has no column 'body'" in error
+    assert "its columns are text, id" in error
+
+
+def test_the_signature_of_choose_plan_keeps_the_environment_to_itself() -> None:
+    assert "PATH" not in str(inspect.signature(shardwise.choose_plan))
+
+
+def test_overrides_need_a_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="load_config"):
+        shardwise.train(shardwise.load_config(None), "train.steps=2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -26,9 +25,12 @@ from shardwise.plan.positions import validate_positions, warn_of_positions
 
 
 def choose_plan(
-    config: RunConfig, environ: Mapping[str, str] = os.environ, goal: Goal = "fastest"
+    config: RunConfig, environ: Mapping[str, str] | None = None, goal: Goal = "fastest"
 ) -> Plan:
-    """The plan for `config`, with a reason for every choice. Starts nothing."""
+    """The plan for `config`, with a reason for every choice. Starts nothing.
+
+    `environ` is this process's own unless given.
+    """
     source = read_model_config(config.model)
     model = measure_model(config, source)
     pretrained = choose_weights(config, source).value != "random"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode
+from shardwise.launch.console import Console
 from shardwise.launch.last_words import ERROR_FILE_VARIABLE
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.lease.lease import Lease
@@ -61,6 +62,7 @@ class Ranks:
         self._scratch = scratch
         self._lease = lease
         self._command = [sys.executable, "-u", "-m", module, *arguments]
+        self._console = Console()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failures: dict[int, RankFailure] = {}
 
@@ -72,8 +74,10 @@ class Ranks:
                 env=self._environment(rank, os.environ),
                 start_new_session=True,
                 pass_fds=self._lease.handles if self._lease else (),
+                stdout=self._console.stdout,
             )
             self._processes.append(process)
+        self._console.started()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,6 +85,7 @@ class Ranks:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        self._console.close()
 
     def wait(self) -> list[RankFailure]:
         """Until all have ended, or one has failed and the others had time to say why."""
@@ -88,6 +93,7 @@ class Ranks:
         while self._note_failures() and time.monotonic() < deadline:
             if self._has_crash() and deadline == float("inf"):
                 deadline = time.monotonic() + _GRACE_S
+            self._console.forward()
             time.sleep(_POLL_S)
         return list(self._failures.values())
 
