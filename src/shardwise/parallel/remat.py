@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ import shardwise.kernels.attention
 import shardwise.kernels.float8
 import shardwise.kernels.swiglu  # noqa: F401
 from shardwise.model.override import override_forward
+from shardwise.parallel.kept import contexts_that_allow_changes
 
 _ATEN = torch.ops.aten
 MATMULS = frozenset(
@@ -57,11 +58,10 @@ def apply_remat(blocks: list[nn.Module], mode: str | float) -> None:
     if mode == "none":
         return
     if mode == "selective":
-        context = partial(create_selective_checkpoint_contexts, _keep_costly)
-        override_forward(blocks, "Remat", partial(_recomputed, context))
+        override_forward(blocks, "Remat", partial(_recomputed, _SELECTIVE))
         return
     share = 1.0 if mode == "full" else float(mode)
-    override_forward(spread(blocks, share), "Remat", partial(_recomputed, None))
+    override_forward(spread(blocks, share), "Remat", partial(_recomputed, _WHOLE))
 
 
 def spread(blocks: list[nn.Module], share: float) -> list[nn.Module]:
@@ -74,15 +74,32 @@ def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoint
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _recomputed(context_fn: Callable[[], Any] | None, cls: type[nn.Module]) -> Callable[..., Any]:
-    settings: dict[str, Any] = {"use_reentrant": False}
-    if context_fn is not None:
-        settings["context_fn"] = context_fn
+class _How(NamedTuple):
+    """Settings of `checkpoint`: those that the compiler traces, and those without it."""
+
+    compiled: dict[str, Any]
+    eager: dict[str, Any]
+
+
+_WHOLE = _How({"use_reentrant": False}, {"use_reentrant": False})
+# The compiler knows torch's own function alone.
+_SELECTIVE = _How(
+    {
+        "use_reentrant": False,
+        "context_fn": partial(create_selective_checkpoint_contexts, _keep_costly),
+    },
+    {"use_reentrant": False, "context_fn": partial(contexts_that_allow_changes, _keep_costly)},
+)
+
+
+def _recomputed(how: _How, cls: type[nn.Module]) -> Callable[..., Any]:
+    compiled, eager = how
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         def run(*inputs: Any, **options: Any) -> Any:
             return cls.forward(self, *inputs, **options)
 
+        settings = compiled if torch.compiler.is_compiling() else eager
         return checkpoint(run, *args, **settings, **kwargs)
 
     return forward
