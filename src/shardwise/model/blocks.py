@@ -55,6 +55,8 @@ def find_units(
         *(((names[id(block)],), block in inner) for block in blocks),
         (tail, False),
     ]
+    groups = _without_roots_own(model, groups)
+    groups += [((name,), False) for name in _owners_outside(model, groups)]
     units = _units_of_groups(model, groups)
     root_params = _num_params(model) - sum(unit.num_params for unit in units)
     return UnitMap(tuple(units), root_params, found_by)
@@ -79,6 +81,32 @@ def _units_of_groups(
     return [
         Unit(_unit_name(names), names, sum(sizes.values()), is_block)
         for names, is_block, sizes in merged
+    ]
+
+
+def _without_roots_own(
+    model: nn.Module, groups: Sequence[tuple[tuple[str, ...], bool]]
+) -> list[tuple[tuple[str, ...], bool]]:
+    """Groups that share a parameter with the model itself are left to the root."""
+    own = {id(p) for p in model.parameters(recurse=False)}
+    return [
+        (names, is_block)
+        for names, is_block in groups
+        if own.isdisjoint(id(p) for name in names for p in model.get_submodule(name).parameters())
+    ]
+
+
+def _owners_outside(model: nn.Module, groups: Sequence[tuple[tuple[str, ...], bool]]) -> list[str]:
+    """Modules in no group that hold a group's parameter as well, as BERT's head and the linear
+    layer in it hold one bias. They join the group, else FSDP2 would make two of the one."""
+    members = [model.get_submodule(name) for names, _ in groups for name in names]
+    inside = {id(module) for member in members for module in member.modules()}
+    params = {id(p) for member in members for p in member.parameters()}
+    return [
+        name
+        for name, module in model.named_modules()
+        if id(module) not in inside
+        and not params.isdisjoint(id(p) for p in module.parameters(recurse=False))
     ]
 
 

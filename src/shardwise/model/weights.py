@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
+from shardwise.errors import UserError
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
 
@@ -27,6 +28,24 @@ def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(buffers_on))
+
+
+def validate_ties(model: nn.Module, twin: nn.Module) -> None:
+    """Raise where sharding made several parameters of one that the family ties."""
+    ours, theirs = (_tied_names(each) for each in (model, twin))
+    if broken := sorted(theirs - ours):
+        raise UserError(
+            f"sharding would untie {' and '.join(sorted(broken[0]))}",
+            why="FSDP2 keeps a parameter tied only inside one unit",
+            fix="name a class in shard.unit_classes that holds all of them",
+        )
+
+
+def _tied_names(model: nn.Module) -> set[tuple[str, ...]]:
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    return {tuple(group) for group in names.values()}
 
 
 def initialise_weights(

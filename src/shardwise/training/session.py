@@ -20,7 +20,12 @@ from shardwise.kernels.own import uses_own
 from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
-from shardwise.model.weights import allocate_shards, initialise_buffers, initialise_weights
+from shardwise.model.weights import (
+    allocate_shards,
+    initialise_buffers,
+    initialise_weights,
+    validate_ties,
+)
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import build_mesh
@@ -93,6 +98,7 @@ def fill_model(
     home = torch.device("cpu") if plan.offload.value else device
     allocate_shards(model, home, buffers_on=device)
     twin = _build_on_meta(plan)
+    validate_ties(model, twin)
     if with_weights and plan.weights_dir is None:
         initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
     else:
