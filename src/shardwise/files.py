@@ -41,6 +41,14 @@ _SAMPLE_BYTES = 64 * 1024
 _MOST_SAMPLED = 1024
 
 
+def free_bytes(path: Path) -> int | None:
+    """Room for files of this user at `path`, which need not exist yet; None where none is told."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    state = os.statvfs(there)
+    # Some file systems without a size of their own, of FUSE for example, fill in zeros.
+    return state.f_bavail * state.f_frsize if state.f_blocks else None
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Write aside, then rename: who reads `path` finds the old file or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -83,7 +83,10 @@ class Stage:
         moves += [self._hurt] * chance.randint(1, 3)
         moves += [self._begin] * chance.randint(0, 1)
         chance.shuffle(moves)
-        for move in [self._begin, *moves]:
+        self._begin()
+        if chance.random() < 0.5:
+            self._wait_for_a_save()
+        for move in moves:
             move()
             time.sleep(self.unit_s * chance.random())
         self._go_on()
@@ -121,6 +124,15 @@ class Stage:
         self.sum.lost += len(set(newest) - found) + len(announced - set(published))
         assert not [text for text in said if "Traceback" in text]
         return self.sum
+
+    def _wait_for_a_save(self) -> None:
+        """Some faults hit before the first step, and as many hit a job that trains and saves."""
+        before, deadline = self._saves(), time.monotonic() + 20 * self.unit_s
+        while self._saves() == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _saves(self) -> int:
+        return _text(self.run_dir.with_suffix(".trail")).count("published")
 
     def _begin(self) -> None:
         self.trainers.append(self.start(f"writer-{len(self.trainers)}"))

@@ -206,3 +206,27 @@ def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., T
         time.sleep(0.05)
     (stopped,) = events_of(training.run_dir, "stopped")
     assert newest_good(training.run_dir) == stopped["step"]
+
+
+BROKEN = """
+import os
+if "RANK" in os.environ:
+    from shardwise.training import loop
+    def build(*args, **settings):
+        raise IndexError("index 1024 is out of bounds")
+    loop.build_session = build
+"""
+
+
+def test_an_error_that_would_come_again_is_not_answered_by_a_restart(
+    train: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    training = train(cluster__name="1xCPU")
+    assert training.finish() == ExitCode.WORKER_DIED
+    said = training.said()
+    assert "rank 0 failed: IndexError: index 1024 is out of bounds" in said
+    assert "not started again, because the same error would come again" in said
+    assert "ALERT" not in said
+    assert events_of(training.run_dir, "restart") == []

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,14 @@ from tiny_runs import SHAPE, Settings, start
 
 from shardwise.checkpoint import files, store
 from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import final_path, list_entries, quarantine
-from shardwise.metrics.events import EventLog
+from shardwise.errors import ExitCode
+from shardwise.metrics.events import EventLog, read_events
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
+from shardwise.units import format_bytes
 
 pytestmark = pytest.mark.dist
 
@@ -190,35 +194,95 @@ model: {{name: tiny-llama, overrides: {json.dumps(SHAPE)}}}
 data: {{source: synthetic, seq_len: 16}}
 cluster: 2xCPU
 shard: {{strategy: full_shard}}
-train: {{steps: 60, global_batch: 4}}
-checkpoint: {{every: 10}}
+train: {{steps: 120, global_batch: 4}}
+checkpoint: {{every: 30, keep: 2}}
 """
 
 
+class Training:
+    """`shardwise train` on a disk that a ballast fills up."""
+
+    def __init__(self, disk: Path, **settings: Any) -> None:
+        self.disk, self.run_dir = disk, disk.parent
+        config = self.run_dir.parent / "run.yaml"
+        config.write_text(CONFIG)
+        words = [SHARDWISE, "train", str(config), f"runs_dir={self.run_dir.parent}", "name=run"]
+        self.process = subprocess.Popen(
+            [*words, *(f"{name}={value}" for name, value in settings.items())],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )
+        self.said = ""
+
+    def read_until(self, words: str) -> None:
+        """Until a line has these words; to the end where none has."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if words in line:
+                return
+
+    def finish(self) -> int:
+        """The exit code, with all lines read."""
+        self.read_until("no such line")
+        return self.process.wait()
+
+    def fill(self) -> None:
+        """Leave no room for another checkpoint."""
+        with suppress(OSError), (self.disk / "ballast").open("wb", 0) as file:
+            while True:
+                file.write(bytes(65536))
+
+    def empty(self) -> None:
+        """Make room again."""
+        (self.disk / "ballast").unlink()
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Of these kinds, in order."""
+        events = read_events(self.run_dir / "events.jsonl")
+        return [event for event in events if event["event"] in kinds]
+
+
 @pytest.mark.slow
-def test_training_goes_on_and_saves_when_there_is_room_again(disk: Path) -> None:
-    run_dir = disk.parent
-    config = run_dir.parent / "run.yaml"
-    config.write_text(CONFIG)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    words = [SHARDWISE, "train", str(config), f"runs_dir={run_dir.parent}", "name=run"]
-    alerts = []
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("ALERT: step "):
-                if not alerts:
-                    make_room(disk)
-                alerts.append(line)
-    assert process.returncode == 0
-    assert "ALERT: step 20 was not saved: rank" in alerts[0]
-    assert "No space left on device" in alerts[0]
-    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    failed = [event for event in events if event["event"] == "checkpoint_failed"]
-    assert failed[0]["step"] == 20
-    assert len(failed) == len(alerts)
-    assert [event["step"] for event in events if event["event"] == "checkpoint"][-1] == 60
+def test_training_waits_for_room_and_goes_on(disk: Path) -> None:
+    make_room(disk)
+    training = Training(disk)
+    training.read_until("saved step 30")
+    training.fill()
+    training.read_until("training waits up to 600 s for room")
+    training.empty()
+    assert training.finish() == 0, training.said
+    assert "ALERT: step 60 was not saved: [Errno 28] No space left on device" in training.said
+    assert [event["step"] for event in training.events("checkpoint_failed")] == [60]
+    assert [event["step"] for event in training.events("checkpoint")] == [30, 90, 120]
     assert set(states(disk).values()) == {"not verified"}
-    assert check_checkpoint(final_path(disk, 60)) == []
+    assert check_checkpoint(final_path(disk, 120)) == []
+
+
+@pytest.mark.slow
+def test_a_disk_that_stays_full_ends_the_run_and_nothing_is_trained_twice(disk: Path) -> None:
+    make_room(disk)
+    patience = {"checkpoint.wait_for_room_s": 1}
+    training = Training(disk, **patience)
+    training.read_until("saved step 30")
+    training.fill()
+    assert training.finish() == ExitCode.ENVIRONMENT, training.said
+    tensors = read_index(final_path(disk, 30)).values()
+    needed = sum(one.piece_bytes(piece) for one in tensors for piece in one.pieces)
+    assert (
+        f"step 90 cannot be saved: a checkpoint needs {format_bytes(needed)}, 0 B are free in "
+        f"{disk}"
+    ) in training.said
+    assert training.events("restart") == []
+    assert states(disk) == {"step-00000030": "not verified"}
+    training.empty()
+    again = Training(disk, **patience, **{"train.steps": 75})
+    again.read_until("resumed at step 30")
+    again.fill()
+    # The last save fails too, and is no reason to train the steps before it again.
+    assert again.finish() == ExitCode.ENVIRONMENT, again.said
+    assert "cannot be saved" in again.said
+    assert len(again.events("start")) == 2
+    assert states(disk) == {"step-00000030": "not verified"}

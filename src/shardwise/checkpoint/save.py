@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import platform
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,9 +34,13 @@ from shardwise.checkpoint.store import (
     prune,
     publish,
 )
+from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
 from shardwise.plan.plan import Plan
+from shardwise.units import format_bytes
 from shardwise.version import __version__
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +67,32 @@ class SaveOutcome:
     write_s: float
     commit_s: float
     error: str | None
+    no_room: bool = False
+    """Whether it failed because the disk is full."""
 
     def to_dict(self) -> dict[str, Any]:
         """For events.jsonl."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the next save takes, and what the disk has."""
+
+    place: Path
+    needed_bytes: int
+    free_bytes: int | None
+    """None where the file system does not tell."""
+
+    @property
+    def fits(self) -> bool:
+        """False where a save cannot succeed."""
+        return self.free_bytes is None or self.needed_bytes <= self.free_bytes
+
+    def __str__(self) -> str:
+        free = "unknown" if self.free_bytes is None else format_bytes(self.free_bytes)
+        needed = format_bytes(self.needed_bytes)
+        return f"a checkpoint needs {needed}, {free} are free in {self.place}"
 
 
 class Saver:
@@ -87,6 +115,7 @@ class Saver:
         self.group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._buffers: dict[str, Tensor] = {}
+        self._needed_bytes = 0
         self._pending: Future[SaveOutcome] | None = None
 
     def start(self, progress: Progress) -> list[SaveOutcome]:
@@ -97,10 +126,16 @@ class Saver:
         before = self.finish()
         started = time.perf_counter()
         tensors = model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
+        # Of all ranks together: what is sharded counts whole, what is replicated is written once.
+        self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
         self._pending = self._thread.submit(self._write, tensors, staged, progress, stage_s)
         return before
+
+    def room(self) -> Room:
+        """For a save like the last one that was started."""
+        return Room(self.root, self._needed_bytes, free_bytes(self.root))
 
     def poll(self) -> list[SaveOutcome]:
         """The outcome of a background save that has ended since the last call."""
@@ -151,31 +186,36 @@ class Saver:
                 prune(self.root, self.plan.config.checkpoint.keep)
             commit_s = time.perf_counter() - begun
 
-        error = None
+        error, no_room = None, False
         try:
             directory = self._begin(progress.step)
             writer = ShardWriter(directory, dist.get_rank(), commit)
             planner = StagedPlanner(staged)
             dcp.save(tensors, storage_writer=writer, planner=planner, process_group=self.group)
         except (CheckpointException, OSError) as failure:
-            error = _first_cause(failure)
+            error, no_room = _first_cause(failure), _is_no_room(failure)
             self._give_space_back(progress.step)
         write_s = time.perf_counter() - started - commit_s
-        return SaveOutcome(progress.step, stage_s, write_s, commit_s, error)
+        return SaveOutcome(progress.step, stage_s, write_s, commit_s, error, no_room)
 
     def _begin(self, step: int) -> Path:
         """Rank 0 makes the directory; the others learn of its failure as of any other."""
-        found: list[Path | str] = [self.root]
+        found: list[Path | OSError] = [self.root]
         if dist.get_rank() == 0:
             try:
                 if final_path(self.root, step).exists():
                     raise FileExistsError(f"{final_path(self.root, step)} exists already")
+                room = self.room()
+                if not room.fits:
+                    raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {room}")
                 found = [begin(self.root, step, self.fence)]
-            except (OSError, LostLease) as failure:
-                found = [str(failure)]
+            except LostLease as failure:
+                found = [OSError(str(failure))]
+            except OSError as failure:
+                found = [failure]
         dist.broadcast_object_list(found, src=0, group=self.group)
-        if isinstance(found[0], str):
-            raise OSError(found[0])
+        if isinstance(found[0], OSError):
+            raise found[0]
         return found[0]
 
     def _give_space_back(self, step: int) -> None:
@@ -202,6 +242,14 @@ def software_versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
+
+
+def _is_no_room(failure: BaseException) -> bool:
+    """Whether a rank found the disk or its quota full."""
+    causes: list[Any] = [failure]
+    if isinstance(failure, CheckpointException):
+        causes = [one[0] if isinstance(one, tuple) else one for one in failure.failures.values()]
+    return any(getattr(cause, "errno", None) in _NO_ROOM for cause in causes)
 
 
 def _first_cause(failure: BaseException) -> str:

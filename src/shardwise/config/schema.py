@@ -361,6 +361,10 @@ class CheckpointConfig:
     """Hash every file before it is loaded. A damaged checkpoint is quarantined, and the run goes on
     from the one before it."""
 
+    wait_for_room_s: float = 600.0
+    """A save that finds the disk full fails, and training goes on. The next save, or the last one
+    of the run, waits this long for room; then the run stops with an error. 0: it does not wait."""
+
     resume: bool = True
     """Go on from the newest checkpoint in the run directory. `false` refuses to start over one."""
 

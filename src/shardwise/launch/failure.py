@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.ranks import RankFailure
+
+# Errors that come from outside: another start may not meet them.
+_PASSING_TYPES = {
+    "AcceleratorError",
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "TimeoutError",
+}
+# The same in the words of libraries that raise RuntimeError or OSError for everything.
+_PASSING_WORDS = re.compile(
+    r"CUDA error|NCCL error|ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
+    r"|Connection (closed|reset|refused)|closed by peer|Socket (closed|timeout)|timed out"
+    r"|\[Errno (5|70|104|107|110|112|113|116|121)\]",
+    re.IGNORECASE,
+)
+# CUDA and NCCL say these of a wrong index and of a wrong call.
+_LASTING_WORDS = re.compile(r"device-side assert|ncclInvalid(Usage|Argument)")
+
+
+class Passing(UserError):
+    """A failure that another start of the ranks may not meet again."""
 
 
 def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
@@ -19,7 +49,8 @@ def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
     cause = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
     if first.exitcode == ExitCode.PREEMPTED:
         return UserError(cause, fix=details.get("fix", ""), code=ExitCode.PREEMPTED)
-    return UserError(
+    kind = Passing if _may_pass(first, details) else UserError
+    return kind(
         f"rank {first.rank} failed: {cause}",
         why=details.get("why", "") or details.get("frame", ""),
         fix=details.get("fix") or f"read {log}; then run the same command again to resume",
@@ -46,7 +77,22 @@ def details_of(failure: RankFailure) -> dict[str, Any]:
     if not isinstance(message, dict):
         return {"what": str(message)}
     text = str(message.get("message", ""))
-    return _parse(text) | {"frame": _frame(message)}
+    return _parse(text) | {"frame": _frame(message), "raised": text}
+
+
+def _may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
+    """Deaths by signal or without a word, and errors of the network, the devices or the disk.
+
+    Whatever else Python raises, a wrong index or a missing file, it raises again from the same
+    input. So does the UserError of a rank.
+    """
+    raised = str(details.get("raised", ""))
+    if failure.exitcode < 0 or not raised:
+        return "what" not in details or failure.exitcode < 0
+    kind = raised.partition(":")[0].rpartition(".")[2]
+    if kind == "UserError" or _LASTING_WORDS.search(raised):
+        return False
+    return kind in _PASSING_TYPES or _PASSING_WORDS.search(raised) is not None
 
 
 def _parse(text: str) -> dict[str, Any]:

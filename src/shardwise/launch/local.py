@@ -21,8 +21,9 @@ from shardwise.launch.supervise import (
     announce_restart,
     describe_hang,
     last_step,
-    may_restart,
     relayed_signals,
+    why_final,
+    with_reason,
 )
 from shardwise.lease.lease import Lease
 from shardwise.lease.take import hold_run
@@ -56,9 +57,12 @@ def run_supervised(plan: Plan, lease: Lease) -> None:
                 start_ranks(plan, relay, lease)
                 return
             except UserError as error:
-                asked_to_stop = relay.number is not None
-                if asked_to_stop or not may_restart(error, plan, restarts, step_before):
+                if relay.number is not None:
                     raise
+                reason = why_final(error, plan, restarts, step_before)
+                if reason is not None:
+                    raise with_reason(error, reason) from error
+                lease.validate()
                 restarts += 1
                 announce_restart(error, plan, restarts)
 

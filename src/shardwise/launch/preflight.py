@@ -19,6 +19,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import why_no_path
 from shardwise.launch.prepare import validate_sinks
+from shardwise.launch.room import validate_free_space
 from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.inputs import check_bytes, warn_of_vocabulary
 from shardwise.plan.plan import Plan
@@ -92,7 +93,8 @@ def check_extras(plan: Plan) -> list[Finding]:
 
 
 def check_run_directory(plan: Plan) -> list[Finding]:
-    """Can files be made, written and renamed where the run directory is or will be?"""
+    """Can files be made, written and renamed where the run directory is or will be, and is there
+    room for its checkpoints?"""
     run_dir = plan.run_dir
     why = why_no_path(str(run_dir / _LONGEST_PATH))
     if why is None:
@@ -101,7 +103,7 @@ def check_run_directory(plan: Plan) -> list[Finding]:
         except OSError as error:
             why = f"{error.strerror or error}: {error.filename or run_dir}"
     if why is None:
-        return []
+        return _found_by(lambda: validate_free_space(plan))
     return [
         UserError(
             f"nothing can be written to the run directory {run_dir}",

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.launch.failure import Passing
 from shardwise.launch.stacks import collective_of
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
@@ -20,21 +21,26 @@ from shardwise.training.signals import stop_signals_handled_by
 
 # How often heartbeats are looked at and signals passed on.
 _POLL_S = 0.1
-# What a rank's UserError says will be said again: starting anew cannot help.
-FINAL = {
-    ExitCode.CONFIG,
-    ExitCode.DOES_NOT_FIT,
-    ExitCode.ENVIRONMENT,
-    ExitCode.DIVERGED,
-    ExitCode.PREEMPTED,
-}
 
 
-def may_restart(error: UserError, plan: Plan, restarts: int, step_before: int) -> bool:
-    """Whether another start is worth it: budget left, and the last one got further than before."""
-    if error.code in FINAL or restarts >= plan.config.train.max_restarts:
-        return False
-    return restarts == 0 or last_step(plan.run_dir) > step_before
+def why_final(error: UserError, plan: Plan, restarts: int, step_before: int) -> str | None:
+    """Why another start of the ranks would not help; None where it may."""
+    budget = plan.config.train.max_restarts
+    if not isinstance(error, Passing):
+        return "the ranks were not started again, because the same error would come again"
+    if restarts >= budget:
+        return f"the ranks were started again {restarts} times; train.max_restarts={budget}"
+    if restarts > 0 and last_step(plan.run_dir) <= step_before:
+        return "the ranks were not started again: the last start got no further than before"
+    return None
+
+
+def with_reason(error: UserError, reason: str) -> UserError:
+    """The error of a rank that died, and why the ranks were not started again."""
+    if error.code != ExitCode.WORKER_DIED:
+        return error
+    why = f"{error.why}; {reason}" if error.why else reason
+    return UserError(error.what, why=why, fix=error.fix, code=error.code)
 
 
 def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
@@ -135,7 +141,7 @@ def describe_hang(watchdog: Watchdog, logs: Path) -> UserError:
         culprit = int(idle[0].split("-")[1]) if len(idle) == 1 else -1
     who = f"rank {culprit} hung" if culprit is not None and culprit >= 0 else "the ranks hung"
     where = f"the others waited in {', '.join(names)}" if names else "no collective was under way"
-    return UserError(
+    return Passing(
         f"{who}: no step for {watchdog.timeout_s:.0f} s",
         why=where,
         fix=f"stacks of all ranks are in {newest}; a longer train.hang_timeout_s allows more time",

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -42,7 +43,9 @@ def run_rank(plan: Plan) -> None:
         def say(text: str) -> None:
             if is_first:
                 say_on_console(text)
-                os.write(log, f"{text}\n".encode())
+                # A full disk must not end the training that the line is about.
+                with suppress(OSError):
+                    os.write(log, f"{text}\n".encode())
 
         with errors_naming(path):
             run(plan, say, fence)

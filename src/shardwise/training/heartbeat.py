@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 HEARTBEAT_VARIABLE = "SHARDWISE_HEARTBEATS"
@@ -22,6 +23,14 @@ class Heartbeat:
             self._path.touch()
 
     def beat(self) -> None:
-        """Still here. From the first beat on the file is not empty, and its age counts."""
-        if self._path is not None:
-            self._path.write_text("beats")
+        """Still here. From the first beat on the file is not empty, and its age counts.
+
+        A full disk has no room for the first beat, but new times for those after it.
+        """
+        if self._path is None:
+            return
+        with suppress(OSError):
+            if self._path.stat().st_size:
+                os.utime(self._path)
+            else:
+                self._path.write_text("beats")

@@ -31,6 +31,7 @@ from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
 from shardwise.training.resume import accept_resume, announce_resume, decide_together
+from shardwise.training.room import rooms_until
 from shardwise.training.run_directory import write_run_directory
 from shardwise.training.session import (
     Say,
@@ -134,6 +135,7 @@ class Loop:
         self.stopping = False
         self.last_loss: float | None = None
         self.saved_step: int | None = None
+        self.found_no_room = False
 
     def run(self, accepted: Resumption | None) -> None:
         """From the restored step to the last, then the final evaluation and checkpoint."""
@@ -266,6 +268,8 @@ class Loop:
         if evaluates:
             self._evaluate()
         if saves:
+            if self.found_no_room:
+                self._wait_for_room()
             self._save(wait=not config.checkpoint.asynchronous)
         return profiled or evaluates or saves
 
@@ -273,7 +277,7 @@ class Loop:
         steps = self.plan.config.train.steps
         self._evaluate()
         if self.plan.config.checkpoint.at_end or end < steps:
-            self._save_for_good()
+            self._save_for_good(waits=True)
         self._report(self.saver.finish())
         self.events.write("end", step=end, finished=end == steps, loss=self.last_loss)
         if end < steps:
@@ -284,7 +288,8 @@ class Loop:
     def _stop_here(self) -> None:
         """Some rank was asked to stop: save, and leave with the code that says so."""
         reason = self.stop.name or "a signal to another rank"
-        self._save_for_good()
+        # Who asked will not wait long.
+        self._save_for_good(waits=False)
         self.events.write("stopped", step=self.place.step, reason=reason)
         raise UserError(
             f"stopped by {reason}; step {self.place.step} is saved",
@@ -398,17 +403,49 @@ class Loop:
         self.heartbeat.beat()
         return outcomes
 
-    def _save_for_good(self) -> None:
+    def _save_for_good(self, *, waits: bool) -> None:
         """A save that nothing comes after: if it fails, the run has failed."""
         self._validate_held()
-        for outcome in self._save(wait=True):
-            if outcome.step == self.place.step and outcome.error is not None:
-                raise UserError(
-                    f"step {outcome.step} could not be saved: {outcome.error}",
-                    fix="make room or mend the disk; the same command goes on from the newest "
-                    "checkpoint",
-                    code=ExitCode.WORKER_DIED,
-                )
+        failed = self._failure_of_save()
+        if failed is not None and failed.no_room and waits:
+            self._wait_for_room()
+            failed = self._failure_of_save()
+        if failed is not None:
+            raise UserError(
+                f"step {failed.step} could not be saved: {failed.error}",
+                fix="make room or mend the disk; the same command goes on from the newest "
+                "checkpoint",
+                # No restart: it would train all steps since then again, for a disk as full.
+                code=ExitCode.ENVIRONMENT,
+            )
+
+    def _failure_of_save(self) -> SaveOutcome | None:
+        """Save this step now; None where it is saved."""
+        outcomes = self._save(wait=True)
+        own = [outcome for outcome in outcomes if outcome.step == self.place.step]
+        return next((outcome for outcome in own if outcome.error is not None), None)
+
+    def _wait_for_room(self) -> None:
+        """Two saves in a row that find the disk full end the run, but not before some time.
+
+        What was trained since the last checkpoint would be lost at the end of it, and more is
+        lost with every step that cannot be saved.
+        """
+        patience_s = self.plan.config.checkpoint.wait_for_room_s
+        has_told = False
+        for room in rooms_until(self.saver.room, patience_s, self._wants_stop):
+            self.heartbeat.beat()
+            if not room.fits and not has_told:
+                has_told = True
+                self.say(f"ALERT: {room}; training waits up to {patience_s:.0f} s for room")
+        if not room.fits:
+            raise UserError(
+                f"step {self.place.step} cannot be saved: {room}",
+                why=f"the disk was full for two saves in a row, and for {patience_s:.0f} s more",
+                fix=f"make room there; `shardwise checkpoint ls {self.plan.run_dir}` lists the "
+                "checkpoints; the same command goes on from the newest one",
+                code=ExitCode.ENVIRONMENT,
+            )
 
     def _report(self, outcomes: list[SaveOutcome]) -> None:
         """A save that failed is said at once; training goes on and tries again at the next."""
@@ -417,6 +454,7 @@ class Loop:
                 f"stage {outcome.stage_s:.2f} s, write {outcome.write_s:.2f} s, "
                 f"commit {outcome.commit_s:.2f} s"
             )
+            self.found_no_room = outcome.no_room
             if outcome.error is None:
                 self.say(f"saved step {outcome.step} ({times})")
                 self.events.write("checkpoint", **outcome.to_dict())

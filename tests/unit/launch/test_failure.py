@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.failure import error_of
+from shardwise.launch.failure import Passing, error_of
 from shardwise.launch.ranks import RankFailure
 
 
@@ -82,3 +82,49 @@ def test_all_lines_of_what_is_wrong_are_kept(tmp_path: Path) -> None:
     error = error_from(tmp_path, failure(tmp_path, 0, 2, recorded(raised)))
     assert "a.jsonl:1: bad" in error.what
     assert "a.jsonl:2: bad" in error.what
+
+
+LASTING = [
+    "UserError: the disk is full",
+    "ImportError: no module named x",
+    "ModuleNotFoundError: No module named 'x'",
+    "IndexError: index 1024 is out of bounds",
+    "KeyError: 'hidden'",
+    "TypeError: int() argument must be a string",
+    "ValueError: bad file",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'a'",
+    "OSError: [Errno 28] No space left on device",
+    "PermissionError: [Errno 13] Permission denied: 'a'",
+    "RuntimeError: The size of tensor a (3) must match the size of tensor b (4)",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "torch.distributed.DistBackendError: NCCL error: ncclInvalidUsage: Duplicate GPU detected",
+    "UserError: Connection refused",
+]
+PASSING = [
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms",
+    "DistBackendError: NCCL error in: x.cpp:1, unhandled system error, ncclSystemError",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "OSError: [Errno 5] Input/output error: 'shard-0'",
+    "OSError: [Errno 116] Stale file handle",
+    "TimeoutError: no answer",
+]
+
+
+@pytest.mark.parametrize("message", LASTING)
+def test_an_error_that_would_come_again_is_final(tmp_path: Path, message: str) -> None:
+    error = error_from(tmp_path, failure(tmp_path, 0, 1, message))
+    assert not isinstance(error, Passing)
+
+
+@pytest.mark.parametrize("message", PASSING)
+def test_an_error_from_outside_may_pass(tmp_path: Path, message: str) -> None:
+    error = error_from(tmp_path, failure(tmp_path, 0, 1, message))
+    assert isinstance(error, Passing)
+
+
+@pytest.mark.parametrize("exitcode", [-9, -11, -6, 1])
+def test_a_death_without_a_word_may_pass(tmp_path: Path, exitcode: int) -> None:
+    assert isinstance(error_from(tmp_path, failure(tmp_path, 0, exitcode)), Passing)

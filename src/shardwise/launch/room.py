@@ -1,0 +1,62 @@
+"""Room on disk for the checkpoints that a run will write, asked before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwise.checkpoint.store import list_checkpoints
+from shardwise.errors import ExitCode, UserError
+from shardwise.files import free_bytes
+from shardwise.plan.memory import ADAM_BYTES, PARAM_BYTES
+from shardwise.plan.plan import Plan
+from shardwise.units import format_bytes
+
+_BLOCK_BYTES = 512
+
+
+def validate_free_space(plan: Plan) -> None:
+    """Raise where the disk has no room for the checkpoints that the run will hold at once."""
+    root, keep = plan.run_dir / "checkpoints", plan.config.checkpoint.keep
+    found = list_checkpoints(root)
+    saves = _saves_to_come(plan, found[-1].step if found else 0)
+    # The next one is written whole before the oldest one goes.
+    more = max(min(saves, 1), min(len(found) + saves, keep + 1) - len(found))
+    size, free = checkpoint_bytes(plan), free_bytes(root)
+    if free is None or more * size <= free + _partial_bytes(root):
+        return
+    fewer = len(found) + (free + _partial_bytes(root)) // size - 1
+    keeps = f"set checkpoint.keep={fewer}, " if 1 <= fewer < keep else ""
+    raise UserError(
+        f"{root} has no room for {more} more checkpoint{'s' * (more > 1)} of "
+        f"{format_bytes(size)}: {format_bytes(more * size)} are needed, {format_bytes(free)} are "
+        "free",
+        why=f"checkpoint.keep={keep} of them stay, and the next one is written before the oldest "
+        "one goes",
+        fix=f"make room there, {keeps}or choose another place with runs_dir=DIRECTORY",
+        code=ExitCode.ENVIRONMENT,
+    )
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """The tensors of one checkpoint: parameters in fp32 and Adam's two moments, each once.
+
+    Persistent buffers and the JSON beside them are left out: a few megabytes at the most.
+    """
+    moments = ADAM_BYTES // 2 if plan.optimizer_state.value == "bf16" else ADAM_BYTES
+    return plan.model.total_params * (PARAM_BYTES + moments)
+
+
+def _saves_to_come(plan: Plan, start: int) -> int:
+    """How many saves lie after step `start`, as the loop decides it."""
+    train, checkpoint = plan.config.train, plan.config.checkpoint
+    end = train.steps if train.stop_after is None else train.stop_after
+    if end <= start:
+        return 0
+    between = (end - 1) // checkpoint.every - start // checkpoint.every if checkpoint.every else 0
+    return between + int(checkpoint.at_end or end < train.steps)
+
+
+def _partial_bytes(root: Path) -> int:
+    """What a save that a kill cut off still takes: the next start gives it back."""
+    files = (path for partial in root.glob("partial-step-*") for path in partial.rglob("*"))
+    return sum(path.lstat().st_blocks * _BLOCK_BYTES for path in files)
