@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 # Of Linux's file systems: bytes in one name, and in a whole path with the NUL at its end.
@@ -79,3 +80,9 @@ def sampled_digest(paths: Iterable[Path]) -> str:
                     stream.seek(max(0, start))
                     digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def free_name(path: Path) -> Path:
+    """The first of NAME-2, NAME-3, ... that is not there yet; a suffix such as .yaml stays last."""
+    names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
+    return next(name for name in names if not name.exists())

@@ -79,13 +79,20 @@ BAD_CONFIGS: tuple[BadConfig, ...] = (
     ),
     BadConfig("number for text", "name: 123\n", (), ("name is 123", "put it in quotes")),
     BadConfig("number-like hash", "model: {revision: 12e5}\n", (), ("model.revision", "in quotes")),
-    BadConfig("on for a bool", "memory:\n  compile: on\n", (), ("memory.compile", "write true")),
-    BadConfig("no for a bool", "data: {shuffle: no}\n", (), ("data.shuffle", "write false")),
+    BadConfig(
+        "on for a bool",
+        "memory:\n  compile: on\n",
+        (),
+        ("memory.compile", "write memory.compile=true"),
+    ),
+    BadConfig(
+        "no for a bool", "data: {shuffle: no}\n", (), ("data.shuffle", "write data.shuffle=false")
+    ),
     BadConfig(
         "misspelled choice",
         "optim:\n  schedule: cosin\n",
         (),
-        ("expected cosine, linear, wsd or constant", "did you mean cosine?"),
+        ("expected cosine, linear, wsd or constant", "did you mean optim.schedule=cosine?"),
     ),
     BadConfig("three betas", "optim: {betas: [1, 2, 3]}\n", (), ("a list of 2 numbers",)),
     BadConfig("infinite rate", "optim: {lr: .inf}\n", (), ("optim.lr", "expected a number")),
@@ -116,7 +123,7 @@ BAD_CONFIGS: tuple[BadConfig, ...] = (
     BadConfig("override type", "", ("train.steps=x",), ("override 'train.steps=x'", "train.steps")),
     BadConfig("override below a value", "", ("optim.lr.x=1",), ("optim.lr", "expected a number")),
     BadConfig("override syntax", "", ("optim.betas=[1",), ("override 'optim.betas=[1'", "YAML")),
-    BadConfig("override number for text", "", ("name=7",), ("in quotes", """'name="..."'""")),
+    BadConfig("override number for text", "", ("name=7",), ("in quotes", """'name="7"'""")),
     # rules
     BadConfig("no steps", "train:\n  steps: 0\n", (), ("run.yaml:2", "train.steps is 0")),
     BadConfig(

@@ -26,7 +26,7 @@ def measurable(cluster: ClusterSpec) -> ClusterSpec:
         raise UserError(
             f"cannot measure {cluster.device_name} here: this machine has {here.device_in_words}",
             why="rates of one kind of device say nothing about another",
-            fix="run it on a machine with such a GPU, or leave --cluster out to measure this one",
+            fix="leave --cluster out to measure this machine, or run it on one with such a GPU",
             code=ExitCode.ENVIRONMENT,
         )
     return here

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from shardwise.checkpoint.files import rename, sync_directory, sync_handle
 from shardwise.checkpoint.index import Index, StoredTensor
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
 from shardwise.errors import ExitCode, UserError
-from shardwise.files import user_path
+from shardwise.files import free_name, user_path
 from shardwise.model.build import build_on_meta
 from shardwise.model.stored import INDEX_NAME, TORCH_NAME
 from shardwise.plan.plan import Plan
@@ -193,7 +194,9 @@ class Exporter:
             )
         except ValueError as error:
             raise UserError(
-                f"{max_shard_size!r} is no size of a file", why=str(error), fix="write 5GB or 500MB"
+                f"{max_shard_size!r} is no size of a file",
+                why=str(error),
+                fix="write --max-shard-size 5GB, or --max-shard-size 500MB",
             ) from error
         return {
             name: [by_name[key] for key in keys] for name, keys in found.filename_to_tensors.items()
@@ -242,7 +245,7 @@ def export_checkpoint(
         raise UserError(
             f"cannot write {target}",
             why=str(error),
-            fix="give --to a directory on a disk with room that you may write to",
+            fix="write --to DIR on a disk that has room and that you may write to",
             code=ExitCode.ENVIRONMENT,
         ) from error
     return Exported(exporter.num_bytes, num_files, notes)
@@ -257,7 +260,7 @@ def validate_target(target: Path) -> None:
         raise UserError(
             f"{target} is there already and not empty",
             why="an export overwrites nothing",
-            fix="name a new directory, or remove that one",
+            fix=f"write --to {quote(str(free_name(target)))}, or another new directory",
         )
 
 
@@ -289,7 +292,7 @@ def _validate_space(directory: Path, needed: int) -> None:
     if free < needed:
         raise UserError(
             f"the export needs {format_bytes(needed)}; {format_bytes(free)} are free",
-            fix="give --to another disk, or halve it with --dtype bf16",
+            fix="write --to DIR on another disk, or halve it with --dtype bf16",
             code=ExitCode.ENVIRONMENT,
         )
 

@@ -36,7 +36,7 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
         if step is not None:
             raise UserError(
                 f"{run} is one checkpoint, and --step {step} was asked for",
-                fix="name the run directory, or leave --step out",
+                fix=f"leave --step out, or name the run directory {run.parent.parent}",
             )
         return run
     entries = _published(run)
@@ -45,8 +45,9 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
         raise UserError(
             f"there is no checkpoint{'' if step is None else f' of step {step}'} in {run}",
             why=f"it has {_steps(entries)}" if entries else "nothing was saved there",
-            fix="name a run directory (runs/NAME) and one of its steps, or train with "
-            "checkpoint.every_steps",
+            fix=f"write --step {entries[-1].step}"
+            if entries
+            else "name a run directory (runs/NAME), or train it with checkpoint.at_end=true",
         )
     return found[-1].path
 
@@ -59,7 +60,7 @@ def verify_checkpoint(path: Path) -> VerifiedCheckpoint:
         raise UserError(
             f"checkpoint {path} is damaged",
             why="; ".join(str(damage) for damage in damages),
-            fix=f"take another with --step; there are {_steps(others)}"
+            fix=f"take another: --step {others[-1].step} (there are {_steps(others)})"
             if others
             else "there is no other checkpoint in this run; restore it from a backup",
             code=ExitCode.VERIFY_FAILED,

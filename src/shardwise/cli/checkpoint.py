@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -84,7 +85,9 @@ def verify(
         steps = ", ".join(str(entry.step) for entry in published)
         raise UserError(
             f"{run} has no checkpoint of step {step}",
-            fix=f"there are: {steps}" if steps else "there are none yet",
+            fix=f"write --step {published[-1].step} (there are: {steps})"
+            if steps
+            else "leave --step out: nothing is saved yet",
         )
     damaged = []
     for entry in chosen:
@@ -173,7 +176,7 @@ def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
         raise UserError(
             f"nothing was removed: of the {len(kept)} checkpoints that would stay none is whole",
             why="an older one may be the last good one",
-            fix=f"see: shardwise checkpoint verify {run}",
+            fix=f"see which are damaged: shardwise checkpoint verify {quote(str(run))}",
             code=ExitCode.VERIFY_FAILED,
         )
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ from shardwise.config.reference import (
     section_classes,
 )
 from shardwise.errors import UserError
+from shardwise.files import free_name
 
 EXAMPLES_DIR = Path(__file__).parent.parent / "examples"
 
@@ -124,7 +126,9 @@ def _find_example(name: str) -> Path:
     near = get_close_matches(stem, examples, n=3, cutoff=0.4)
     raise UserError(
         f"there is no example named {name}",
-        fix=f"did you mean {' or '.join(near)}?" if near else "see: shardwise config ls",
+        fix=f"did you mean {' or '.join(near)}?"
+        if near
+        else "see what there is: shardwise config ls",
     )
 
 
@@ -135,11 +139,13 @@ def _write_new_file(target: Path, text: str) -> None:
     except FileExistsError as error:
         raise UserError(
             f"{target} exists already, and is left as it is",
-            fix="name another file, or remove that one first",
+            fix=f"name another file, such as {quote(str(free_name(target)))}",
         ) from error
     except OSError as error:
         raise UserError(
-            f"{target} cannot be written: {error.strerror}", fix=f"check {target.parent}"
+            f"{target} cannot be written: {error.strerror}",
+            fix="name a file in a directory that you may write to; see: ls -ld "
+            f"{quote(str(target.parent))}",
         ) from error
 
 

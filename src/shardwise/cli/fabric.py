@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,7 +72,10 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     adopt_launcher(os.environ)
     place = _cluster_of(words or [], cluster)
     if not 0 < min_share <= 1:
-        raise UserError(f"--min-share {min_share:g} is no share", fix="such as 0.8")
+        raise UserError(
+            f"--min-share {min_share:g} is no share",
+            fix="write --min-share 0.8, or another number above 0 and up to 1",
+        )
     if nccl_log or nccl_tests:
         found = _read_files(nccl_log or [], nccl_tests or [])
     else:
@@ -144,7 +148,7 @@ def _show(found: Found, place: ClusterSpec, min_share: float, as_json: bool) -> 
             f"the fabric of {place.name} did not pass: {names}",
             # Groups that share a link share their advice.
             why="\n".join(dict.fromkeys(gate.advice for gate in judgement.failed)),
-            fix="mend or leave out what is named; --min-share moves the bound",
+            fix="mend or leave out what is named, or move the bound: --min-share SHARE",
             code=ExitCode.ENVIRONMENT,
         )
 
@@ -158,7 +162,8 @@ def _kinds(text: str | None) -> tuple[Collective, ...]:
     unknown = [name for name in names if name not in KINDS]
     if unknown:
         raise UserError(
-            f"--collectives {', '.join(unknown)} is not known", fix=f"some of {','.join(KINDS)}"
+            f"--collectives {', '.join(unknown)} is not known",
+            fix=f"write some of --collectives {','.join(KINDS)}",
         )
     return tuple(kind for kind in KINDS if kind in names)
 
@@ -169,12 +174,14 @@ def _sizes(text: str | None, place: ClusterSpec) -> tuple[int, ...]:
     try:
         sizes = tuple(sorted(parse_bytes(word) for word in text.split(",")))
     except ValueError as error:
-        raise UserError(f"--sizes: {error}", fix="such as 64KiB,1MiB,1GiB") from None
+        raise UserError(
+            f"--sizes: {error}", fix="write sizes such as --sizes 64KiB,1MiB,1GiB"
+        ) from None
     least = 4 * place.world_size
     if sizes[0] < least:
         raise UserError(
             f"--sizes: {sizes[0]} bytes are too few for {place.world_size} ranks",
-            fix=f"{least} or more",
+            fix=f"write --sizes {least} or more",
         )
     return sizes
 
@@ -184,7 +191,7 @@ def _validate_launch(place: ClusterSpec) -> None:
     if world != place.world_size:
         raise UserError(
             f"the launcher has started {world} ranks; {place.name} has {place.world_size}",
-            fix="leave --cluster out, or start as many as it has",
+            fix=f"leave --cluster out, or start {place.world_size} ranks with torchrun",
             code=ExitCode.ENVIRONMENT,
         )
     _validate_several(place)
@@ -195,7 +202,7 @@ def _validate_several(place: ClusterSpec) -> None:
         raise UserError(
             "one rank has nobody to exchange with",
             why=f"{place.name} is one device: {place.device_name}",
-            fix="--cluster 2xCPU tries it on this processor; torchrun starts it on several nodes",
+            fix="try it on this CPU with --cluster 2xCPU; torchrun starts it on several nodes",
             code=ExitCode.ENVIRONMENT,
         )
 
@@ -204,4 +211,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}", fix=f"ls -l {path}") from None
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}",
+            fix=f"name a file that is there; see: ls -l {quote(str(path.parent))}",
+        ) from None

@@ -46,7 +46,7 @@ def write_rules(
         raise UserError(
             f"--scale {scale:g} is not between {MIN_SCALE:g} and {MAX_SCALE:g}",
             why="windows must hold a few scrapes, and servers forget after days",
-            fix="write 1 for runs of days, 0.1 for runs of an hour",
+            fix="write --scale 1 for runs of days, or --scale 0.1 for runs of an hour",
         )
     _write(rules_text(scale), to)
 
@@ -95,7 +95,7 @@ def write_scrape(
         raise UserError(
             "--nodes has no meaning with --on kubernetes",
             why="pods are found by their label",
-            fix="drop --nodes, or write --on static",
+            fix="leave --nodes out, or write --on static",
         )
     _write(scrape_text(on, nodes or [], port, rules, every), to)
 
@@ -109,6 +109,7 @@ def _write(text: str, to: Path | None) -> None:
         to.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{to} cannot be written: {error.strerror}", fix=f"check {to.parent}"
+            f"{to} cannot be written: {error.strerror}",
+            fix="write --to FILE in a directory that is there and that you may write to",
         ) from error
     typer.echo(f"wrote {to}", err=True)

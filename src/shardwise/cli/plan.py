@@ -80,8 +80,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     if config is None:
         raise UserError(
             "no configuration is named",
-            fix="shardwise plan run.yaml; `shardwise config cp demo run.yaml` makes one to start "
-            "from",
+            fix="make one to start from: shardwise config cp demo run.yaml; then: shardwise plan "
+            "run.yaml",
         )
     aim = _goal(goal)
     chosen = choose_plan(load_config(config, given), goal=aim)
@@ -98,7 +98,9 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
 
 def _goal(word: str) -> Goal:
     if word not in get_args(Goal):
-        raise UserError(f"--for {word} is not known", fix=f"one of {', '.join(get_args(Goal))}")
+        raise UserError(
+            f"--for {word} is not known", fix=f"write --for {', or --for '.join(get_args(Goal))}"
+        )
     return cast("Goal", word)
 
 

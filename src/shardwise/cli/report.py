@@ -87,5 +87,5 @@ def _suggestion(given: Path) -> str:
     if near:
         return f"did you mean {' or '.join(str(RUNS_DIR / name) for name in near)}?"
     if known:
-        return f"there are: {', '.join(str(RUNS_DIR / name) for name in known[:10])}"
+        return f"there are {', '.join(str(RUNS_DIR / name) for name in known[:10])}"
     return "name the directory that `shardwise train` printed, such as runs/demo"

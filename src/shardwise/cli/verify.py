@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -37,7 +38,12 @@ def verify(
         _verify_parity(runs, tolerance)
         return
     if len(runs) != 1:
-        raise UserError("verify takes one run", fix="or two with --parity")
+        first, second, *_ = (quote(str(run)) for run in runs)
+        raise UserError(
+            "verify takes one run",
+            fix=f"shardwise verify {first}, or compare losses: shardwise verify --parity {first} "
+            f"{second}",
+        )
     from shardwise.verify.judge import judge_run, validate_passed
 
     gates = judge_run(runs[0])
@@ -58,12 +64,23 @@ def _verify_parity(runs: list[Path], tolerance: float) -> None:
     first, second = (read_events(find_file(run, "events.jsonl")) for run in runs)
     found = compare_losses(first, second)
     if found.steps == 0:
-        raise UserError("the two runs have logged no step in common", code=ExitCode.VERIFY_FAILED)
+        raise UserError(
+            "the two runs have logged no step in common",
+            fix="train both with the same observe.log_every, at least to the first step logged",
+            code=ExitCode.VERIFY_FAILED,
+        )
     same = "the same bits" if found.first_difference is None else f"{found.largest:.1e} apart"
     typer.echo(f"{found.steps} steps compared: {same}")
     if found.largest > tolerance:
         raise UserError(
             f"losses differ from step {found.first_difference} on, by up to {found.largest:.1e}",
             why=f"the tolerance is {tolerance:g}",
+            fix=f"where that is near enough, write --tolerance {_rounded_up(found.largest):.1e}",
             code=ExitCode.VERIFY_FAILED,
         )
+
+
+def _rounded_up(number: float) -> float:
+    """To two digits, as it is printed, and not below."""
+    shown = float(f"{number:.1e}")
+    return shown if shown >= number else 1.1 * shown

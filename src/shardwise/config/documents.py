@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -37,7 +38,8 @@ def read_file(file: Path) -> Document:
     if file.suffix.lower() not in _READERS:
         raise UserError(
             f"{file}: cannot tell the format from the suffix `{file.suffix}`",
-            fix=f"name it {file.stem or file.name}.yaml (or .toml, .json)",
+            fix=f"name it .yaml (or .toml, .json): mv {quote(str(file))} "
+            f"{quote(str(file.with_name(f'{file.stem or file.name}.yaml')))}",
         )
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -46,7 +48,10 @@ def read_file(file: Path) -> Document:
             f"{file}: not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
         ) from error
     except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}", fix=f"ls -l {file}") from error
+        raise UserError(
+            f"{file}: cannot be read: {error.strerror}",
+            fix=f"see who may read it: ls -l {quote(str(file))}",
+        ) from error
     document = _READERS[file.suffix.lower()](text, lambda line: f"{file}:{line}")
     if document.tree is None:
         return Document({})
@@ -58,13 +63,16 @@ def read_file(file: Path) -> Document:
     return document
 
 
+_EXAMPLE = "start from an example: shardwise config cp demo run.yaml"
+
+
 def _missing_file(file: Path) -> UserError:
     if file.is_dir():
         return UserError(
-            f"{file} is a directory", fix=f"name a file in it: {_near_files(file, '')}"
+            f"{file} is a directory", fix=f"name a file instead: {_near_files(file, '')}"
         )
     if not file.parent.is_dir():
-        return UserError(f"{file}: there is no directory {file.parent}", fix="check the path")
+        return UserError(f"{file}: there is no directory {file.parent}", fix=_EXAMPLE)
     return UserError(f"{file}: no such file", fix=_near_files(file.parent, file.name))
 
 
@@ -74,8 +82,8 @@ def _near_files(directory: Path, name: str) -> str:
     if near:
         return f"did you mean {' or '.join(str(directory / n) for n in near)}?"
     if files:
-        return f"{directory} has {', '.join(files[:8])}"
-    return "start from an example: shardwise config ls"
+        return f"there are {', '.join(str(directory / name) for name in files[:8])}"
+    return _EXAMPLE
 
 
 def _read_json(text: str, place_of: PlaceOfLine) -> Document:

@@ -19,6 +19,7 @@ from shardwise.config.documents import Document, KeyPath, read_file, read_yaml
 from shardwise.config.plain import assemble
 from shardwise.config.reference import (
     TOP_LEVEL,
+    default_setting,
     field_path,
     field_types,
     hint_for_key,
@@ -92,7 +93,7 @@ def _say_section(
     if value is None:
         value = {}
     if not isinstance(value, dict):
-        said.faults.append(Fault(place, *_bad_section(section, value)))
+        said.faults.append(Fault(place, *_bad_section(section, value, place)))
         return
     for name, inner in value.items():
         said.say(section, name, inner, places.get((section, name), place))
@@ -119,17 +120,22 @@ def _data_sources() -> tuple[str, ...]:
     return get_args(field_types()["data"]["source"])
 
 
-def _bad_section(section: str, value: Any) -> tuple[str, str]:
+def _bad_section(section: str, value: Any, place: str) -> tuple[str, str]:
+    def said(text: str) -> str:
+        return f"{section}={text}" if place.startswith("override ") else f"`{section}: {text}`"
+
     if section == "data" and isinstance(value, str):
-        sources = ", ".join(_data_sources())
+        sources, path = ", ".join(_data_sources()), f"./{value or 'notes'}.txt"
         return (
             f"data is {show_value(value)}, which is no source and looks like no path",
-            f"write one of {sources}, or a path such as ./{value or 'notes'}.txt",
+            f"write {said('stdlib')} (there are {sources}), or a path such as {said(path)}",
         )
-    names = ", ".join(field_types()[section])
+    names = list(field_types()[section])
+    first = default_setting(field_path(section, names[0])).partition("=")[2]
+    example = f"{{{names[0]}: {first}}}"
     return (
         f"section `{section}` is {show_value(value)}, expected fields below it",
-        f"write `{section}:` with any of {names} indented below it",
+        f"write fields below it, such as {said(example)}; it takes {', '.join(names)}",
     )
 
 
@@ -162,20 +168,30 @@ def _apply_override(said: _Said, text: str) -> None:
 def _parse_override(text: str, place: str) -> tuple[list[str], Any]:
     if text.startswith("-"):
         key, _, value = text.lstrip("-").replace(" ", "=", 1).partition("=")
-        raise UserError(
-            f"{place}: config fields are not flags", fix=f"write {key}={value or 'VALUE'}"
-        )
+        raise UserError(f"{place}: config fields are not flags", fix=_as_override(key, value))
     key, equals, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
     if not equals or not all(path):
         raise UserError(
             f"{place}: expected section.field=value",
-            fix=f"write {'.'.join(filter(None, path)) or 'optim.lr'}={value or 'VALUE'}",
+            fix=_as_override(".".join(filter(None, path)), value),
         )
     document = read_yaml(value, lambda _: place)
     if document.faults:
         raise_faults(document.faults)
     return path, document.tree
+
+
+def _as_override(key: str, value: str) -> str:
+    """How the setting that a word was meant for is written; `--lr` is meant for `optim.lr`."""
+    if not key:
+        return f"write SECTION.FIELD={value or 'VALUE'}, such as optim.lr=3e-4"
+    section, _, name = key.replace("-", "_").rpartition(".")
+    owners = [section] if section else list(field_types())
+    paths = [field_path(owner, name) for owner in owners if name in field_types().get(owner, ())]
+    if paths:
+        return "write " + ", or ".join(f"{path}={value or 'VALUE'}" for path in paths)
+    return hint_for_key(section if section in field_types() else TOP_LEVEL, name)
 
 
 def _put(before: Any, path: list[str], value: Any) -> Any:
@@ -238,19 +254,25 @@ def _hint_for_value(path: str, hint: Any, value: Any, place: str) -> str:
     words = words_for_type(hint).replace(" or ", ", ").split(", ")
     is_override = place.startswith("override ")
     if str in members and not isinstance(value, str | dict | list | None):
-        return f"{_QUOTE}, inside the shell's own: '{path}=\"...\"'" if is_override else _QUOTE
+        # What was written for any other value than a whole number is not known any more.
+        text = str(value) if type(value) is int else "TEXT"
+        typed = f"'{path}=\"{text}\"'" if is_override else f'`{path.split(".")[-1]}: "{text}"`'
+        return f"put it in quotes, so that it stays the text that you wrote: {typed}"
     if isinstance(value, float) and value.is_integer() and int in members:
-        return f"write {int(value)}"
+        return f"write {path}={int(value)}"
     if isinstance(value, str) and value.lower() in _SPOKEN_BOOLS and bool in members:
-        return f"write {_SPOKEN_BOOLS[value.lower()]}"
+        return f"write {path}={_SPOKEN_BOOLS[value.lower()]}"
     if isinstance(value, str) and _reads_as(value, hint):
-        return "remove the quotes"
+        return f"remove the quotes: {path}={value}"
     if isinstance(value, str) and (near := get_close_matches(value, words, n=1)):
-        return f"did you mean {near[0]}?"
-    return f"write {words_for_type(hint)}; `shardwise config schema {path}` tells more"
+        return f"did you mean {path}={near[0]}?"
+    example = default_setting(path)
+    return (
+        f"write {words_for_type(hint)}, such as {example}; `shardwise config schema {path}` tells "
+        "more"
+    )
 
 
-_QUOTE = "put it in quotes, so that it stays the text that you wrote"
 _SPOKEN_BOOLS = {"on": "true", "yes": "true", "off": "false", "no": "false"}
 
 

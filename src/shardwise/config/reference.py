@@ -97,6 +97,12 @@ def _alternatives(hint: Any) -> list[str]:
     return [_WORDS[hint]]
 
 
+def default_setting(path: str) -> str:
+    """A field with its default as an override spells it: `optim.betas=[0.9,0.95]`."""
+    default = next(field.default for field in describe_fields() if field.path == path)
+    return f"{path}={default.replace(', ', ',')}"
+
+
 def hint_for_key(section: str, key: str) -> str:
     """Where a key that `section` does not have may belong: its nearest name, and its owners."""
     owners = [_name_owner(owner, key) for owner in field_types() if key in names_in(owner)]

@@ -44,20 +44,22 @@ def raise_faults(faults: list[Fault]) -> NoReturn:
 class Rule:
     """A row: the field it speaks of, the test that must hold, what is needed, and the fix.
 
-    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`.
+    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`; a fix
+    that must be computed is a function. Settings in it are spelled as one types them.
     """
 
     id: str
     field: str
     holds: Callable[[RunConfig], bool]
     needs: str
-    fix: str
+    fix: str | Callable[[RunConfig], str]
 
     def fault(self, config: RunConfig, place: str) -> Fault:
         """What to tell the user when the rule is broken."""
         value = show_value(_value_of(config, self.field))
         what = f"{self.field} is {value}, but {self.needs.format(c=config)}"
-        return Fault(place, what, self.fix.format(c=config))
+        fix = self.fix.format(c=config) if isinstance(self.fix, str) else self.fix(config)
+        return Fault(place, what, fix)
 
 
 def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _: "") -> None:
@@ -167,7 +169,9 @@ def _prefetch_rule(direction: str) -> Rule:
         holds,
         "shard.all_gather_limit is {c.shard.all_gather_limit}, which leaves room for one unit "
         "less than that ahead of the one in use",
-        f"raise shard.all_gather_limit to {field} + 1, or leave one of the two at auto",
+        lambda config: (
+            f"write shard.all_gather_limit={_value_of(config, field) + 1}, or leave {field} out"
+        ),
     )
 
 
@@ -178,6 +182,37 @@ def _profile_fits(c: RunConfig) -> bool:
         return True
     last = first + c.observe.profile_steps - 1
     return last <= c.train.steps and (stop is None or not first <= stop < last)
+
+
+def _earlier_profile(c: RunConfig) -> str:
+    """The latest steps that can be profiled, and as many of them as there are."""
+    end = c.train.steps if c.train.stop_after is None else c.train.stop_after
+    first = max(1, end - c.observe.profile_steps + 1)
+    fewer = f" observe.profile_steps={end}" if end < c.observe.profile_steps else ""
+    return f"write observe.profile={first}{fewer} or less, or leave observe.profile out"
+
+
+def _phases_that_fit(c: RunConfig) -> str:
+    left = c.train.steps - c.optim.warmup_steps
+    if left < 1:
+        return "write optim.warmup_steps=0 optim.decay_steps=auto"
+    return f"write optim.decay_steps={left} or less, or optim.warmup_steps=0 optim.decay_steps=auto"
+
+
+def _whole_sixteens(c: RunConfig) -> str:
+    length = -(-c.data.seq_len // 16) * 16
+    return f"write a multiple of 16, such as data.seq_len={length}, or leave precision.linear out"
+
+
+def _without_bars(c: RunConfig) -> str:
+    """What must change for our AdamW to be used."""
+    bars = {
+        "optim.fused=auto": c.optim.fused is False,
+        "memory.offload=none": c.memory.offload != "none",
+        "train.kernels=auto": c.train.kernels == "torch",
+    }
+    needed = " ".join(setting for setting, barred in bars.items() if barred)
+    return f"leave optim.state out, or write {needed}"
 
 
 def _is_float8(c: RunConfig) -> bool:
@@ -227,7 +262,7 @@ RULES: tuple[Rule, ...] = (
         "name",
         lambda c: c.name not in ("", ".", "..") and "/" not in c.name,
         "it names one directory inside runs_dir",
-        "write a plain name such as name=first-run, and set runs_dir for the place",
+        "write a plain name, such as name=first-run; runs_dir is the place of all runs",
     ),
     *map(
         _path_rule,
@@ -277,14 +312,15 @@ RULES: tuple[Rule, ...] = (
         "optim.warmup_steps",
         lambda c: c.optim.warmup_steps <= c.train.steps,
         "the whole run has train.steps={c.train.steps}",
-        "write optim.warmup_steps of at most {c.train.steps}, or more train.steps",
+        "write optim.warmup_steps={c.train.steps} or less, or "
+        "train.steps={c.optim.warmup_steps} or more",
     ),
     Rule(
         "decay-needs-wsd",
         "optim.decay_steps",
         lambda c: c.optim.schedule == "wsd" or c.optim.decay_steps == "auto",
         "optim.schedule={c.optim.schedule} has no decay phase of its own",
-        "write optim.schedule=wsd, or drop optim.decay_steps",
+        "write optim.schedule=wsd, or leave optim.decay_steps out",
     ),
     Rule(
         "wsd-phases-fit",
@@ -292,14 +328,15 @@ RULES: tuple[Rule, ...] = (
         _wsd_phases_fit,
         "with optim.warmup_steps={c.optim.warmup_steps} that is more than "
         "train.steps={c.train.steps}",
-        "shorten optim.warmup_steps or optim.decay_steps until both fit into train.steps",
+        _phases_that_fit,
     ),
     Rule(
         "stop-within-steps",
         "train.stop_after",
         _stop_holds,
         "it must lie between 1 and train.steps={c.train.steps}",
-        "write train.stop_after of at most {c.train.steps}, or drop it to run to the end",
+        "write train.stop_after={c.train.steps} or less, or leave train.stop_after out to run to "
+        "the end",
     ),
     Rule(
         "batch-divides",
@@ -307,7 +344,7 @@ RULES: tuple[Rule, ...] = (
         _batch_divides,
         "it must be a multiple of train.micro_batch={c.train.micro_batch} x "
         "train.accumulation={c.train.accumulation}",
-        "write micro_batch x accumulation x ranks, or leave train.accumulation=auto",
+        "write train.accumulation=auto, or leave train.global_batch out",
     ),
     _prefetch_rule("forward"),
     _prefetch_rule("backward"),
@@ -316,14 +353,15 @@ RULES: tuple[Rule, ...] = (
         "shard.unit_min_params",
         lambda c: c.shard.unit_classes is None or c.shard.unit_min_params is None,
         "shard.unit_classes is given too, and a unit is found by one of them",
-        "drop shard.unit_min_params or shard.unit_classes",
+        "leave shard.unit_min_params out, or leave shard.unit_classes out",
     ),
     Rule(
         "reshard-group",
         "shard.reshard_after_forward",
         _reshard_group_holds,
         "as a number it is a group of ranks, and a group has 2 or more",
-        "write true or false, or the ranks of a group, such as shard.reshard_after_forward=8",
+        "write shard.reshard_after_forward=true, or shard.reshard_after_forward=false, or the "
+        "number of ranks of a group",
     ),
     Rule(
         "grad-op-keeps-parameters",
@@ -337,7 +375,7 @@ RULES: tuple[Rule, ...] = (
         "mesh.shard",
         lambda c: c.shard.strategy != "no_shard" or c.mesh.shard in ("auto", 1),
         "shard.strategy=no_shard keeps a whole copy on every rank",
-        "write mesh.shard=1, or shard.strategy=full_shard",
+        "write mesh.shard=1, or shard.strategy=hybrid_shard",
     ),
     Rule(
         "float8-is-compiled",
@@ -345,21 +383,21 @@ RULES: tuple[Rule, ...] = (
         lambda c: not _is_float8(c) or c.memory.compile is not False,
         "memory.compile is false, and casts that are not compiled into the kernels around them "
         "cost more than float8 gains",
-        "drop memory.compile, or precision.linear",
+        "leave memory.compile out, or leave precision.linear out",
     ),
     Rule(
         "float8-needs-no-loss-scale",
         "precision.linear",
         lambda c: not _is_float8(c) or c.precision.param != "fp16",
         "precision.param is fp16; GPUs that compute float8 have bf16, which needs no loss scale",
-        "write precision.param=bf16, or drop it",
+        "write precision.param=bf16, or leave precision.param out",
     ),
     Rule(
         "float8-takes-sixteen-tokens",
         "data.seq_len",
         lambda c: not _is_float8(c) or c.data.seq_len % 16 == 0,
         "float8 matmuls take tokens sixteen at a time",
-        "write a multiple of 16, or drop precision.linear={c.precision.linear}",
+        _whole_sixteens,
     ),
     Rule(
         "bf16-state-is-ours",
@@ -367,29 +405,28 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.optim.state == "fp32" or _may_use_own_adamw(c),
         "torch's AdamW keeps its state as wide as the parameters; ours is fused, on the device, "
         "and one of our kernels",
-        "drop optim.state, or what bars ours: optim.fused=false, memory.offload, "
-        "train.kernels=torch",
+        _without_bars,
     ),
     Rule(
         "weights-from-is-read",
         "model.weights_from",
         lambda c: c.model.weights_from is None or c.model.weights != "random",
         "model.weights=random reads nothing from it",
-        "drop model.weights_from, or write model.weights=pretrained",
+        "leave model.weights_from out, or write model.weights=pretrained",
     ),
     Rule(
         "ignored-weights-are-patterns",
         "model.ignore_weights",
         lambda c: all(map(_is_pattern, c.model.ignore_weights)),
         "each of them must be a regular expression",
-        "write model.ignore_weights=[^mtp], or drop it",
+        "write model.ignore_weights=[^mtp], or leave it out",
     ),
     Rule(
         "remote-code-is-pinned",
         "model.trust_remote_code",
         _code_is_pinned,
         "no model.revision says which code of {c.model.name} that is, and it can change any day",
-        "write model.revision=COMMIT_HASH, or use a local directory as model.name",
+        "write model.revision=COMMIT_HASH, or model.name=DIR of a local copy",
     ),
     Rule(
         "source-needs-path",
@@ -403,7 +440,7 @@ RULES: tuple[Rule, ...] = (
         "data.path",
         lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
         "data.source={c.data.source} reads no path, so it would be ignored",
-        "drop data.path, or write data.source=text (or jsonl, parquet, datasets)",
+        "leave data.path out, or write data.source=text (or jsonl, parquet, datasets)",
     ),
     Rule(
         "profile-within-steps",
@@ -411,7 +448,7 @@ RULES: tuple[Rule, ...] = (
         _profile_fits,
         "with observe.profile_steps={c.observe.profile_steps} it goes past the end of the run "
         "(train.steps={c.train.steps}) or past its stop (train.stop_after={c.train.stop_after})",
-        "profile an earlier step, or fewer of them",
+        _earlier_profile,
     ),
     Rule(
         "prometheus-port-is-one",
@@ -425,6 +462,6 @@ RULES: tuple[Rule, ...] = (
         "observe.prometheus_host",
         lambda c: c.observe.prometheus_port is not None or c.observe.prometheus_host == "127.0.0.1",
         "no endpoint listens there without observe.prometheus_port",
-        "write observe.prometheus_port=9630, or drop observe.prometheus_host",
+        "write observe.prometheus_port=9630, or leave observe.prometheus_host out",
     ),
 )

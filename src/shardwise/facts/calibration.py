@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from shardwise.errors import ExitCode, UserError
@@ -75,7 +76,7 @@ class Calibration:
             raise UserError(
                 f"cannot keep the measurements in {path}",
                 why=str(error),
-                fix="name a directory that can be written to in SHARDWISE_CACHE",
+                fix="name a directory that you may write to: export SHARDWISE_CACHE=DIR",
                 code=ExitCode.ENVIRONMENT,
             ) from None
         return path
@@ -89,7 +90,7 @@ def load_calibration(path: Path) -> Calibration:
         raise UserError(
             f"{path} is not a calibration",
             why=f"{type(error).__name__}: {error}",
-            fix="delete it, or measure again: shardwise plan --calibrate",
+            fix=f"delete it: rm {quote(str(path))}; to measure again: shardwise plan --calibrate",
         ) from None
 
 

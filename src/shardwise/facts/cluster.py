@@ -17,7 +17,10 @@ from shardwise.facts.probe import ProbedGpu, probe_cpu, probe_gpus
 LOCAL = "local"
 _NAME = re.compile(r"\s*(\d+)\s*x\s*(?:(\d+)\s*x\s*)?(\S.*?)\s*", re.IGNORECASE)
 _LINKS = ("measured_inside", "measured_between")
-_FORM = "write NODESxGPUSxKIND, such as 8xH100, 4x8xH100, 2x8xA100-40GB or 2xCPU"
+_FORM = (
+    "write cluster.name=NODESxGPUSxKIND, such as cluster.name=8xH100, cluster.name=4x8xH100, "
+    "cluster.name=2xCPU"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +124,14 @@ def parse_cluster(name: str) -> ClusterSpec:
     """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this processor."""
     match = _NAME.fullmatch(name)
     if match is None:
-        raise UserError(f"cannot read the cluster {name!r}", fix=f"{_FORM}, or `{LOCAL}`")
+        raise UserError(f"cannot read the cluster {name!r}", fix=f"{_FORM} or cluster.name={LOCAL}")
     first, second, kind = match.groups()
     num_nodes, devices_per_node = (int(first), int(second)) if second else (1, int(first))
     if num_nodes == 0 or devices_per_node == 0:
         raise UserError(f"the cluster {name!r} has no devices", fix=_FORM)
     if kind.lower() == "cpu":
         return _cpu_cluster(name, num_nodes, devices_per_node, "named")
-    gpu = find_gpu(kind)
+    gpu = find_gpu(kind, name[: match.start(3)].replace(" ", ""))
     return ClusterSpec(
         name=name,
         num_nodes=num_nodes,
@@ -145,10 +148,11 @@ def parse_cluster(name: str) -> ClusterSpec:
 
 def probe_cluster(environ: Mapping[str, str] | None = None) -> ClusterSpec:
     """The GPUs of this machine, or its processor as one rank."""
-    gpus = probe_gpus(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    gpus = probe_gpus(environ)
     if not gpus:
         return _cpu_cluster(LOCAL, 1, 1, "probed")
-    first = _the_only_kind(gpus)
+    first = _the_only_kind(gpus, environ)
     return ClusterSpec(
         name=LOCAL,
         num_nodes=1,
@@ -207,14 +211,19 @@ def _cpu_cluster(
     )
 
 
-def _the_only_kind(gpus: list[ProbedGpu]) -> ProbedGpu:
+def _the_only_kind(gpus: list[ProbedGpu], environ: Mapping[str, str]) -> ProbedGpu:
     """Every rank does the same work, so one plan cannot suit two kinds."""
     kinds = sorted({gpu.device_name for gpu in gpus})
     if len(kinds) > 1:
+        seen = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus))))).split(",")
+        alike = [
+            ",".join(seen[i].strip() for i, gpu in enumerate(gpus) if gpu.device_name == kind)
+            for kind in kinds
+        ]
         raise UserError(
             f"this machine shows different GPUs: {', '.join(kinds)}",
             why="all ranks hold equal shards and wait for the slowest",
-            fix="choose those of one kind with CUDA_VISIBLE_DEVICES",
+            fix=f"show it one kind: export CUDA_VISIBLE_DEVICES={alike[0]} (or {alike[1]})",
             code=ExitCode.ENVIRONMENT,
         )
     return gpus[0]
@@ -231,7 +240,7 @@ def _as_launched(cluster: ClusterSpec, environ: Mapping[str, str]) -> ClusterSpe
         raise UserError(
             f"WORLD_SIZE={world} and LOCAL_WORLD_SIZE={local} do not fit together",
             why="every node must run the same number of ranks",
-            fix="start the run with torchrun, or unset both variables",
+            fix="start the run with torchrun, or outside of it: unset WORLD_SIZE LOCAL_WORLD_SIZE",
             code=ExitCode.ENVIRONMENT,
         )
     num_nodes, ranks = int(world) // int(local), int(local)
@@ -261,6 +270,7 @@ def _with_domain(cluster: ClusterSpec, domain: int | Auto) -> ClusterSpec:
         raise UserError(
             f"cluster.nvlink_domain={domain} does not divide {cluster.world_size} devices",
             why="NVLink domains hold the same number of devices each",
-            fix=f"use a divisor of {cluster.world_size}, such as {cluster.devices_per_node}",
+            fix=f"write cluster.nvlink_domain={cluster.devices_per_node}, or another divisor of "
+            f"{cluster.world_size}",
         )
     return replace(cluster, nvlink_domain=domain)

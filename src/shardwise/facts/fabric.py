@@ -208,7 +208,9 @@ def _network(interconnect: str | float) -> Link:
         raise UserError(
             f"unknown network {interconnect!r} in cluster.interconnect",
             why="known are " + ", ".join(NETWORK_NAMES),
-            fix=f"did you mean {' or '.join(near)}?" if near else "or give a node's GB/s, one way",
+            fix=f"did you mean {' or '.join(f'cluster.interconnect={name}' for name in near)}?"
+            if near
+            else "write one of these, or the GB/s of a node's cards: cluster.interconnect=NUMBER",
         )
     rate = NETWORK_SHARE * _NETWORKS[interconnect]
     return Link(name=interconnect, bytes_per_s=rate, hop_s=_HOP_S[interconnect.split("-")[0]])

@@ -171,8 +171,8 @@ def match_gpu(device_name: str) -> GpuSpec | None:
     return _BY_KEY.get(_key(device_name))
 
 
-def find_gpu(name: str) -> GpuSpec:
-    """The catalogue's entry for a name that a user wrote."""
+def find_gpu(name: str, count: str = "1x") -> GpuSpec:
+    """The catalogue's entry for a name that a user wrote, behind a `count` such as `4x8x`."""
     gpu = match_gpu(name)
     if gpu is None:
         near = difflib.get_close_matches(_key(name), _BY_KEY, n=5, cutoff=0.5)
@@ -180,6 +180,8 @@ def find_gpu(name: str) -> GpuSpec:
         raise UserError(
             f"unknown GPU {name!r}",
             why="the catalogue has " + ", ".join(gpu.name for gpu in GPUS),
-            fix=f"did you mean {' or '.join(names)}?" if names else "use one of these names",
+            fix=f"did you mean {' or '.join(f'cluster.name={count}{name}' for name in names)}?"
+            if names
+            else f"write cluster.name={count}KIND with one of these names",
         )
     return gpu

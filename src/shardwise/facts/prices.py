@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import yaml
 
@@ -13,6 +14,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.gpus import find_gpu
 
 SAMPLE = Path(__file__).with_name("prices.yaml")
+_FIX = f"leave cluster.prices out, or start from the sample: cp {quote(str(SAMPLE))} prices.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,10 @@ def _read(path: Path) -> tuple[dict[str, float], float]:
         rates = {find_gpu(str(kind)).name: float(usd) for kind, usd in data["gpu_hour"].items()}
         return rates, float(data.get("offload_node_hour", 0.0))
     except OSError as error:
-        raise UserError(
-            f"cannot read the prices in {path}", why=str(error), fix=f"start from {SAMPLE}"
-        ) from None
+        raise UserError(f"cannot read the prices in {path}", why=str(error), fix=_FIX) from None
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} is not a list of prices",
             why=f"{type(error).__name__}: {error}",
-            fix=f"it needs `gpu_hour:` with a number for each kind of GPU, as {SAMPLE} has",
+            fix=f"{_FIX}; it needs `gpu_hour:` with a number for each kind of GPU",
         ) from None

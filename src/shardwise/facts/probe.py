@@ -43,6 +43,8 @@ class ProbedCpu:
 
 def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
     """The GPUs that CUDA would show a process with this environment; none without a driver."""
+    if environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return []  # none is wanted, so a driver that hangs is not asked
     rows = _visible(_query("name,memory.total", environ), environ)
     if not rows:
         return []
@@ -91,7 +93,7 @@ def _query(fields: str, environ: Mapping[str, str]) -> list[list[str]]:
         raise UserError(
             f"nvidia-smi gave no answer within {_NVIDIA_SMI_TIMEOUT_S} s",
             why="a GPU or its driver hangs",
-            fix="run `nvidia-smi` by hand; to go on without GPUs set CUDA_VISIBLE_DEVICES=''",
+            fix="run `nvidia-smi` by hand; to go on without GPUs: export CUDA_VISIBLE_DEVICES=''",
             code=ExitCode.ENVIRONMENT,
         ) from error
     if answer.returncode != 0:

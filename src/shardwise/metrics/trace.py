@@ -120,7 +120,11 @@ def read_trace(path: Path) -> Trace:
             data = json.load(file)
         return parse_trace(data)
     except FileNotFoundError as error:
-        raise UserError(f"there is no trace {path}") from error
+        raise UserError(
+            f"there is no trace {path}",
+            fix="name a run directory, or a .json.gz of RUN/profile; observe.profile=20 has one "
+            "written at step 20",
+        ) from error
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is no trace of a shardwise run",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from shardwise.config.schema import TrainConfig
+from collections.abc import Iterator
+from dataclasses import replace
+
+from shardwise.config.schema import Auto, TrainConfig
 from shardwise.errors import UserError
 from shardwise.plan.plan import Choice
 
@@ -62,7 +65,8 @@ def _sequences_per_rank(global_batch: int, ranks: int) -> int:
         raise UserError(
             f"train.global_batch={global_batch} does not divide over {ranks} ranks",
             why="each rank takes the same number of sequences in a step",
-            fix=f"use a multiple of {ranks}, such as {-(-global_batch // ranks) * ranks}",
+            fix=f"write train.global_batch={_next_multiple(global_batch, ranks)}, or another "
+            f"multiple of {ranks}",
         )
     return global_batch // ranks
 
@@ -72,5 +76,32 @@ def _does_not_divide(train: TrainConfig, ranks: int) -> UserError:
         f"train.global_batch={train.global_batch} is not micro_batch={train.micro_batch} x "
         f"accumulation={train.accumulation} x {ranks} ranks",
         why="the batch must divide into whole micro-batches on every rank",
-        fix="change one of the three, or leave accumulation `auto`",
+        fix=f"write {', or '.join(_ways_to_divide(train, ranks))}",
     )
+
+
+def _ways_to_divide(train: TrainConfig, ranks: int) -> Iterator[str]:
+    """Each of the three sizes changed alone, where that is enough."""
+    yield f"train.global_batch={whole_batch(train, ranks)}"
+    opened = {
+        "micro_batch": replace(train, micro_batch="auto"),
+        "accumulation": replace(train, accumulation="auto"),
+    }
+    for field, other in opened.items():
+        if other != train and whole_batch(other, ranks) == train.global_batch:
+            yield f"train.{field}=auto"
+
+
+def whole_batch(train: TrainConfig, ranks: int) -> int | Auto:
+    """The given batch, or the next larger one that is whole micro-batches on every rank."""
+    if train.global_batch == "auto":
+        return "auto"
+    parts = ranks
+    for factor in (train.micro_batch, train.accumulation):
+        parts *= 1 if factor == "auto" else factor
+    is_settled = "auto" not in (train.micro_batch, train.accumulation)
+    return parts if is_settled else _next_multiple(train.global_batch, parts)
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of

@@ -124,7 +124,8 @@ def choose_gather_in_place(
             raise UserError(
                 f"shard.gather_in_place does not go with shard.reshard_after_forward={reshard}",
                 why="backward gathers from fewer ranks than forward, whose shards lie otherwise",
-                fix="leave shard.gather_in_place out, or reshard to true or false",
+                fix="leave shard.gather_in_place out, or write shard.reshard_after_forward=true, "
+                "or shard.reshard_after_forward=false",
             )
         return Choice(shard.gather_in_place, "given", "user")
     if mesh.shard == 1:
@@ -148,10 +149,12 @@ def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
 
 def reshard_error(config: RunConfig, ranks: int) -> UserError:
     """The error for one that does not."""
+    smaller = max((size for size in range(2, ranks) if ranks % size == 0), default=None)
+    groups = [*([] if smaller is None else [f"{smaller}"]), "true", "false"]
     return UserError(
         f"shard.reshard_after_forward={config.shard.reshard_after_forward} does not divide the "
         f"shard axis of {ranks} ranks into smaller groups",
-        fix="use a smaller divisor of the shard axis, true or false",
+        fix=f"write {', or '.join(f'shard.reshard_after_forward={group}' for group in groups)}",
     )
 
 
@@ -221,7 +224,7 @@ def _given_strategy(
             f"shard.strategy={strategy} is a mesh of replicate={mesh.replicate} x "
             f"shard={mesh.shard}, but the mesh section says {given[0]} x {given[1]}",
             why=f"with {world} ranks {strategy} leaves no choice of axes",
-            fix="drop the mesh section, or set shard.strategy=hybrid_shard",
+            fix="write mesh.replicate=auto mesh.shard=auto, or shard.strategy=hybrid_shard",
         )
     return Candidate(strategy, mesh, "given", "user")
 

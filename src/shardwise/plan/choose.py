@@ -143,7 +143,8 @@ def _refuse_several_datacenters(config: RunConfig) -> None:
             "datacenters",
             why="every step all-gathers and reduce-scatters each block; links between sites are "
             "hundreds of times slower than that needs",
-            fix="train inside one site, or use a low-communication method such as DiLoCo",
+            fix="write cluster.datacenters=1 to train inside one site; across sites use a "
+            "low-communication method such as DiLoCo",
         )
 
 

@@ -11,7 +11,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.plan import Choice
 
 _MULTIPLE = 16  # of both sides of a float8 matmul
-_OTHER_FORMATS = "write precision.linear=param, or drop it"
+_OTHER_FORMATS = "write precision.linear=param, or leave precision.linear out"
 
 
 def is_float8(linear: str) -> bool:
@@ -78,7 +78,7 @@ def validate_torchao(linear: str) -> None:
     if is_float8(linear) and find_spec("torchao") is None:
         raise UserError(
             f"precision.linear={linear} needs torchao, which is not installed",
-            fix=f"pip install shardwise[float8], or {_OTHER_FORMATS}",
+            fix=f"pip install 'shardwise[float8]', or {_OTHER_FORMATS}",
             code=ExitCode.ENVIRONMENT,
         )
 
@@ -88,16 +88,20 @@ def no_float8_here(linear: str, device_name: str) -> UserError:
     return UserError(
         f"precision.linear={linear}, but {device_name} does not compute float8",
         why="GPUs do since compute capability 8.9: L4, L40S, RTX 40, H100, H200, B200 and later",
-        fix=f"choose such a GPU as cluster.name, or {_OTHER_FORMATS}",
+        fix=f"{_OTHER_FORMATS}, or choose such a GPU: cluster.name=NODESxGPUSxKIND",
     )
 
 
-def no_layer_fits(linear: str, model_name: str, reasons: list[str]) -> UserError:
-    """The error for a model that float8 would leave as it is."""
+def no_layer_fits(linear: str, model_name: str, reasons: list[str], widest: int = 0) -> UserError:
+    """The error for a model that float8 would leave as it is.
+
+    `widest` is the least width that would let a layer in, where that is known.
+    """
+    narrower = f", or precision.float8_min_features={widest}" if widest else ""
     return UserError(
         f"precision.linear={linear} changes no layer of {model_name}",
         why="; ".join(reasons) or "its blocks have no linear layers",
-        fix=f"{_OTHER_FORMATS}; precision.float8_min_features lets narrower layers in",
+        fix=f"{_OTHER_FORMATS}{narrower}",
     )
 
 
@@ -107,10 +111,13 @@ def _which_layers(config: RunConfig, model: ModelSpec) -> str:
     if shapes is None:
         return "which layers that changes, the run says"
     least = config.precision.float8_min_features
-    reasons = {name: why_not_float8(*shape, least) for name, shape in shapes.items()}
-    left = {name: why for name, why in reasons.items() if why}
+    whys = {name: why_not_float8(*shape, least) for name, shape in shapes.items()}
+    left = {name: why for name, why in whys.items() if why}
     if len(left) == len(shapes):
-        raise no_layer_fits(config.precision.linear, model.name, sorted({*left.values()}))
+        usable = (shape for shape in shapes.values() if why_not_float8(*shape, 1) is None)
+        widest = max((min(shape) for shape in usable), default=0)
+        reasons = sorted({*left.values()})
+        raise no_layer_fits(config.precision.linear, model.name, reasons, widest)
     number = len(shapes) - len(left)
     parts = [f"{number * model.num_layers} linear layers, {number} in each block"]
     for why in dict.fromkeys(left.values()):

@@ -34,8 +34,8 @@ def choose_weights(config: RunConfig, source: ModelSource) -> Choice[str]:
             why="presets are shapes only"
             if source.kind == "preset"
             else f"there are no weights in {source.directory}",
-            fix="give model.name a directory or hub id with safetensors, name their place in "
-            "model.weights_from, or set model.weights=random",
+            fix="write model.weights=random, or name their place: model.weights_from=DIR, or "
+            "model.name=DIR with config.json and safetensors (or a hub id)",
         )
     if source.kind == "preset":
         why = f"the preset {config.model.name} is a shape without any"

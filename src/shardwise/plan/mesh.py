@@ -55,6 +55,18 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
             f"mesh.replicate={mesh.replicate} x mesh.shard={mesh.shard} does not give "
             f"{world} ranks",
             why="every rank sits at one place of the mesh, so the product is the world size",
-            fix=f"give sizes whose product is {world}, or leave one `auto`",
+            fix=_whole_meshes(mesh, world),
         )
     return replicate, shard
+
+
+def _whole_meshes(mesh: MeshConfig, world: int) -> str:
+    """One axis as the user gave it and the other to match; or both left to the planner."""
+    sizes = {"mesh.replicate": mesh.replicate, "mesh.shard": mesh.shard}
+    kept = [
+        f"{path}={size} {other}={world // size}"
+        for (path, size), other in zip(sizes.items(), reversed(sizes), strict=True)
+        if size != "auto" and world % size == 0
+    ]
+    open_mesh = "mesh.replicate=auto mesh.shard=auto"
+    return f"write {', or '.join([*kept, open_mesh])}: the product must be {world}"

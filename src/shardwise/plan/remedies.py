@@ -11,6 +11,7 @@ from shardwise.config.schema import RunConfig, TrainConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.facts.gpus import NODE
+from shardwise.plan.batch import whole_batch
 
 Change = dict[str, Any]
 Fits = Callable[[RunConfig, ClusterSpec], bool]
@@ -108,11 +109,5 @@ def _more_devices(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
 
 def _batch_over(train: TrainConfig, ranks: int) -> Change:
     """The next larger batch of whole micro-batches on every rank, where the given one is not."""
-    if train.global_batch == "auto":
-        return {}
-    parts = ranks
-    for factor in (train.micro_batch, train.accumulation):
-        parts *= 1 if factor == "auto" else factor
-    exact = "auto" not in (train.micro_batch, train.accumulation)
-    larger = parts if exact else -(-train.global_batch // parts) * parts
-    return {} if larger == train.global_batch else {"train.global_batch": larger}
+    whole = whole_batch(train, ranks)
+    return {} if whole == train.global_batch else {"train.global_batch": whole}

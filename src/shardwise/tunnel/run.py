@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Literal, get_args
 
 import torch
@@ -53,8 +54,8 @@ def _run_on_gpu(plan: Plan, links: Links, num_steps: int, trace: Path | None) ->
             f"rank 0 of {plan.world_size} does not fit on this {name}",
             why=f"it ran out of memory after {held}; the plan expects "
             f"{format_bytes(plan.memory.total)}: {str(error).splitlines()[0]}",
-            fix="lower train.micro_batch, set memory.checkpoint_activations=full, or see where the "
-            "bytes are with --device fake",
+            fix="write memory.checkpoint_activations=full, or train.micro_batch=1, or see where "
+            "the bytes are with --device fake",
             code=ExitCode.DOES_NOT_FIT,
         ) from error
 
@@ -63,16 +64,16 @@ def _validate(where: str, link_speed: float, num_steps: int) -> None:
     if where not in get_args(Where):
         raise UserError(
             f"--device {where} is no device of the tunnel",
-            fix=f"use one of {', '.join(get_args(Where))}",
+            fix=f"write --device {', or --device '.join(get_args(Where))}",
         )
     if not link_speed > 0:
         raise UserError(
             f"--link-speed {link_speed:g} is no speed",
             why="it is a factor on the rates of all links: 0.5 is half as fast, inf takes no time",
-            fix="use a number above 0",
+            fix="write --link-speed 1, or another number above 0",
         )
     if num_steps < 1:
-        raise UserError(f"--steps {num_steps}: nothing to measure", fix="use 1 or more")
+        raise UserError(f"--steps {num_steps}: nothing to measure", fix="write --steps 1 or more")
 
 
 def _validate_trace(trace: Path, where: str) -> None:
@@ -81,16 +82,20 @@ def _validate_trace(trace: Path, where: str) -> None:
         raise UserError(
             "--trace needs a device",
             why="fake tensors compute nothing, so nothing takes time",
-            fix="run on a machine with a GPU, or a tiny model with --device cpu",
+            fix="write --device cpu for a tiny model, or run it on a machine with a GPU",
         )
     if not trace.name.endswith(".json.gz"):
+        named = trace.with_name(f"{trace.name.split('.')[0]}.json.gz")
         raise UserError(
             f"--trace {trace} is no name for a trace",
             why="it is compressed JSON, and known by its name",
-            fix=f"use {trace.name.split('.')[0]}.json.gz",
+            fix=f"write --trace {quote(str(named))}",
         )
     if not trace.parent.is_dir():
-        raise UserError(f"--trace {trace}: there is no directory {trace.parent}")
+        raise UserError(
+            f"--trace {trace}: there is no directory {trace.parent}",
+            fix=f"mkdir -p {quote(str(trace.parent))}, or write --trace {quote(trace.name)}",
+        )
 
 
 def _validate_memory(plan: Plan) -> None:
@@ -101,6 +106,6 @@ def _validate_memory(plan: Plan) -> None:
             f"rank 0 of {plan.world_size} does not fit into this machine's memory",
             why=f"its shards take {format_bytes(plan.memory.states)}, the machine has "
             f"{format_bytes(memory)}",
-            fix="use --device fake, which holds no data",
+            fix="write --device fake, which holds no data",
             code=ExitCode.DOES_NOT_FIT,
         )

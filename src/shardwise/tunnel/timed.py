@@ -174,7 +174,7 @@ def _not_finite(grad_norm: float) -> UserError:
     return UserError(
         f"a step gave a gradient norm of {grad_norm}, so no update was made",
         why="every other rank's shard is a copy of this one's, which this model does not bear",
-        fix="run the tunnel with --device fake",
+        fix="write --device fake: then nothing is computed",
         code=ExitCode.DIVERGED,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
@@ -43,7 +44,7 @@ def validate_passed(run: Path, gates: Sequence[Gate]) -> None:
     if failed:
         raise UserError(
             f"{run} did not pass: {', '.join(failed)}",
-            fix="beside each of these gates stands what to do",
+            fix=f"beside each gate stands what to do: shardwise verify {quote(str(run))}",
             code=ExitCode.VERIFY_FAILED,
         )
 
@@ -52,5 +53,9 @@ def find_file(run: Path, name: str) -> Path:
     """A file that every run directory has."""
     path = run / name
     if not path.is_file():
-        raise UserError(f"{run} is no run directory", why=f"it has no {name}", fix="name runs/NAME")
+        raise UserError(
+            f"{run} is no run directory",
+            why=f"it has no {name}",
+            fix="name the directory that `shardwise train` printed, such as runs/NAME",
+        )
     return path

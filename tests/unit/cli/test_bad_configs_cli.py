@@ -35,7 +35,10 @@ REFUSED_PLANS = (
     Refused(
         "batch over ranks",
         ("cluster.name=8xH100", "train.global_batch=12"),
-        ("train.global_batch=12 does not divide over 8 ranks", "a multiple of 8, such as 16"),
+        (
+            "train.global_batch=12 does not divide over 8 ranks",
+            "train.global_batch=16, or another multiple of 8",
+        ),
     ),
     Refused(
         "batch over micro-batch",
@@ -75,7 +78,7 @@ REFUSED_PLANS = (
     Refused(
         "reshard group as large as the axis",
         ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.reshard_after_forward=8"),
-        ("shard.reshard_after_forward=8 does not divide", "smaller divisor"),
+        ("shard.reshard_after_forward=8 does not divide", "write shard.reshard_after_forward=4"),
     ),
     Refused(
         "pretrained weights of a preset",
@@ -92,7 +95,11 @@ REFUSED_PLANS = (
         ("model.overrides.num_layer=2",),
         ("model.overrides.num_layer is no field", "fix:"),
     ),
-    Refused("unknown GPU", ("cluster.name=8xH101",), ("unknown GPU 'H101'", "did you mean H100")),
+    Refused(
+        "unknown GPU",
+        ("cluster.name=8xH101",),
+        ("unknown GPU 'H101'", "did you mean cluster.name=8xH100"),
+    ),
     Refused(
         "a node of 64 GPUs",
         ("cluster.name=64xH100",),
@@ -234,7 +241,7 @@ def test_float8_without_torchao_is_refused(
     assert run_cli(monkeypatch, verb, "run.yaml", *how) == 4
     said = capsys.readouterr().err
     assert "precision.linear=float8 needs torchao, which is not installed" in said
-    assert "pip install shardwise[float8]" in said
+    assert "pip install 'shardwise[float8]'" in said
     assert not Path("runs").exists()
 
 

@@ -103,7 +103,7 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
         (("--link-speed", "nan"), ExitCode.CONFIG, ["--link-speed nan"]),
         (("--steps", "0"), ExitCode.CONFIG, ["--steps 0"]),
         (("--device", "fake", "--trace", "a.json.gz"), ExitCode.CONFIG, ["--trace needs a device"]),
-        (("--device", "cpu", "--trace", "a.json"), ExitCode.CONFIG, ["use a.json.gz"]),
+        (("--device", "cpu", "--trace", "a.json"), ExitCode.CONFIG, ["write --trace a.json.gz"]),
         (("--device", "cpu", "--trace", "no/a.json.gz"), ExitCode.CONFIG, ["no directory no"]),
         (
             ("--device", "cpu", "--cluster", "64x8xH100", "model.name=llama-3.1-405b",
