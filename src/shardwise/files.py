@@ -44,8 +44,12 @@ _MOST_SAMPLED = 1024
 
 def free_bytes(path: Path) -> int | None:
     """Room for files of this user at `path`, which need not exist yet; None where none is told."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    state = os.statvfs(there)
+    try:
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        state = os.statvfs(there)
+    except OSError:
+        # Whoever writes there will hear of it in more detail.
+        return None
     # Some file systems without a size of their own, of FUSE for example, fill in zeros.
     return state.f_bavail * state.f_frsize if state.f_blocks else None
 

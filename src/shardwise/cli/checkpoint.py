@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -15,7 +14,7 @@ import typer
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, prune
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease.take import Held, hold_run
+from shardwise.lease.take import hold_run
 from shardwise.units import format_bytes, format_duration
 
 app = typer.Typer(
@@ -124,16 +123,19 @@ def prune_run(
     old = {found.path for found in good[:-keep]}
     if old:
         _validate_one_stays(run, good[-keep:])
-    with ExitStack() as stack:
-        partial = [entry for entry in entries if entry.state == "partial"]
-        if partial and not _holds(run, stack):
-            partial = []
-        doomed = [entry for entry in entries if entry.path in old or entry in partial]
-        sizes = {entry.path: _size_of(entry.path) for entry in doomed}
-        if not dry_run:
-            if partial:
-                clear_partials(run / "checkpoints")
-            prune(run / "checkpoints", keep)
+    partial = {entry.path for entry in entries if entry.state == "partial"}
+    sizes = {entry.path: _size_of(entry.path) for entry in entries if entry.path in old | partial}
+    if not dry_run:
+        prune(run / "checkpoints", keep)
+    if partial:
+        try:
+            # On a full disk the lock finds room only after the old ones are gone.
+            with hold_run(run, patience_s=0):
+                if not dry_run:
+                    clear_partials(run / "checkpoints")
+        except UserError as refusal:
+            typer.echo(f"unfinished saves stay: {refusal.what}")
+            sizes = {path: size for path, size in sizes.items() if path not in partial}
     for path, size in sizes.items():
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path.name}  {format_bytes(size)}")
     total = sum(sizes.values())
@@ -147,16 +149,6 @@ def _entries_of(run: Path) -> list[Entry]:
             fix="name the directory that `shardwise train` printed, such as runs/demo",
         )
     return list_entries(run / "checkpoints")
-
-
-def _holds(run: Path, stack: ExitStack) -> bool:
-    """Keep jobs out of the run directory until `stack` ends; false where one is there already."""
-    try:
-        stack.enter_context(hold_run(run, patience_s=0))
-    except Held as refusal:
-        typer.echo(f"unfinished saves stay: {refusal.what}")
-        return False
-    return True
 
 
 def _judge(entry: Entry, verify_bytes: bool) -> _Judged:

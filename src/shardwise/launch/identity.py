@@ -109,7 +109,10 @@ def _model(plan: Plan) -> Values:
 
 def _choices(plan: Plan) -> Values:
     cluster = plan.cluster
-    return {name: choice.value for name, choice in plan.choices().items()} | {
+    named = {name: choice.value for name, choice in plan.choices().items()}
+    # Their content is compared; they may lie in another place on each node.
+    paths = ("weights", "tokenizer")
+    return {name: value for name, value in named.items() if name not in paths} | {
         "the cluster's device": cluster.device,
         "the cluster's nodes": cluster.num_nodes,
         "the cluster's devices per node": cluster.devices_per_node,

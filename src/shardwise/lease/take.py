@@ -60,7 +60,9 @@ def hold_run(
 def take_lease(run_dir: Path, patience_s: float, say: Say) -> Lease:
     """The lease on `run_dir`, with a higher epoch than any before it."""
     path = run_dir / FOLDER / LOCK_NAME
-    lock = _open_lock(path)
+    with _explained(run_dir):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         is_locked = _lock(lock, path, patience_s, say)
         if not is_locked:
@@ -70,20 +72,21 @@ def take_lease(run_dir: Path, patience_s: float, say: Say) -> Lease:
         if before is not None and not (is_locked and before.kernel == this_kernel()):
             before = _watch(run_dir, before, patience_s, say)
         record = own_record(before.epoch + 1 if before else 1)
-        return Lease(run_dir, lock, _claim(run_dir, record), record)
+        with _explained(run_dir):
+            return Lease(run_dir, lock, _claim(run_dir, record), record)
     except BaseException:
         os.close(lock)
         raise
 
 
-def _open_lock(path: Path) -> int:
+@contextmanager
+def _explained(run_dir: Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        yield
     except OSError as error:
         raise UserError(
-            f"the run directory {path.parent.parent} cannot be written: {error.strerror}",
-            fix="choose another place with runs_dir=DIRECTORY",
+            f"the run directory {run_dir} cannot be written: {error.strerror}",
+            fix="mend that, or choose another place with runs_dir=DIRECTORY",
             code=ExitCode.ENVIRONMENT,
         ) from error
 

@@ -20,7 +20,7 @@ def headline(plan: Plan) -> str:
 
 def input_lines(plan: Plan) -> list[str]:
     """What the run starts from: its first weights and its tokenizer, each with the reason."""
-    named = (("weights at step 0", plan.weights), ("tokenizer", plan.tokenizer))
+    named = (("first weights", plan.weights), ("tokenizer", plan.tokenizer))
     return [f"{name}: {choice.value} ({choice.why})" for name, choice in named]
 
 

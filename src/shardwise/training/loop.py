@@ -268,9 +268,12 @@ class Loop:
         if evaluates:
             self._evaluate()
         if saves:
+            # Ranks see a save in the background end at different steps; here all know its end.
+            self._report(self.saver.finish())
             if self.found_no_room:
-                self._wait_for_room()
-            self._save(wait=not config.checkpoint.asynchronous)
+                self._save_for_good(waits=True)
+            else:
+                self._save(wait=not config.checkpoint.asynchronous)
         return profiled or evaluates or saves
 
     def _finish(self, end: int) -> None:
@@ -404,7 +407,7 @@ class Loop:
         return outcomes
 
     def _save_for_good(self, *, waits: bool) -> None:
-        """A save that nothing comes after: if it fails, the run has failed."""
+        """A save that must succeed: nothing comes after it, or the one before found no room."""
         self._validate_held()
         failed = self._failure_of_save()
         if failed is not None and failed.no_room and waits:
@@ -426,10 +429,10 @@ class Loop:
         return next((outcome for outcome in own if outcome.error is not None), None)
 
     def _wait_for_room(self) -> None:
-        """Two saves in a row that find the disk full end the run, but not before some time.
+        """Wait, for some time, until a save fits; raise where none does.
 
-        What was trained since the last checkpoint would be lost at the end of it, and more is
-        lost with every step that cannot be saved.
+        What was trained since the last checkpoint is lost when the run ends here, but training on
+        would only add to it.
         """
         patience_s = self.plan.config.checkpoint.wait_for_room_s
         has_told = False
@@ -441,7 +444,7 @@ class Loop:
         if not room.fits:
             raise UserError(
                 f"step {self.place.step} cannot be saved: {room}",
-                why=f"the disk was full for two saves in a row, and for {patience_s:.0f} s more",
+                why=f"the disk was full, and stayed so for {patience_s:.0f} s",
                 fix=f"make room there; `shardwise checkpoint ls {self.plan.run_dir}` lists the "
                 "checkpoints; the same command goes on from the newest one",
                 code=ExitCode.ENVIRONMENT,

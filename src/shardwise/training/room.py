@@ -18,16 +18,12 @@ def rooms_until(
     """What the disk has, once a second, as the first rank sees it. The last one fits, or the time
     is over, or `gives_up` says so."""
     deadline = time.monotonic() + patience_s
-    while True:
-        state: list[tuple[Room, bool] | None] = [None]
-        if dist.get_rank() == 0:
-            room = ask()
-            state = [(room, room.fits or gives_up() or time.monotonic() >= deadline)]
+    is_last = False
+    while not is_last:
+        room = ask()
+        state = [(room, room.fits or gives_up() or time.monotonic() >= deadline)]
         dist.broadcast_object_list(state, src=0)
-        found = state[0]
-        if found is None:  # rank 0 always fills it in
-            raise RuntimeError("rank 0 sent no state of the disk")
-        yield found[0]
-        if found[1]:
-            return
-        time.sleep(_POLL_S)
+        room, is_last = state[0]
+        yield room
+        if not is_last:
+            time.sleep(_POLL_S)

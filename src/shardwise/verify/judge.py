@@ -10,7 +10,7 @@ from shlex import quote
 
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease.take import Held, hold_run
+from shardwise.lease.take import hold_run
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
 from shardwise.verify.gates import Gate, check_gates
@@ -28,10 +28,11 @@ def judge_run(run: Path) -> list[Gate]:
 def record_gates(run: Path, gates: Sequence[Gate]) -> None:
     """Add them to the record, unless it holds a verdict on the run's last step already.
 
-    Where another job goes on with the run by now, the verdict is its to write.
+    Where another job goes on with the run by now, the verdict is its to write. On a full disk it
+    is not written, as other lines of the record are not.
     """
     path = run / "events.jsonl"
-    with suppress(Held), hold_run(run, patience_s=0) as lease:
+    with suppress(UserError), hold_run(run, patience_s=0) as lease:
         events = [event for event in read_events(path) if event["event"] in ("step", "gates")]
         if events and events[-1]["event"] == "step":
             with EventLog(path, enabled=True, fence=lease) as log:

@@ -99,7 +99,7 @@ def test_a_large_vocabulary_is_not_trained_on_bytes_unasked(train: Train) -> Non
     assert not Path("runs").exists()
     code, said = train("model.name=llama-3.2-1b", *small, "data.tokenizer=byte")
     assert code == 0
-    assert "weights at step 0: random (the preset llama-3.2-1b is a shape without any)" in said
+    assert "first weights: random (the preset llama-3.2-1b is a shape without any)" in said
     assert "tokenizer: byte (given)" in said
     assert "warning: the tokenizer has 257 tokens, llama-3.2-1b has 128256" in said
 
