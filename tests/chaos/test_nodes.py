@@ -114,7 +114,7 @@ def test_copies_at_other_places_train(site: Site) -> None:
 
 def test_an_error_of_one_node_is_the_error_of_both(site: Site) -> None:
     """It comes while that node plans, before it could join the other, which must not wait."""
-    agents = site.run(Node((f"data.seq_len={10**6}", "train.global_batch=5")))
+    agents = site.run(Node(("train.global_batch=5",)))
     assert_refused(site, agents, ExitCode.CONFIG, "(rank 1): train.global_batch=5 does not divide")
 
 
