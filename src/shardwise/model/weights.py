@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -55,15 +56,26 @@ def initialise_weights(
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
     for members in _unit_members(twin, units):
         _fill_unit(targets, twin, members, device, seed)
+    initialise_buffers(model, twin, device, seed=seed)
 
 
-def initialise_buffers(model: nn.Module, twin: PreTrainedModel, device: torch.device) -> None:
+def initialise_buffers(
+    model: nn.Module, twin: PreTrainedModel, device: torch.device, *, seed: int = 0
+) -> None:
     """Rotary frequencies, masks and the like, which no file holds, and the first values of buffers
-    that files do hold. Parameters stay."""
+    that files do hold. Parameters stay.
+
+    All at once, for a family may fill a buffer from a module far above the one that holds it.
+    """
+    members = [(name, m) for name, m in twin.named_modules() if any(True for _ in m.buffers())]
+    full = {key: value for member in members for key, value in _real_buffers(*member, device)}
+    with _own_random_state(device):
+        _run_initialisers(twin, members, seed)
     targets = dict(model.named_buffers())
-    for name, module in twin.named_modules():
-        if any(True for _ in module.buffers(recurse=False)):
-            _fill_unit(targets, twin, [(name, module)], device, seed=0)
+    for key in full:
+        # By name: an initialiser may have put another tensor in its place.
+        copy_shard(targets[key], twin.get_buffer(key))
+    nn.Module.to(twin, "meta")
 
 
 def _fill_unit(
@@ -75,7 +87,7 @@ def _fill_unit(
 ) -> None:
     """A function of its own, so that one unit's storage is gone before the next is made."""
     full = _materialise(members, device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+    with _own_random_state(device):
         _run_initialisers(twin, members, seed)
     for key, value in full.items():
         if key in targets:
@@ -149,10 +161,23 @@ def _materialise(
                 made[id(param)] = nn.Parameter(torch.zeros_like(param, device=device))
             setattr(module, name, made[id(param)])
             full[_join(prefix, name)] = made[id(param)]
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.zeros_like(buffer, device=device))
-            full[_join(prefix, name)] = getattr(module, name)
+        full |= dict(_real_buffers(prefix, module, device))
     return full
+
+
+def _real_buffers(
+    prefix: str, module: nn.Module, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
+    """The same for a module's own buffers."""
+    for name, buffer in module.named_buffers(recurse=False):
+        setattr(module, name, torch.zeros_like(buffer, device=device))
+        yield _join(prefix, name), getattr(module, name)
+
+
+@contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        yield
 
 
 def _run_initialisers(

@@ -20,6 +20,7 @@ from shardwise.model.pretrained import load_pretrained
 from shardwise.model.weights import (
     allocate_shards,
     copy_shard,
+    initialise_buffers,
     initialise_weights,
     local_box,
     shard_box,
@@ -219,3 +220,35 @@ def test_copy_shard_fills_a_plain_tensor() -> None:
     target = torch.nn.Parameter(torch.zeros(3, 2))
     copy_shard(target, torch.arange(6.0).reshape(3, 2))
     assert target.detach().flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 64,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "ssm_multipliers": [0.5, 0.25, 2.0, 3.0, 0.125],
+}
+
+
+def test_a_buffer_is_filled_from_the_module_that_knows_it() -> None:
+    """Falcon-H1's model fills vectors that its layers hold."""
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**FALCON_H1))
+    model, twin = build_on_meta(FALCON_H1), build_on_meta(FALCON_H1)
+    model.to_empty(device="cpu")
+    initialise_buffers(model, twin, CPU)
+    ours = dict(model.named_buffers())
+    name = "model.layers.1.mamba.mup_vector"
+    assert ours[name].unique().numel() == 5
+    assert all(torch.equal(ours[name], buffer) for name, buffer in theirs.named_buffers())
+    initialise_weights(model, twin, find_units(twin), seed=0, device=CPU)
+    assert torch.equal(model.get_buffer(name), theirs.get_buffer(name))
