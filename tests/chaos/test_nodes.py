@@ -78,7 +78,8 @@ def assert_refused(site: Site, agents: list[Started], code: ExitCode, *words: st
     """Both nodes say it once, end with the code, and leave nothing behind."""
     for agent in agents:
         assert agent.process.returncode == code, agent.text
-        assert agent.text.count("error:") == 1 and "Traceback" not in agent.text, agent.text
+        assert agent.text.count("error:") == 1, agent.text
+        assert ("Traceback" in agent.text) == (code == ExitCode.WORKER_DIED), agent.text
         for word in words:
             assert word in agent.text, agent.text
     assert not (site.folder / "runs").exists()
@@ -154,10 +155,17 @@ def second_file(site: Site) -> Node:
 
 def other_package(site: Site) -> Node:
     """The metadata of another release, found before the one that is installed."""
-    found = site.folder / "packages" / "tokenizers-9.9.9.dist-info"
+    found = site.folder / "packages" / "datasets-9.9.9.dist-info"
     found.mkdir(parents=True)
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 9.9.9\n")
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: datasets\nVersion: 9.9.9\n")
     return Node(environ={"PYTHONPATH": with_path(found.parent)})
+
+
+def broken_package(site: Site) -> Node:
+    """A package that cannot be imported: an error that nobody wrote a sentence for."""
+    (site.folder / "packages").mkdir()
+    (site.folder / "packages" / "transformers.py").write_text("raise RuntimeError('torn apart')\n")
+    return Node(environ={"PYTHONPATH": with_path(site.folder / "packages")})
 
 
 def other_source(site: Site) -> Node:
@@ -186,7 +194,8 @@ CASES: dict[str, tuple[Callable[[Site], Node], ExitCode, str]] = {
         "weights is sha256",
     ),
     "preset": (lambda site: Node(("model.name=tiny-llama",)), ExitCode.CONFIG, "model.name is"),
-    "package": (other_package, ExitCode.ENVIRONMENT, "tokenizers is 9.9.9 there"),
+    "package": (other_package, ExitCode.ENVIRONMENT, "datasets is 9.9.9 there"),
+    "broken": (broken_package, ExitCode.WORKER_DIED, "(rank 1): RuntimeError: torn apart"),
     "source": (other_source, ExitCode.ENVIRONMENT, "shardwise is "),
     "variable": (
         lambda site: Node(environ={"NCCL_ALGO": "Ring"}),

@@ -52,12 +52,12 @@ def shared_errors() -> Iterator[None]:
     """Before the ranks have met: an error of one is raised on all, which else would wait for it."""
     try:
         yield
-    except UserError as error:
+    except Exception as error:
         if not is_rank(os.environ):
             raise
         from shardwise.launch.peers import refuse  # imports torch
 
-        raise refuse(error) from error
+        raise refuse(_as_user_error(error, log="")) from error
 
 
 @contextmanager
@@ -89,13 +89,21 @@ def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
 
 def _as_of_this_rank(error: Exception, log: str) -> UserError:
     """What people are shown; before there is a log, all ranks met and the error names its own."""
-    where = f"rank {os.environ['RANK']} on {_host()} failed: "
+    told = _as_user_error(error, log)
+    if told is error and not log:
+        return told
+    is_failure = told.code != ExitCode.PREEMPTED
+    place = f"rank {os.environ['RANK']} on {_host()} failed: " if is_failure else ""
+    fix = told.fix
+    if told is error:
+        fix = f"{fix}\n  {_LOG_NOTE}{log}" if fix else f"read {log}"
+    return UserError(place + told.what, why=told.why, fix=fix, code=told.code)
+
+
+def _as_user_error(error: Exception, log: str) -> UserError:
+    """An error that nobody foresaw, in the form of the others: what, where, and what to read."""
     if isinstance(error, UserError):
-        if not log:
-            return error
-        what = error.what if error.code == ExitCode.PREEMPTED else where + error.what
-        fix = f"{error.fix}\n  {_LOG_NOTE}{log}" if error.fix else f"read {log}"
-        return UserError(what, why=error.why, fix=fix, code=error.code)
+        return error
     cause = traceback.format_exception_only(error)[0].strip().splitlines()[0]
     if log:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -104,7 +112,7 @@ def _as_of_this_rank(error: Exception, log: str) -> UserError:
         why = "".join(traceback.format_exception(error)).strip()
     again = "run the same command again to resume"
     fix = f"read {log}; then {again}" if log else again
-    return UserError(where + cause, why=why, fix=fix, code=ExitCode.WORKER_DIED)
+    return UserError(cause, why=why, fix=fix, code=ExitCode.WORKER_DIED)
 
 
 def _log_of(error: BaseException | None) -> str:
