@@ -53,7 +53,6 @@ def run_supervised(plan: Plan, lease: Lease) -> None:
         while True:
             step_before = last_step(plan.run_dir)
             try:
-                lease.validate()
                 start_ranks(plan, relay, lease)
                 return
             except UserError as error:
@@ -89,41 +88,16 @@ def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
 
 def _run_as_one_rank(plan: Plan) -> None:
     with RankTerminal():
-<<<<<<< ours
-        # Once a node: what one finds is an error of all ranks.
-        if os.environ["LOCAL_RANK"] == "0":
-            with shared_errors():
-                warnings = validate_run(plan)
-            _warn(warnings if os.environ["RANK"] == "0" else [])
+        with shared_errors():
+            # It imports torch and transformers, which an installation may be unfit for.
+            from shardwise.launch.worker import run_rank
+
+            # Once a node: what one finds is an error of all ranks.
+            warnings = validate_run(plan) if os.environ["LOCAL_RANK"] == "0" else []
+        _warn(warnings if os.environ["RANK"] == "0" else [])
         run_rank(plan)
 
 
 def _warn(warnings: list[str]) -> None:
     for warning in warnings:
         say_on_console(f"warning: {warning}")
-=======
-        with shared_errors():
-            # It imports torch and transformers, which an installation may be unfit for.
-            from shardwise.launch.worker import run_rank
-
-        run_rank(plan, prepare=lambda: write_run_directory(plan))
-
-
-def _validate_checkpoints(plan: Plan, path: Path) -> None:
-    """What the run directory holds already must be this run's to go on with."""
-    found = list_checkpoints(plan.run_dir / "checkpoints")
-    if not found:
-        return
-    if path.exists() and Plan.load(path).hf_config != plan.hf_config:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints of another model",
-            why="model.name or model.overrides changed since they were written",
-            fix="give this run another name",
-        )
-    if not plan.config.checkpoint.resume:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
-            why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
-            fix="give the run another name, or move the directory away",
-        )
->>>>>>> theirs
