@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 # Of Linux's file systems: bytes in one name, and in a whole path with the NUL at its end.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
+# Of a whole number of 64 bits, with its sign.
+_MAX_DIGITS = 21
 
 
 def user_path(text: str) -> Path:
@@ -52,6 +56,36 @@ def free_bytes(path: Path) -> int | None:
         return None
     # Some file systems without a size of their own, of FUSE for example, fill in zeros.
     return state.f_bavail * state.f_frsize if state.f_blocks else None
+
+
+def read_json(path: Path, max_bytes: int = 2**28) -> Any:
+    """What a JSON file says: OSError where it cannot be read, ValueError where it is not one.
+
+    Also ValueError: a pipe or a device, which might never end; a file larger than `max_bytes`;
+    lists within lists by the thousand; whole numbers of more than 64 bits, which nothing counts.
+    """
+    if not path.is_file():
+        # The system's own word for what is wrong, or ours for what is there but is no file.
+        path.stat()
+        raise ValueError("it is no plain file")
+    if path.stat().st_size > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes} bytes")
+    return parse_json(path.read_bytes().decode("utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """What JSON text says, or ValueError."""
+    try:
+        return json.loads(text, parse_int=_parse_int)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _parse_int(digits: str) -> int:
+    value = int(digits) if len(digits) <= _MAX_DIGITS else 2**64
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"the number {digits[:30]}… has more than 64 bits")
+    return value
 
 
 def replace_file(path: Path, data: bytes) -> None:

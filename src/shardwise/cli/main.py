@@ -23,7 +23,7 @@ from shardwise.cli import (
     tunnel,
     verify,
 )
-from shardwise.errors import UserError
+from shardwise.errors import ExitCode, UserError
 from shardwise.launch.last_words import leave_word
 from shardwise.version import __version__
 
@@ -37,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+# Characters of an error that names a path of any length.
+_MAX_SHOWN = 500
 # Unknown options reach load_config, which answers `--optim.lr=1` with "write optim.lr=1".
 _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
@@ -72,8 +74,23 @@ def main() -> None:
         if leave_word(error, os.environ):
             _show(error)
         sys.exit(int(error.code))
+    except OSError as error:
+        failure = _failed_file(error)
+        _show(failure)
+        sys.exit(int(failure.code))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _failed_file(error: OSError) -> UserError:
+    """A file or a disk that failed where nothing more could be said of it."""
+    name = error.filename or "a file"
+    return UserError(
+        f"{name}: {error.strerror or error}"[:_MAX_SHOWN],
+        why="the system refused it",
+        fix="check that path, its permissions, and the space on its disk",
+        code=ExitCode.ENVIRONMENT,
+    )
 
 
 def _print_any_text() -> None:

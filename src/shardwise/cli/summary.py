@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardwise.metrics.events import read_events
+from shardwise.metrics.events import read_whole_events
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_count
 from shardwise.verify.gates import Gate
@@ -17,8 +17,8 @@ Events = Sequence[dict[str, Any]]
 
 def summary_lines(plan: Plan, config_path: str, gates: Sequence[Gate]) -> Iterator[str]:
     """Steps, losses, speed, memory, gates, where things lie; then commands."""
-    events = read_events(plan.run_dir / "events.jsonl")
-    steps = _of(events, "step")
+    events = read_whole_events(plan.run_dir / "events.jsonl")
+    steps = [step for step in _of(events, "step") if {"tokens", "memory_planned"} <= step.keys()]
     if not steps:
         return
     last, total = steps[-1], plan.config.train.steps

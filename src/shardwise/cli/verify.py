@@ -12,7 +12,7 @@ import typer
 
 from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError
-from shardwise.metrics.events import read_events
+from shardwise.metrics.events import read_whole_events
 
 
 def verify(
@@ -61,7 +61,7 @@ def _verify_parity(runs: list[Path], tolerance: float) -> None:
 
     if len(runs) != 2:
         raise UserError("--parity compares two runs", fix="shardwise verify --parity RUN RUN")
-    first, second = (read_events(find_file(run, "events.jsonl")) for run in runs)
+    first, second = (read_whole_events(find_file(run, "events.jsonl")) for run in runs)
     found = compare_losses(first, second)
     if found.steps == 0:
         raise UserError(

@@ -14,9 +14,15 @@ from typing import Any
 
 import yaml
 
-from shardwise.config.reference import show_value
+from shardwise.config.reference import shorten, show_value
 from shardwise.config.rules import Fault
 from shardwise.errors import UserError
+from shardwise.files import parse_json, why_no_path
+
+# A configuration has a few kilobytes, a few hundred values, and four levels.
+_MAX_BYTES = 2**20
+_MAX_VALUES = 50_000
+_MAX_DEPTH = 50
 
 PlaceOfLine = Callable[[int], str]
 KeyPath = tuple[str, ...]
@@ -33,6 +39,8 @@ class Document:
 
 def read_file(file: Path) -> Document:
     """The tree of a YAML, TOML or JSON file, by its suffix."""
+    if (why := why_no_path(str(file))) is not None:
+        raise UserError(f"{shorten(str(file))}: no such file: {why}", fix="check the path")
     if not file.is_file():
         raise _missing_file(file)
     if file.suffix.lower() not in _READERS:
@@ -42,6 +50,11 @@ def read_file(file: Path) -> Document:
             f"{quote(str(file.with_name(f'{file.stem or file.name}.yaml')))}",
         )
     try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise UserError(
+                f"{file}: {file.stat().st_size} bytes are too many for a configuration",
+                fix="name the YAML, TOML or JSON file of the run",
+            )
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
@@ -67,6 +80,8 @@ _EXAMPLE = "start from an example: shardwise config cp demo run.yaml"
 
 
 def _missing_file(file: Path) -> UserError:
+    if file.exists() and not file.is_dir():
+        return UserError(f"{file} is no plain file", fix="write the configuration to a file")
     if file.is_dir():
         return UserError(
             f"{file} is a directory", fix=f"name a file instead: {_near_files(file, '')}"
@@ -77,7 +92,10 @@ def _missing_file(file: Path) -> UserError:
 
 
 def _near_files(directory: Path, name: str) -> str:
-    files = sorted(f.name for f in directory.iterdir() if f.suffix.lower() in _READERS)
+    try:
+        files = sorted(f.name for f in directory.iterdir() if f.suffix.lower() in _READERS)
+    except OSError as error:
+        return f"check {directory}: {error.strerror}"
     near = get_close_matches(name, files, n=3, cutoff=0.4)
     if near:
         return f"did you mean {' or '.join(str(directory / n) for n in near)}?"
@@ -90,9 +108,11 @@ def _read_json(text: str, place_of: PlaceOfLine) -> Document:
     """json judges the syntax; the YAML reader, which knows lines, then reads the same text."""
     if text.strip():
         try:
-            json.loads(text)
+            parse_json(text)
         except json.JSONDecodeError as error:
             raise _syntax_error("JSON", place_of(error.lineno), error.msg) from error
+        except ValueError as error:
+            raise _syntax_error("JSON", place_of(1), str(error)) from error
     return read_yaml(text.replace("\t", " "), place_of)
 
 
@@ -103,7 +123,24 @@ def _read_toml(text: str, place_of: PlaceOfLine) -> Document:
         line = re.search(r"at line (\d+)", str(error))
         number = int(line[1]) if line else text.count("\n") + 1
         raise _syntax_error("TOML", place_of(number), str(error)) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; [[[[[…
+        raise _syntax_error("TOML", place_of(1), str(error)) from error
+    _validate_tree(tree, place_of)
     return Document(tree, _toml_places(text, place_of))
+
+
+def _validate_tree(tree: Any, place_of: PlaceOfLine) -> None:
+    """The limits that the walk over YAML's nodes keeps, for a tree without nodes."""
+    waiting = [(tree, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > _MAX_DEPTH:
+            raise _syntax_error("TOML", place_of(1), "nested too deeply")
+        for inner in value.values() if isinstance(value, dict) else value:
+            if _is_too_large(inner):
+                raise _syntax_error("TOML", place_of(1), "a number has more than 64 bits")
+            if isinstance(inner, dict | list):
+                waiting.append((inner, depth + 1))
 
 
 def _toml_places(text: str, place_of: PlaceOfLine) -> dict[KeyPath, str]:
@@ -128,6 +165,10 @@ def _syntax_error(language: str, place: str, problem: str) -> UserError:
         f"{place}: not valid {language}: {problem}",
         fix="check indentation (spaces, no tabs), quotes and brackets here and on the line above",
     )
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 class YamlLoader(yaml.SafeLoader):
@@ -179,6 +220,10 @@ def read_yaml(text: str, place_of: PlaceOfLine) -> Document:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise _syntax_error("YAML", place_of(line), error.reason) from error
+    except RecursionError as error:
+        raise _syntax_error("YAML", place_of(1), "nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # an escape such as "\U99999999"
+        raise _syntax_error("YAML", place_of(1), str(error)) from error
     if root is None:
         return Document(None)
     walk = _YamlWalk(place_of)
@@ -192,10 +237,15 @@ class _YamlWalk:
         self.place_of = place_of
         self.places: dict[KeyPath, str] = {}
         self.faults: list[Fault] = []
+        self.num_values = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if len(path) > 50:
+        if len(path) > _MAX_DEPTH:
             raise _syntax_error("YAML", self._place(node), "nested too deeply, or into itself")
+        # Aliases of aliases make a short file as large as one likes.
+        self.num_values += 1
+        if self.num_values > _MAX_VALUES:
+            raise _syntax_error("YAML", self._place(node), f"more than {_MAX_VALUES} values")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -224,9 +274,12 @@ class _YamlWalk:
         if convert is None:
             raise _syntax_error("YAML", self._place(node), f"the tag {node.tag} is not taken")
         try:
-            return convert(node.value)
+            value = convert(node.value)
         except ValueError as error:
             raise _syntax_error("YAML", self._place(node), str(error)) from error
+        if _is_too_large(value):
+            raise _syntax_error("YAML", self._place(node), "a number has more than 64 bits")
+        return value
 
     def _place(self, node: yaml.Node) -> str:
         return self.place_of(node.start_mark.line + 1)

@@ -6,7 +6,6 @@ from shardwise.config.schema import DataConfig
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files
 from shardwise.data.sources import read_documents
-from shardwise.data.tokenizer import Tokenizer, load_tokenizer
 from shardwise.errors import ExitCode, UserError
 
 
@@ -30,13 +29,6 @@ def validate_text(config: DataConfig) -> None:
             fix="check its permissions, or name another data.path",
             code=ExitCode.ENVIRONMENT,
         ) from error
-
-
-def load_checked_tokenizer(config: DataConfig, model_name: str, revision: str | None) -> Tokenizer:
-    """The tokenizer of the run, once it has turned a text into tokens."""
-    tokenizer = load_tokenizer(config.tokenizer, model_name, revision=revision)
-    tokenizer.encode("text")
-    return tokenizer
 
 
 def _validate_files(config: DataConfig) -> None:

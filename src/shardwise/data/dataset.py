@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ def open_dataset(config: DataConfig) -> Any:
             fix="set data.field to the one that holds the text",
         )
     return dataset.select_columns([config.field])
+
+
+def dataset_rows(config: DataConfig) -> Iterator[Any]:
+    """The rows in their order."""
+    rows = iter(open_dataset(config))
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _unreadable(dataset_path(config), error) from error
+        yield row
 
 
 def dataset_path(config: DataConfig) -> str:
@@ -50,14 +64,18 @@ def _load(path: str, config: DataConfig) -> Any:
             location = str(directory) if directory.is_dir() else path
             return datasets.load_dataset(location, config.name, split=config.split)
         saved = datasets.load_from_disk(str(directory))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"dataset {path} cannot be loaded",
-            why=brief(error),
-            fix="check data.path, data.name and data.split; a machine without network needs a "
-            "directory made by Dataset.save_to_disk",
-        ) from error
+    except Exception as error:
+        raise _unreadable(path, error) from error
     return _choose_split(saved, path, config.split) if isinstance(saved, dict) else saved
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"dataset {path} cannot be loaded",
+        why=brief(error),
+        fix="check data.path, data.name and data.split; a machine without network needs a "
+        "directory made by Dataset.save_to_disk",
+    )
 
 
 def _was_saved_to(directory: Path) -> bool:

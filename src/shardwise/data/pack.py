@@ -18,6 +18,7 @@ from shardwise.data.sources import Document, describe_source, read_documents
 from shardwise.data.tokenizer import TokenIds, Tokenizer
 from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
 from shardwise.errors import UserError
+from shardwise.files import read_json
 
 # Part of every key: raise it when the same documents would be written differently.
 FORMAT = 3
@@ -208,7 +209,7 @@ def _described(file: TokenFile) -> dict[str, int | str]:
 
 def _read_index(directory: Path) -> PackedData:
     try:
-        index = json.loads((directory / "index.json").read_text())
+        index = read_json(directory / "index.json")
         train = TokenFile(directory / "train.bin", index["dtype"], **index["train"])
         held_out = index["eval"] and TokenFile(
             directory / "eval.bin", index["dtype"], **index["eval"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.compressed import open_bytes
-from shardwise.data.dataset import dataset_files, dataset_path, open_dataset
+from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, open_dataset
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
 from shardwise.data.parquet import read_column
@@ -136,7 +136,7 @@ def _read_parquet(files: Iterable[Path], field: str, faults: FaultBudget) -> Ite
 
 
 def _read_dataset(config: DataConfig, faults: FaultBudget) -> Iterator[Document]:
-    values = (row[config.field] for row in open_dataset(config))
+    values = (row[config.field] for row in dataset_rows(config))
     return _read_rows(dataset_path(config), values, config.field, faults)
 
 

@@ -115,14 +115,19 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
         backend = AutoTokenizer.from_pretrained(
             location, revision=revision, trust_remote_code=False
         )
-    except (OSError, ValueError, LookupError, ImportError) as error:
+        tokenizer = HubTokenizer(location, backend)
+        # Some faults of its files show only when it is used.
+        tokenizer.encode("text")
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(
             f"tokenizer {name!r} cannot be loaded",
             why=brief(error),
             fix="set data.tokenizer to a directory with tokenizer.json, to a hub id that this "
             "machine can reach, or to `byte`",
         ) from error
-    return HubTokenizer(location, backend)
+    return tokenizer
 
 
 def _eos_id(name: str, backend: Any) -> int:

@@ -21,7 +21,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates, rates_of
-from shardwise.files import replace_file
+from shardwise.files import read_json, replace_file
 
 Curves = Mapping[str, list[dict[str, Any]]]
 
@@ -85,7 +85,7 @@ class Calibration:
 def load_calibration(path: Path) -> Calibration:
     """Read a saved calibration."""
     try:
-        return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Calibration.from_dict(read_json(path))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not a calibration",

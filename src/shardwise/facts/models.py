@@ -17,6 +17,10 @@ from shardwise.facts.sources import ModelSource, read_model_config
 __all__ = ["ModelSource", "ModelSpec", "UnknownFamily", "read_model_config", "spec_from_config"]
 
 
+# Far above any model's, and far below what overflows when sizes are multiplied.
+_LARGEST = 2**40
+
+
 class UnknownFamily(Exception):
     """This config.json cannot be counted on paper."""
 
@@ -142,7 +146,7 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
     hidden, ffn, vocab = size("hidden_size"), size("intermediate_size"), size("vocab_size")
     layers, heads = size("num_hidden_layers"), size("num_attention_heads")
     kv_heads = _kv_heads(config, heads)
-    head_dim = config.get("head_dim") or family.default_head_dim or hidden // heads
+    head_dim = _given(config, "head_dim") or family.default_head_dim or hidden // heads
     experts = size("num_local_experts") if family.experts else 1
     experts_per_token = size("num_experts_per_tok") if family.experts else 1
     tied = bool(config.get("tie_word_embeddings", family.tied))
@@ -196,7 +200,7 @@ def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     size = _reader(config)
     hidden, layers, heads = size("n_embd"), size("n_layer"), size("n_head")
     vocab, positions = size("vocab_size"), size("n_positions")
-    ffn = config.get("n_inner") or 4 * hidden
+    ffn = _given(config, "n_inner") or 4 * hidden
     tied = bool(config.get("tie_word_embeddings", True))
 
     matmuls = 4 * hidden * hidden + 2 * hidden * ffn
@@ -230,7 +234,7 @@ def _reader(config: Mapping[str, Any]) -> Callable[[str], int]:
 
     def size(key: str) -> int:
         value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise UnknownFamily(f"config.json gives no usable {key} ({value!r})")
         return value
 
@@ -247,6 +251,11 @@ def _router_aux_loss(config: Mapping[str, Any]) -> float | None:
     return float(coefficient)
 
 
+def _given(config: Mapping[str, Any], key: str) -> int | None:
+    """A size that a file may leave out or give as null."""
+    return None if config.get(key) is None else _reader(config)(key)
+
+
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     """Llama's default is one a query head; elsewhere an absent field means a class's number."""
     if config.get("num_key_value_heads") is None and (
@@ -260,8 +269,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
     """Mistral's and Mixtral's window; Qwen's covers only some blocks and is off as published."""
     if config["model_type"] not in ("mistral", "mixtral"):
         return None
-    window = config.get("sliding_window")
-    return int(window) if window else None
+    return _given(config, "sliding_window")
 
 
 def _enabled(config: Mapping[str, Any], switch: bool | str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from shardwise.config.schema import ModelConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.presets import PRESETS
-from shardwise.files import user_path
+from shardwise.files import read_json, user_path
 
 # Anything that looks like weights: what cannot be read is then an error, never random weights.
 _WEIGHT_PATTERNS = (
@@ -25,6 +24,9 @@ _INDEXES = {
     "pytorch_model.bin.index.json": "pytorch_model*.bin",
 }
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+# Files are a few kilobytes; some list a thousand labels.
+_MAX_CONFIG_BYTES = 16 * 2**20
 
 # Fields that files leave out when they equal the family's default, yet may be overridden.
 _WELL_KNOWN = frozenset(
@@ -144,7 +146,7 @@ def _any_missing(place: Path) -> bool:
 def _listed_in(index: Path) -> set[str]:
     """The files that an index lists; what is wrong with one is told where weights are read."""
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        names = read_json(index)["weight_map"].values()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return set()
     return {str(name) for name in names}
@@ -173,18 +175,18 @@ def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dic
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file, _MAX_CONFIG_BYTES)
     except FileNotFoundError as error:
         raise UserError(
             f"there is no {file}",
             why="a model directory holds config.json, as save_pretrained writes it",
             fix="point model.name at the directory that has it",
         ) from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (OSError, ValueError) as error:
         raise UserError(
             f"cannot read {file}: {error}", fix="fetch or export the file anew"
         ) from error
-    if not isinstance(content, dict) or "model_type" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise UserError(
             f"{file} names no model_type",
             why="transformers needs it to choose the model class",

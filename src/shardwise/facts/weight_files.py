@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from shardwise.errors import UserError
+from shardwise.files import read_json, why_no_path
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 _FETCH_ANEW = "fetch or save it anew; another copy goes into model.weights_from"
@@ -44,7 +44,7 @@ def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
     """Of the index itself, then of every file that it lists."""
     try:
         listed = _read_index(index)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         yield index, str(error)
         return
     for name, tensors in sorted(listed.items()):
@@ -59,15 +59,13 @@ def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
 
 def _read_index(index: Path) -> dict[str, set[str]]:
     """The tensors that are promised, by the file that is to hold them."""
-    if index.stat().st_size > _MAX_INDEX_BYTES:
-        raise ValueError("it is too large for an index")
-    content = json.loads(index.read_text(encoding="utf-8"))
+    content = read_json(index, _MAX_INDEX_BYTES)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError("it has no weight_map, which says the file of each tensor")
     listed: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
+        if not isinstance(name, str) or why_no_path(name) or Path(name).name != name:
             raise ValueError(f"it has {tensor!r} in {name!r}, which is no file beside it")
         listed.setdefault(name, set()).add(tensor)
     return listed

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardwise.data.check import load_checked_tokenizer, validate_text
+from shardwise.data.check import validate_text
 from shardwise.data.splits import validate_vocabulary
+from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import why_no_path
@@ -61,7 +62,7 @@ def check_tokenizer(plan: Plan) -> list[Finding]:
         return [*unwanted]
     config, model = plan.config.data, plan.config.model
     try:
-        tokenizer = load_checked_tokenizer(config, model.name, model.revision)
+        tokenizer = load_tokenizer(config.tokenizer, model.name, revision=model.revision)
         validate_vocabulary(tokenizer, plan.model.vocab_size)
     except UserError as error:
         return [error]

@@ -15,7 +15,7 @@ from types import FrameType
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import Passing
 from shardwise.launch.stacks import collective_of
-from shardwise.metrics.events import EventLog, read_events
+from shardwise.metrics.events import EventLog, read_whole_events
 from shardwise.plan.plan import Plan
 from shardwise.training.signals import stop_signals_handled_by
 
@@ -57,7 +57,7 @@ def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
 def last_step(run_dir: Path) -> int:
     """The last step that the run's record shows."""
     path = run_dir / "events.jsonl"
-    events = read_events(path) if path.exists() else []
+    events = read_whole_events(path) if path.exists() else []
     return max((event["step"] for event in events if event["event"] == "step"), default=0)
 
 

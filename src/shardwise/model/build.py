@@ -8,9 +8,21 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from shardwise.errors import UserError
+
+# What families' own code raises where a value is of another type, or far out of range.
+_CANNOT_BUILD = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
+    *(AssertionError, ImportError, OSError, MemoryError, StrictDataclassError),
+)
+_COUNTS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
+_MOST = 4096
 
 
 def build_on_meta(
@@ -20,6 +32,20 @@ def build_on_meta(
     code_dir: str | None = None,
 ) -> PreTrainedModel:
     """The model that `hf_config` describes, fp32 and on meta; `code_dir` holds its own code."""
+    _validate_counts(hf_config)
+    try:
+        return _build(hf_config, attention, code_dir)
+    except _CANNOT_BUILD as error:
+        raise UserError(
+            f"transformers cannot build a {hf_config.get('model_type', 'model')} from this "
+            "config.json",
+            why=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            fix="mend config.json or model.overrides; a model of `shardwise config ls` shows what "
+            "such a file holds",
+        ) from error
+
+
+def _build(hf_config: Mapping[str, Any], attention: str, code_dir: str | None) -> PreTrainedModel:
     config = _transformers_config(hf_config, code_dir)
     # A cache of keys and values is for generation; in training it only costs memory.
     config.use_cache = False
@@ -31,6 +57,17 @@ def build_on_meta(
             trust_remote_code=code_dir is not None,
         )
     return model.train()
+
+
+def _validate_counts(hf_config: Mapping[str, Any]) -> None:
+    """A module is made for each of these, so that a slip of a digit would take hours."""
+    for name in _COUNTS:
+        value = hf_config.get(name)
+        if isinstance(value, int | float) and value > _MOST:
+            raise UserError(
+                f"config.json has {name}={value}, which is more than any model has",
+                fix=f"mend config.json, or write model.overrides.{name}=NUMBER",
+            )
 
 
 def drop_idle_window(hf_config: Mapping[str, Any], seq_len: int) -> Mapping[str, Any]:

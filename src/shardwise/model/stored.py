@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shardwise.errors import UserError
+from shardwise.files import read_json
 from shardwise.model.boxes import Box
 from shardwise.model.dcp import DcpWeights
 from shardwise.model.dcp_index import METADATA_NAME
@@ -121,7 +121,7 @@ def unread_state(place: Path) -> list[str]:
 
 def _weight_map(index: Path) -> dict[str, Path]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = read_json(index)["weight_map"]
         files = {str(key): _beside(index, name) for key, name in names.items()}
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(

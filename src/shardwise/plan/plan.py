@@ -10,9 +10,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from shardwise.config.plain import config_from_dict, config_to_dict
 from shardwise.config.schema import RunConfig
+from shardwise.config.typed import validate_types
+from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.files import replace_file
+from shardwise.files import read_json, replace_file
 
 T = TypeVar("T")
 Source = Literal["user", "rule", "search", "measured"]
@@ -212,8 +214,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`."""
-        return cls(
+        """The inverse of `to_dict`; TypeError where a value is not of its field's type."""
+        plan = cls(
             config=config_from_dict(data["config"]),
             model=ModelSpec.from_dict(data["model"]),
             hf_config=dict(data["hf_config"]),
@@ -226,6 +228,8 @@ class Plan:
             warnings=list(data["warnings"]),
             **{name: Choice(**choice) for name, choice in data["choices"].items()},
         )
+        validate_types(plan, cls, "")
+        return plan
 
     def save(self, path: Path) -> None:
         """Write plan.json whole or not at all."""
@@ -234,4 +238,19 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read a saved plan."""
-        return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return cls.from_dict(read_json(path))
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}",
+                fix=f"ls -l {path}",
+                code=ExitCode.ENVIRONMENT,
+            ) from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UserError(
+                f"{path} is not a plan that this version can read",
+                why=str(error) if isinstance(error, ValueError | TypeError) else repr(error),
+                fix=f"restore it from a backup, or move it away: mv {path} {path}.broken; the "
+                "next `shardwise train` writes a run's plan.json anew",
+                code=ExitCode.VERIFY_FAILED,
+            ) from error

@@ -11,7 +11,7 @@ from shlex import quote
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.take import hold_run
-from shardwise.metrics.events import EventLog, read_events
+from shardwise.metrics.events import EventLog, read_whole_events
 from shardwise.plan.plan import Plan
 from shardwise.verify.gates import Gate, check_gates
 
@@ -19,7 +19,7 @@ from shardwise.verify.gates import Gate, check_gates
 def judge_run(run: Path) -> list[Gate]:
     """Every gate, judged by what the run has left."""
     plan = Plan.load(find_file(run, "plan.json"))
-    events = read_events(find_file(run, "events.jsonl"))
+    events = read_whole_events(find_file(run, "events.jsonl"))
     entries = list_entries(run / "checkpoints")
     damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
     return check_gates(plan, events, damaged)
@@ -33,7 +33,7 @@ def record_gates(run: Path, gates: Sequence[Gate]) -> None:
     """
     path = run / "events.jsonl"
     with suppress(UserError), hold_run(run, patience_s=0) as lease:
-        events = [event for event in read_events(path) if event["event"] in ("step", "gates")]
+        events = [event for event in read_whole_events(path) if event["event"] in ("step", "gates")]
         if events and events[-1]["event"] == "step":
             with EventLog(path, enabled=True, fence=lease) as log:
                 log.write("gates", step=events[-1]["step"], gates=[asdict(gate) for gate in gates])

@@ -96,7 +96,7 @@ def test_stacked_experts_get_no_forecast_of_float8(plan_of: PlanOf) -> None:
 
 
 def test_unknown_families_are_left_to_the_run(plan_of: PlanOf) -> None:
-    assert "the run says" in plan_of("model.name=gpt2", *FLOAT8[1:]).linear.why
+    assert "the run says" in plan_of("model.name=gpt2", *FLOAT8[1:], "data.seq_len=1024").linear.why
 
 
 def test_a_plan_from_before_is_read(plan_of: PlanOf, tmp_path: Path) -> None:

@@ -18,7 +18,12 @@ RUNS: tuple[tuple[str, ...], ...] = (
     ("cluster.name=2xCPU", "data.source=synthetic", "data.seq_len=64"),
     ("model.name=llama-3.1-8b", "cluster.name=4x8xH100", "optim.betas=[0.8,0.9]"),
     ("model.name=mixtral-8x7b", "cluster.name=8xH200", "memory.checkpoint_activations=0.5"),
-    ("model.name=gpt2", "cluster.name=8xV100", "shard.unit_classes=[GPT2Block]"),
+    (
+        "model.name=gpt2",
+        "cluster.name=8xV100",
+        "data.seq_len=1024",
+        "shard.unit_classes=[GPT2Block]",
+    ),
     ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.reshard_after_forward=4"),
     ("data.source=text", "data.path=[a.txt,b.txt]", "model.overrides.num_hidden_layers=2"),
 )

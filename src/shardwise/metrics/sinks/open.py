@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Literal
 
-from shardwise.metrics.events import read_events
+from shardwise.metrics.events import read_whole_events
 from shardwise.metrics.sinks.feed import Feed, Sink
 from shardwise.plan.plan import Plan
 
@@ -53,7 +53,7 @@ def _prometheus_feed(plan: Plan, rank: int) -> Feed:
         from shardwise.metrics.sinks.prometheus import PrometheusSink
 
         told = Told(plan.run_dir.name, rank, observe.log_every, plan.config.checkpoint.every)
-        history = read_events(record, end=known) if known else []
+        history = read_whole_events(record, end=known) if known else []
         return PrometheusSink(told, observe.prometheus_host, observe.prometheus_port or 0, history)
 
     return Feed("prometheus", open_sink)

@@ -1,0 +1,344 @@
+"""One case: files that were changed in one place, an environment, and a command to run on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from corpus import OTHERS, RUN, STEPS
+from mutators import (
+    NASTY,
+    mutate_bytes,
+    mutate_json,
+    mutate_lines,
+    mutate_tree,
+    spell_json,
+)
+
+from shardwise.checkpoint.files import fingerprint_of
+from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, read_manifest
+from shardwise.config.reference import field_path, field_types
+
+Rng = random.Random
+
+
+@dataclass
+class Case:
+    """What to run in the scratch directory, and what must still be there afterwards."""
+
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    kept: list[Path] = field(default_factory=list)
+
+
+def build_case(seed: int, number: int, home: Path, scratch: Path) -> tuple[str, Case]:
+    """The same for the same numbers: (kind, case)."""
+    rng = Rng(f"{seed}/{number}")
+    kinds = list(KINDS)
+    kind = kinds[number % len(kinds)]
+    os.symlink(home / "data.jsonl", scratch / "data.jsonl")
+    return kind, KINDS[kind](rng, home, scratch)
+
+
+def _train_words(*changes: str) -> list[str]:
+    return ["train", "run.yaml", *changes]
+
+
+def _write_run(scratch: Path, **sections: Any) -> None:
+    (scratch / "run.yaml").write_text(yaml.safe_dump({**RUN, **sections}))
+
+
+def _copy(home: Path, scratch: Path, name: str) -> Path:
+    return Path(shutil.copytree(home / name, scratch / name, symlinks=True))
+
+
+def _verb(rng: Rng) -> str:
+    return rng.choice(("train", "train", "plan"))
+
+
+# ---- what users write --------------------------------------------------------------------------
+
+
+def _yaml(rng: Rng, home: Path, scratch: Path) -> Case:
+    in_text = rng.random() < 0.5
+    text = yaml.safe_dump(RUN).encode()
+    text = mutate_bytes(rng, text) if in_text else spell_json(mutate_tree(rng, RUN))
+    if rng.random() < 0.03:
+        rows = [b"a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+        rows += [
+            b"a%d: &a%d [%s]" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 12)
+        ]
+        text = b"\n".join(rows)
+    (scratch / "run.yaml").write_bytes(text)
+    return Case([_verb(rng), "run.yaml"])
+
+
+def _toml_or_json(rng: Rng, home: Path, scratch: Path) -> Case:
+    if rng.random() < 0.5:
+        (scratch / "run.json").write_bytes(mutate_json(rng, json.dumps(RUN, indent=1).encode()))
+        return Case([_verb(rng), "run.json"])
+    tables = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items()
+                                if not isinstance(value, dict))
+        for name, section in RUN.items() if isinstance(section, dict)
+    ]  # fmt: skip
+    (scratch / "run.toml").write_bytes(mutate_bytes(rng, "\n".join(tables).encode()))
+    return Case([_verb(rng), "run.toml"])
+
+
+def _override(rng: Rng, home: Path, scratch: Path) -> Case:
+    _write_run(scratch)
+    names = [field_path(section, name) for section, row in field_types().items() for name in row]
+    words = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        name = rng.choice(names)
+        value = rng.choice(NASTY)
+        text = value if isinstance(value, str) else spell_json(value).decode()
+        word = f"{name}{rng.choice(('=', '=', '=', '=', '', '.x=', ' = '))}{text}"
+        words.append(_as_argument(word))
+    return Case([_verb(rng), "run.yaml", *words])
+
+
+def _as_argument(word: str) -> str:
+    """As a process gets it: no NUL, and no half of a pair but an escaped byte."""
+    return os.fsdecode(word.replace("\0", "").encode("utf-8", "replace"))
+
+
+def _argument(rng: Rng, home: Path, scratch: Path) -> Case:
+    _write_run(scratch)
+    run = str(home / "runs" / "run")
+    path = rng.choice(
+        ("x" * 300, "a/" * 3000, "", ".", "/", "~nobody/x", "/proc/self/mem", "/dev/null",
+         "run.yaml", "missing.yaml", "\udcff.yaml", "data.jsonl", run, str(home), "*", "\x1b[2J")
+    )  # fmt: skip
+    number = rng.choice(("-1", "0", "x", "1e400", "9" * 5000, "", "nan", "6"))
+    commands: list[list[str]] = [
+        *([verb, path] for verb in ("train", "plan", "verify", "report", "tunnel", "profile")),
+        *(["checkpoint", verb, path] for verb in ("ls", "verify")),
+        ["checkpoint", "verify", run, "--step", number],
+        ["checkpoint", "prune", path, "--keep", number],
+        ["export", path, "--to", "out"],
+        ["export", run, "--to", path],
+        ["export", run, "--to", "out", "--step", number],
+        ["export", run, "--to", "out", "--max-shard-size", number],
+        ["config", "cp", path, "out.yaml"],
+        ["config", "cp", "demo", path],
+        ["config", "schema", path],
+        ["report", run, "--to", path],
+        ["verify", "--parity", run, path],
+        ["verify", "--parity", run, run, "--tolerance", number],
+        ["plan", "run.yaml", "--cluster", path],
+        ["plan", "run.yaml", "--tokens", number, "--top", number],
+        ["plan", "run.yaml", "--set", f"optim.lr={number}"],
+        ["plan", "run.yaml", "--for", path],
+        ["observe", path],
+        [path],
+    ]
+    return Case([_as_argument(word) for word in rng.choice(commands)])
+
+
+# ---- what models and data bring ----------------------------------------------------------------
+
+
+def _config_json(rng: Rng, home: Path, scratch: Path) -> Case:
+    name = rng.choice(("model", "model", *(f"others/{other}" for other in OTHERS)))
+    place = _copy(home, scratch, name)
+    file = place / "config.json"
+    file.write_bytes(mutate_json(rng, file.read_bytes()))
+    _write_run(scratch, model={"name": str(place)})
+    return Case([_verb(rng), "run.yaml"])
+
+
+def _tokenizer(rng: Rng, home: Path, scratch: Path) -> Case:
+    place = _copy(home, scratch, "model")
+    file = place / rng.choice(("tokenizer.json", "tokenizer.json", "tokenizer_config.json"))
+    file.write_bytes(mutate_json(rng, file.read_bytes()))
+    _write_run(scratch, model={"name": str(place)})
+    return Case(_train_words())
+
+
+def _weights(rng: Rng, home: Path, scratch: Path) -> Case:
+    place = _copy(home, scratch, rng.choice(("model", "sharded")))
+    _write_run(scratch, model={"name": str(place)})
+    index = place / "model.safetensors.index.json"
+    if index.exists() and rng.random() < 0.5:
+        index.write_bytes(mutate_json(rng, index.read_bytes()))
+        return Case(_train_words())
+    file = rng.choice(sorted(place.glob("*.safetensors")))
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    if rng.random() < 0.5:
+        header = mutate_json(rng, data[8 : 8 + size])
+        length = len(header) if rng.random() < 0.9 else rng.getrandbits(64)
+        file.write_bytes(length.to_bytes(8, "little") + header + data[8 + size :])
+    else:
+        file.write_bytes(mutate_bytes(rng, data))
+    return Case(_train_words())
+
+
+def _jsonl(rng: Rng, home: Path, scratch: Path) -> Case:
+    _write_run(scratch)
+    file = scratch / "data.jsonl"
+    data = file.read_bytes()
+    file.unlink()
+    lines = data.splitlines(keepends=True)[: rng.choice((1, 2, 12, 20))]
+    file.write_bytes(mutate_lines(rng, b"".join(lines)))
+    return Case(_train_words(f"data.max_corrupt={rng.choice((0, 10))}"))
+
+
+def _dataset(rng: Rng, home: Path, scratch: Path) -> Case:
+    place = _copy(home, scratch, rng.choice(("saved", "parquet")))
+    file = rng.choice(sorted(path for path in place.rglob("*") if path.is_file()))
+    change = mutate_json if file.suffix == ".json" else mutate_bytes
+    file.write_bytes(change(rng, file.read_bytes()))
+    _write_run(scratch, data={"source": "datasets", "path": str(place), "seq_len": 32})
+    return Case(_train_words())
+
+
+# ---- what runs leave ---------------------------------------------------------------------------
+
+
+def _commands_on_a_run(rng: Rng) -> list[str]:
+    return rng.choice(
+        (
+            *(["checkpoint", verb, "runs/run"] for verb in ("ls", "verify")),
+            ["checkpoint", "prune", "runs/run", "--keep", "2"],
+            ["verify", "runs/run"],
+            ["verify", "runs/run", "--json"],
+            ["verify", "--parity", "runs/run", "runs/run"],
+            ["report", "runs/run"],
+            ["export", "runs/run", "--to", "out"],
+            ["train", "runs/run/config.yaml"],
+        )
+    )
+
+
+def _checkpoint(rng: Rng, home: Path, scratch: Path) -> Case:
+    run = _copy(home, scratch, "runs") / "run"
+    folders = [run / "checkpoints" / f"step-{step:08d}" for step in STEPS]
+    broken = rng.choice(folders)
+    name = rng.choice((MANIFEST_NAME, "tensors.json", "plan.json", "rank-00000.bin"))
+    file = broken / name
+    file.write_bytes(
+        (mutate_bytes if name.endswith(".bin") else mutate_json)(rng, file.read_bytes())
+    )
+    if name in ("tensors.json", "plan.json") and rng.random() < 0.6:
+        _seal(broken, name)
+    words = _commands_on_a_run(rng)
+    # One of those that are whole must stay, whatever the command; all where nothing is pruned.
+    whole = [folder for folder in folders if folder != broken]
+    return Case(words, {}, whole[-1:] if "prune" in words else whole)
+
+
+def _seal(folder: Path, name: str) -> None:
+    """Make the manifest agree with what the file says now, as an enemy would."""
+    try:
+        manifest = read_manifest(folder)
+    except Damaged:
+        return
+    manifest.files[name] = fingerprint_of(folder / name)
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+
+
+def _record(rng: Rng, home: Path, scratch: Path) -> Case:
+    run = _copy(home, scratch, "runs") / "run"
+    name = rng.choice(("events.jsonl", "events.jsonl", "plan.json", "config.yaml"))
+    change = {"events.jsonl": mutate_lines, "plan.json": mutate_json, "config.yaml": mutate_bytes}
+    (run / name).write_bytes(change[name](rng, (run / name).read_bytes()))
+    words = _commands_on_a_run(rng)
+    whole = sorted((run / "checkpoints").glob("step-*"))
+    return Case(words, {}, whole[-1:] if "prune" in words else whole)
+
+
+def _odd_file(rng: Rng, home: Path, scratch: Path) -> Case:
+    """Something that is no plain file in the place of one."""
+    run = _copy(home, scratch, "runs") / "run"
+    place = _copy(home, scratch, "model")
+    newest = run / "checkpoints" / f"step-{STEPS[-1]:08d}"
+    _write_run(scratch, model={"name": str(place)})
+    on_run = [run / "events.jsonl", run / "plan.json", newest / MANIFEST_NAME, newest / "plan.json"]
+    on_run += [newest / "rank-00000.bin", newest / "tensors.json", newest, run / "checkpoints"]
+    on_model = [place / "config.json", place / "model.safetensors", place / "tokenizer.json"]
+    on_model += [scratch / "data.jsonl", scratch / "run.yaml"]
+    file = rng.choice(on_run + on_model)
+    if file.is_dir():
+        shutil.rmtree(file)
+    else:
+        file.unlink()
+    rng.choice((os.mkfifo, os.mkdir, _loop, _dangle, _device, lambda path: None))(file)
+    words = _train_words() if file in on_model else _commands_on_a_run(rng)
+    return Case(words)
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _dangle(path: Path) -> None:
+    path.symlink_to("/nowhere/at/all")
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _environment(rng: Rng, home: Path, scratch: Path) -> Case:
+    _write_run(scratch)
+    names = (
+        *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHARDWISE_CACHE", "HOME", "PATH", "TMPDIR"),
+        *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HF_HOME", "COLUMNS"),
+        *(
+            "SHARDWISE_RENDEZVOUS",
+            "PYTORCH_ALLOC_CONF",
+            "LANG",
+            "TERM",
+            "NO_COLOR",
+            "XDG_CACHE_HOME",
+        ),
+    )
+    values = (
+        *(
+            "",
+            " ",
+            "0",
+            "-1",
+            "x",
+            "9" * 5000,
+            "/proc",
+            "/dev/null",
+            "/nowhere",
+            "~nobody",
+            "a:b",
+            "1,x",
+        ),
+        *("\udcff", "../..", "1e9", "data.jsonl", "x" * 300, "[", "GPU-x", "0,0,0"),
+    )
+    environment = {rng.choice(names): rng.choice(values) for _ in range(rng.choice((1, 1, 2)))}
+    words = rng.choice(
+        (_train_words(), ["plan", "run.yaml", "cluster.name=local"], ["config", "ls"])
+    )
+    return Case(list(words), environment)
+
+
+KINDS: dict[str, Callable[[Rng, Path, Path], Case]] = {
+    "yaml": _yaml,
+    "toml and json": _toml_or_json,
+    "override": _override,
+    "argument": _argument,
+    "config.json": _config_json,
+    "tokenizer": _tokenizer,
+    "weights": _weights,
+    "jsonl": _jsonl,
+    "dataset": _dataset,
+    "checkpoint": _checkpoint,
+    "record": _record,
+    "odd file": _odd_file,
+    "environment": _environment,
+}

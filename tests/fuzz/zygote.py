@@ -1,0 +1,195 @@
+"""Runs mutated cases, each in a fork of this process, which has imported everything once.
+
+    python zygote.py SEED FIRST COUNT RESULTS [FAILED_INPUTS]
+
+Ranks are not started: where they would be, a case has passed. A case may use so much CPU time and
+memory, and wait so long; what exceeds it is a failure, as is a traceback or an error without a fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import corpus
+from cases import Case, build_case
+
+import shardwise.launch.local as local
+from shardwise.cli.main import main
+
+CPU_S = 20
+WAIT_S = 60
+MEMORY_BYTES = 8 * 2**30
+KNOWN_CODES = {2, 3, 4, 5, 6, 7, 75}
+
+
+def run_all(seed: int, first: int, count: int, results: Path, failed: Path | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        home = Path(folder) / "home"
+        home.mkdir()
+        corpus.build_corpus(home)
+        _warm_up(home)
+        gc.freeze()
+        with results.open("a") as stream:
+            for number in range(first, first + count):
+                scratch = Path(folder) / "case"
+                scratch.mkdir()
+                found = run_one(seed, number, home, scratch)
+                if found["fault"] and failed is not None:
+                    shutil.copytree(scratch, failed / str(number), symlinks=True,
+                                    ignore=shutil.ignore_patterns("pipe"),
+                                    copy_function=_copy_plain)  # fmt: skip
+                stream.write(json.dumps(found) + "\n")
+                stream.flush()
+                shutil.rmtree(scratch)
+
+
+def _warm_up(home: Path) -> None:
+    """Run commands on sound inputs here, so that no child has to import or build anything anew."""
+    scratch = home.with_name("case")
+    shutil.copytree(home, scratch)
+    os.chdir(scratch)
+    for model in ("tiny-llama", "model", "sharded", "others/gpt2", "others/opt", "others/mixtral"):
+        Path("run.json").write_text(
+            json.dumps(corpus.RUN | {"model": {"name": model}, "name": "warm"})
+        )
+        shutil.rmtree("runs/warm", ignore_errors=True)
+        for verb in ("plan", "train"):
+            _run_quietly(verb, "run.json")
+    run = str(Path("runs", "run"))
+    for words in (
+        ["checkpoint", "verify", run],
+        ["verify", run],
+        ["report", run],
+        ["config", "ls"],
+    ):
+        _run_quietly(*words)
+    _run_quietly("export", run, "--to", "out")
+    _run_quietly("plan", "missing.yaml", expected=2)
+    os.chdir(home)
+    shutil.rmtree(scratch)
+
+
+def _run_quietly(*words: str, expected: int = 0) -> None:
+    sys.argv = ["shardwise", *words]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = _exit_code()
+    if code != expected:
+        raise RuntimeError(f"{words} ended with {code}:\n{said.getvalue()}")
+
+
+def _copy_plain(source: str, target: str) -> None:
+    if os.path.isfile(source):
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def run_one(seed: int, number: int, home: Path, scratch: Path) -> dict[str, Any]:
+    """Make the case, run it in a child, judge what the child left."""
+    kind, case = build_case(seed, number, home, scratch)
+    before = [_digest(folder) for folder in case.kept]
+    said = scratch.with_name("said")
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _run_in_child(case, scratch, said)
+    status = _wait(child)
+    text = said.read_bytes().decode(errors="replace")
+    after = [_digest(folder) for folder in case.kept]
+    fault = _fault(status, text) or ("lost" if before != after else "")
+    return {
+        "number": number, "kind": kind, "words": [word[:200] for word in case.words],
+        "environment": case.environment, "fault": fault, "code": os.waitstatus_to_exitcode(status),
+        "said": text[-2000:] if fault else "", "seconds": round(time.monotonic() - began, 2),
+    }  # fmt: skip
+
+
+def _run_in_child(case: Case, scratch: Path, said: Path) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 2))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
+        sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", closefd=False), encoding="utf-8")
+        os.chdir(scratch)
+        os.environ.update(case.environment)
+        sys.argv = ["shardwise", *case.words]
+        code = _exit_code()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _exit_code() -> int:
+    def pass_on(*_: object) -> None:
+        raise SystemExit(0)
+
+    local.start_ranks = pass_on  # type: ignore[assignment]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:  # noqa: BLE001 (whatever it is, it is what is looked for)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _wait(child: int) -> int:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
+def _fault(status: int, text: str) -> str:
+    """What is wrong with how the case ended; empty where nothing is."""
+    if os.WIFSIGNALED(status):
+        return f"killed by signal {os.WTERMSIG(status)} (out of time?)"
+    code = os.waitstatus_to_exitcode(status)
+    if "Traceback (most recent call last)" in text:
+        return "traceback"
+    if code == 0:
+        return ""
+    if code not in KNOWN_CODES:
+        return f"exit code {code}"
+    is_usage = "Try 'shardwise" in text or "Usage: shardwise" in text
+    return "" if "fix:" in text or is_usage else "no fix"
+
+
+def _digest(folder: Path) -> str:
+    """Of all files below it; empty where it is gone."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        found.update(f"{path.name}\0".encode())
+        found.update(path.read_bytes() if path.is_file() else b"")
+    return found.hexdigest() if folder.is_dir() else ""
+
+
+if __name__ == "__main__":
+    import datasets  # noqa: F401  (once here rather than in every child)
+
+    seed, first, count = map(int, sys.argv[1:4])
+    run_all(seed, first, count, Path(sys.argv[4]), Path(sys.argv[5]) if sys.argv[5:] else None)
