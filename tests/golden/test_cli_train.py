@@ -291,7 +291,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(
     assert done.stderr.count("error:") == 1
     assert "batches in a row gave no finite gradient" in done.stderr
     assert "no checkpoint is left to go back to" in done.stderr
-    assert "lower optim.lr" in done.stderr
+    assert "lower the rate: optim.lr=" in done.stderr
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def open_dataset(config: DataConfig) -> Any:
         raise UserError(
             f"dataset {path} has no column {config.field!r}",
             why=f"its columns are {', '.join(dataset.column_names)}",
-            fix="set data.field to the one that holds the text",
+            fix=f"write the one that holds the text: {_columns(dataset.column_names)}",
         )
     return dataset.select_columns([config.field])
 
@@ -44,7 +44,7 @@ def dataset_path(config: DataConfig) -> str:
     if len(paths) > 1:
         raise UserError(
             f"data.source datasets reads one dataset, data.path names {len(paths)}",
-            fix="name one directory or hub id",
+            fix="write data.path=DIR with one directory, or one hub id",
         )
     return paths[0]
 
@@ -73,8 +73,8 @@ def _unreadable(path: str, error: Exception) -> UserError:
     return UserError(
         f"dataset {path} cannot be loaded",
         why=brief(error),
-        fix="check data.path, data.name and data.split; a machine without network needs a "
-        "directory made by Dataset.save_to_disk",
+        fix="check data.path, data.name and data.split; a machine without network needs "
+        "data.path=DIR that Dataset.save_to_disk made",
     )
 
 
@@ -87,6 +87,10 @@ def _choose_split(splits: dict[str, Any], path: str, split: str) -> Any:
         raise UserError(
             f"dataset {path} has no split {split!r}",
             why=f"its splits are {', '.join(splits)}",
-            fix="set data.split to one of them",
+            fix=f"write {', or '.join(f'data.split={name}' for name in splits)}",
         )
     return splits[split]
+
+
+def _columns(names: Sequence[str]) -> str:
+    return ", or ".join(f"data.field={name}" for name in names) or "the dataset has no columns"

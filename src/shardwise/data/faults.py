@@ -34,7 +34,7 @@ class FaultBudget:
                 f"{len(self._named)} records of the data cannot be read:\n"
                 + "\n".join(f"    {name}" for name in self._named),
                 why=f"data.max_corrupt allows {self.limit} to be skipped",
-                fix=f"{self.fix}, or raise data.max_corrupt to skip them",
+                fix=f"{self.fix}, or skip more of them: data.max_corrupt={10 * max(1, self.limit)}",
             )
 
     def skip_all(self, faults: Iterable[str]) -> None:

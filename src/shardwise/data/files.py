@@ -26,7 +26,7 @@ def named_paths(config: DataConfig) -> list[str]:
         raise UserError(
             f"data.source {config.source} has no data.path",
             why="it says which files or dataset to read",
-            fix="set data.path, or use data.source=stdlib for a first run",
+            fix="write data.path=FILES, or data.source=stdlib for a first run",
         )
     return paths
 
@@ -41,7 +41,7 @@ def find_files(config: DataConfig) -> list[Path]:
                 f"data.path {pattern!r} matches no file",
                 why=f"directories are searched for {_searched(config.source)}; "
                 f"relative paths start at {Path.cwd()}",
-                fix="name an existing file, directory or glob",
+                fix="write data.path=FILES with a file, a directory or a glob that is there",
             )
         found.update(matches)
     return sorted(found)
@@ -73,7 +73,7 @@ def stdlib_files() -> list[Path]:
         raise UserError(
             f"the standard library has no source text at {root}",
             why="this Python was installed without it",
-            fix="use data.source=text with a data.path",
+            fix="write data.source=text data.path=FILES, or data.source=synthetic",
         )
     return chosen
 

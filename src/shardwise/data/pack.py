@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from uuid import uuid4
 
 from shardwise.config.schema import DataConfig
@@ -121,7 +122,7 @@ def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _
         raise UserError(
             f"data.source {config.source} has no text",
             why="every document is empty or was skipped",
-            fix="check data.path and data.field",
+            fix="write data.path=FILES that hold text, and for jsonl data.field=KEY of the text",
         )
     if config.eval_fraction == 0:
         return written
@@ -130,7 +131,7 @@ def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _
             "a single document cannot be split for evaluation",
             why=f"data.eval_fraction {config.eval_fraction} holds out whole documents, and those "
             "with the same text stay together",
-            fix="set data.eval_fraction=0, or give the text as several documents",
+            fix="write data.eval_fraction=0, or give the text as several documents",
         )
     # With few documents chance may leave a side empty: it gets the one whose draw is nearest.
     # That needs a second pass, which few documents make a short one.
@@ -227,5 +228,5 @@ def _damaged(directory: Path, why: str) -> UserError:
     return UserError(
         f"the token cache {directory} is damaged",
         why=why,
-        fix=f"delete it, it is made again: rm -r {directory}",
+        fix=f"delete it, it is made again: rm -r {quote(str(directory))}",
     )

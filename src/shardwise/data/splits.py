@@ -86,8 +86,8 @@ def validate_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
             f"tokenizer {tokenizer.identity} has {tokenizer.vocab_size} tokens, "
             f"the model only {vocab_size}",
             why="ids beyond the embedding cannot be looked up",
-            fix="choose the model's own tokenizer (data.tokenizer), or train from random weights "
-            f"with model.overrides.vocab_size={tokenizer.vocab_size}",
+            fix="choose the model's own tokenizer: data.tokenizer=DIR, or train from random "
+            f"weights: model.weights=random model.overrides.vocab_size={tokenizer.vocab_size}",
         )
 
 
@@ -96,5 +96,14 @@ def _validate_length(file: TokenFile, seq_len: int) -> None:
         raise UserError(
             f"the training data has {file.num_tokens} tokens, which is not one full sequence",
             why=f"data.seq_len {seq_len} needs {seq_len + 1}: a token to predict after the last",
-            fix="give more text, or lower data.seq_len",
+            fix=_shorter(file.num_tokens),
         )
+
+
+def _shorter(num_tokens: int) -> str:
+    longest = num_tokens - 1
+    return (
+        f"write data.seq_len={longest} or less, or give more text"
+        if longest > 1
+        else ("give more text: data.path=FILES")
+    )

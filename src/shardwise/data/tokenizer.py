@@ -124,8 +124,8 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
         raise UserError(
             f"tokenizer {name!r} cannot be loaded",
             why=brief(error),
-            fix="set data.tokenizer to a directory with tokenizer.json, to a hub id that this "
-            "machine can reach, or to `byte`",
+            fix="write data.tokenizer=DIR with tokenizer.json (or a hub id that this machine can "
+            "reach), or data.tokenizer=byte",
         ) from error
     return tokenizer
 
@@ -135,7 +135,8 @@ def _eos_id(name: str, backend: Any) -> int:
         raise UserError(
             f"tokenizer {name!r} has no end-of-sequence token",
             why="packed documents are told apart by it",
-            fix="add an eos_token to its tokenizer_config.json, or choose another data.tokenizer",
+            fix="add an eos_token to its tokenizer_config.json, or choose another: "
+            "data.tokenizer=DIR",
         )
     return int(backend.eos_token_id)
 

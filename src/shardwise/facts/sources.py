@@ -127,7 +127,8 @@ def _named_weights(name: str | None) -> Path | None:
             why="nothing there looks like safetensors, pytorch_model*.bin or DCP's .metadata"
             if place.exists()
             else "there is no such file or directory",
-            fix="name a directory or file that save_pretrained, Accelerate or DCP wrote",
+            fix="name what save_pretrained, Accelerate or DCP wrote: model.weights_from=DIR, or "
+            "leave model.weights_from out",
         )
     return place
 
@@ -163,7 +164,9 @@ def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dic
             raise UserError(
                 f"model.overrides.{key} is no field of this model's config.json",
                 why=f"a {hf_config.get('model_type', 'model')} would ignore it",
-                fix=f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known))}",
+                fix=f"did you mean model.overrides.{near[0]}={json.dumps(value)}?"
+                if near
+                else f"leave it out; the fields are {', '.join(sorted(known))}",
             )
         if key == "rope_theta" and isinstance(changed.get("rope_parameters"), dict):
             # Files that transformers 5 wrote keep it here, and here it wins.
@@ -180,17 +183,17 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise UserError(
             f"there is no {file}",
             why="a model directory holds config.json, as save_pretrained writes it",
-            fix="point model.name at the directory that has it",
+            fix="write model.name=DIR with the directory that has it",
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot read {file}: {error}", fix="fetch or export the file anew"
+            f"cannot read {file}: {error}", fix="fetch or save the file anew"
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise UserError(
             f"{file} names no model_type",
             why="transformers needs it to choose the model class",
-            fix='add it, such as "model_type": "llama"',
+            fix='add the family that it is of, such as "model_type": "llama"',
         )
     return content
 
@@ -206,7 +209,8 @@ def _download_config(repo: str, revision: str | None) -> Path:
         raise UserError(
             f"cannot fetch config.json of {repo!r} from the hub",
             why=str(error).strip().split("\n")[0],
-            fix=f"log in (`hf auth login`) or give a local directory; {_advice(repo)}",
+            fix="log in with `hf auth login`, or write model.name=DIR of a local copy; "
+            f"{_advice(repo)}",
             code=ExitCode.ENVIRONMENT,
         ) from error
 
@@ -215,5 +219,5 @@ def _advice(name: str) -> str:
     last_part = name.rstrip("/").split("/")[-1].lower()
     near = difflib.get_close_matches(last_part, PRESETS, n=3, cutoff=0.5)
     if near:
-        return f"did you mean the preset {' or '.join(near)}?"
-    return f"the presets are {', '.join(PRESETS)}"
+        return f"did you mean the preset {' or '.join(f'model.name={name}' for name in near)}?"
+    return f"write model.name=DIR, or one of the presets: {', '.join(PRESETS)}"

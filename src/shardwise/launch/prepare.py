@@ -74,15 +74,15 @@ def fetch_weights(config: RunConfig) -> None:
         fetch("pytorch_model*.bin")
 
 
-def validate_machine(cluster: ClusterSpec, command: str = "train run.yaml") -> None:
+def validate_machine(cluster: ClusterSpec, command: str = "train FILE") -> None:
     """Raise where this machine is not the cluster that `shardwise COMMAND` is meant for."""
     if cluster.num_nodes > 1:
         raise UserError(
             f"cluster {cluster.name} has {cluster.num_nodes} nodes; this command starts ranks on "
             "one machine",
             fix="start it on every node: shardwise torchrun --nnodes "
-            f"{cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} ... -m shardwise "
-            f"{command}",
+            f"{cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29500 -m shardwise {command}",
             code=ExitCode.ENVIRONMENT,
         )
     here = probe_cluster()
@@ -93,8 +93,8 @@ def validate_machine(cluster: ClusterSpec, command: str = "train run.yaml") -> N
         raise UserError(
             f"cluster {cluster.name} needs {cluster.devices_per_node} GPUs; this machine has "
             f"{found if here.device == 'cuda' else 'none that nvidia-smi shows'}",
-            fix="set cluster.name=local to use what is here, or 2xCPU to try it without GPUs; "
-            "`shardwise plan` works for any cluster from anywhere",
+            fix="write cluster.name=local to use what is here, or cluster.name=2xCPU to try it "
+            "without GPUs; `shardwise plan` works for any cluster from anywhere",
             code=ExitCode.ENVIRONMENT,
         )
 
@@ -104,6 +104,6 @@ def validate_sinks(config: RunConfig) -> None:
     if config.observe.wandb != "off" and find_spec("wandb") is None:
         raise UserError(
             f"observe.wandb={config.observe.wandb} needs wandb, which is not installed",
-            fix="pip install shardwise[wandb], or write observe.wandb=off",
+            fix="pip install 'shardwise[wandb]', or write observe.wandb=off",
             code=ExitCode.ENVIRONMENT,
         )

@@ -144,7 +144,8 @@ def describe_hang(watchdog: Watchdog, logs: Path) -> UserError:
     return Passing(
         f"{who}: no step for {watchdog.timeout_s:.0f} s",
         why=where,
-        fix=f"stacks of all ranks are in {newest}; a longer train.hang_timeout_s allows more time",
+        fix=f"stacks of all ranks are in {newest}; to wait longer write "
+        f"train.hang_timeout_s={2 * watchdog.timeout_s:g}",
         code=ExitCode.WORKER_DIED,
     )
 

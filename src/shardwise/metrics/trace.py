@@ -122,15 +122,15 @@ def read_trace(path: Path) -> Trace:
     except FileNotFoundError as error:
         raise UserError(
             f"there is no trace {path}",
-            fix="name a run directory, or a .json.gz of RUN/profile; observe.profile=20 has one "
-            "written at step 20",
+            fix="name a run directory, or a .json.gz of RUN/profile; train with observe.profile=20 "
+            "to have one written at step 20",
         ) from error
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is no trace of a shardwise run",
             why=f"{type(error).__name__}: {error}",
-            fix="name a .json.gz of RUN/profile; observe.profile=20 has one written at step 20, "
-            "shardwise tunnel --trace writes one, too",
+            fix="name a .json.gz of RUN/profile; train with observe.profile=20 to have one written "
+            "at step 20",
         ) from error
 
 

@@ -147,7 +147,7 @@ def _blocks_by_class(model: nn.Module, classes: Sequence[str]) -> list[nn.Module
         if name not in known:
             raise UserError(
                 f"shard.unit_classes: no module of class {name!r} in {type(model).__name__}",
-                fix=f"one of: {', '.join(sorted(known))}",
+                fix=f"write shard.unit_classes=[CLASS] with some of {', '.join(sorted(known))}",
             )
     found: list[nn.Module] = []
 
@@ -221,8 +221,8 @@ def _validate_blocks(model: nn.Module, blocks: Sequence[nn.Module], found_by: st
         f"found {len(blocks)} units in {type(model).__name__} (by {found_by}); at least 2 are "
         "needed",
         why="with fewer, the whole model is one all-gather: no overlap, and the peak is the model",
-        fix="name the repeated block in shard.unit_classes, or set shard.unit_min_params; its "
-        f"classes: {', '.join(classes[:12])}",
+        fix="name the class of the repeated block: shard.unit_classes=[CLASS], or the size of "
+        f"units: shard.unit_min_params=NUMBER; its classes: {', '.join(classes[:12])}",
     )
 
 

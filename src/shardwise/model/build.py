@@ -96,7 +96,8 @@ def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> 
             f"model_type {model_type!r} is not a family that transformers knows",
             why=f"transformers {transformers.__version__} knows {len(families)} families; "
             + (f"the nearest names are {', '.join(near)}" if near else "none has such a name"),
-            fix="correct model_type in the model's config.json, update transformers, or set "
-            "model.trust_remote_code with a pinned revision",
+            fix="correct model_type in config.json, or update transformers: pip install --upgrade "
+            "transformers, or run the model's own code: model.trust_remote_code=true "
+            "model.revision=COMMIT_HASH",
         ) from error
     return type(config).from_dict(dict(hf_config))

@@ -258,7 +258,7 @@ def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> N
     if list(stored) != list(wanted):
         raise UserError(
             f"{key} has shape {list(stored)} in the files, the model needs {list(wanted)}",
-            fix="check model.overrides against the checkpoint's config.json",
+            fix="leave model.overrides out, or write model.weights=random",
         )
 
 
@@ -287,6 +287,6 @@ def _validate_all_there(
             f"{len(absent)} tensors of the model are not in {place}",
             why=f"first of them: {', '.join(absent[:3])}; the files hold: "
             f"{', '.join(sorted(files.keys())[:3])}",
-            fix="check that model.name and the weights are of one family, or set "
+            fix="name a config.json and weights of one family: model.name=DIR, or write "
             "model.weights=random",
         )

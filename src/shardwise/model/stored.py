@@ -91,8 +91,8 @@ def find_weights(place: Path) -> Path:
     raise UserError(
         f"no weights in {place}",
         why=f"none of {', '.join(_PLACES)} is there",
-        fix="save the model with save_pretrained, point model.weights_from at its weights, or set "
-        "model.weights=random",
+        fix="save the model with save_pretrained, or name its weights: model.weights_from=DIR, or "
+        "write model.weights=random",
     )
 
 

@@ -25,6 +25,7 @@ def validate_world_size(plan: Plan, world: int) -> None:
         raise UserError(
             f"the plan is for {plan.world_size} ranks, but {world} were started",
             why=f"mesh replicate={plan.replicate.value} x shard={plan.shard.value}",
-            fix="start as many ranks as the cluster has, or change cluster.name",
+            fix=f"start {plan.world_size} ranks, or write the cluster that was started as "
+            "cluster.name=NODESxGPUSxKIND",
             code=ExitCode.ENVIRONMENT,
         )

@@ -205,7 +205,8 @@ def _validate_memory_left() -> None:
             f"activations have no room in host memory: {format_bytes(left)} of it are left",
             why="memory.offload_activations keeps those of a share of the blocks there, for every "
             "rank of this host",
-            fix="give a smaller share; `shardwise plan` says how much host memory it takes",
+            fix="write a smaller share, such as memory.offload_activations=0; `shardwise plan` "
+            "says how much host memory it takes",
             code=ExitCode.DOES_NOT_FIT,
         )
 

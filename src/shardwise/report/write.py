@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.files import replace_file
+from shardwise.files import free_name, replace_file
 from shardwise.report.collect import RunRecord, collect_runs
 from shardwise.report.html import is_report, render_report
 
@@ -45,7 +46,7 @@ def validate_target(target: Path) -> None:
     if not target.parent.is_dir():
         raise UserError(
             f"there is no directory {target.parent} to write {target.name} into",
-            fix=f"mkdir -p {target.parent}, or name another file with --to",
+            fix=f"mkdir -p {quote(str(target.parent))}, or write --to {quote(target.name)}",
         )
     if not target.exists():
         return
@@ -53,7 +54,7 @@ def validate_target(target: Path) -> None:
         if not is_report(file.read(_HEAD_BYTES)):
             raise UserError(
                 f"{target} exists and is no report, so it is left as it is",
-                fix="name another file with --to",
+                fix=f"write --to {quote(str(free_name(target)))}, or another new file",
             )
 
 
@@ -65,7 +66,7 @@ def _write(runs: Sequence[RunRecord], target: Path, reload_s: float | None) -> i
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror}",
-            fix="name another file with --to",
+            fix="write --to FILE in a directory that you may write to",
             code=ExitCode.ENVIRONMENT,
         ) from error
     return len(data)

@@ -63,5 +63,5 @@ def _refusal(why: str) -> UserError:
     return UserError(
         "data.document_mask does not work with this model",
         why=why,
-        fix="leave data.document_mask out, or try another model.attention",
+        fix="leave data.document_mask out, or try another attention: model.attention=eager",
     )

@@ -238,14 +238,18 @@ class Loop:
         """Back to the newest checkpoint, and on with the batches after the offending ones."""
         self._report(self.saver.finish())
         found = find_newest(self.plan, self.events, self.say)
-        if found is None or self.place.rollbacks >= self.plan.config.train.max_nonfinite:
+        config = self.plan.config
+        if found is None or self.place.rollbacks >= config.train.max_nonfinite:
+            warmup = max(100, 2 * config.optim.warmup_steps)
             raise UserError(
                 f"{self.place.bad_in_a_row} batches in a row gave no finite gradient at step "
                 f"{self.place.step + 1}",
                 why="no checkpoint is left to go back to"
                 if found is None
                 else f"going back {self.place.rollbacks} times did not help",
-                fix="lower optim.lr, lengthen optim.warmup_steps, or use precision.param=bf16",
+                fix=f"lower the rate: optim.lr={config.optim.lr / 3:.1e}, or warm up longer: "
+                f"optim.warmup_steps={min(config.train.steps, warmup)}, or leave precision.param "
+                "out",
                 code=ExitCode.DIVERGED,
             )
         position, rollbacks = self.place.position, self.place.rollbacks + 1

@@ -157,7 +157,7 @@ def refuse_chunked(reason: str) -> UserError:
     return UserError(
         "memory.loss=chunked does not give this model's loss",
         why=reason,
-        fix="set memory.loss=auto or memory.loss=full",
+        fix="write memory.loss=auto, or memory.loss=full",
     )
 
 

@@ -76,19 +76,21 @@ def _explain(plan: Plan, error: Exception, *, step: int, made: int) -> UserError
     files = _write_files(plan, held, cause, step)
     written = f"; see {' and '.join(map(str, files))}" if files else ""
     history = plan.config.observe.memory_history
-    more = "" if history else "; observe.memory_history=true shows what took each block"
+    more = "" if history else "; what took each block: observe.memory_history=true"
+    remedies = _remedies(plan)
     return UserError(
         f"out of memory in step {step}: {format_bytes(held.peak_reserved)} reserved of "
         f"{format_bytes(held.capacity)}, the plan expects {format_bytes(plan.memory.reserved)}",
         why=f"{cause}{written}",
-        fix=f"{_remedy(plan)}; `shardwise plan FILE --set ...` says what each changes{more}",
+        fix=f"write {', or '.join(remedies)}; what one changes: `shardwise plan FILE --set "
+        f"{remedies[0]}`{more}",
         # A run that has fit until now has fragmented memory: its last checkpoint gets it further.
         code=ExitCode.DOES_NOT_FIT if made < _STEPS_THAT_FIT else ExitCode.WORKER_DIED,
     )
 
 
-def _remedy(plan: Plan) -> str:
-    """The settings that still have room, the cheapest first."""
+def _remedies(plan: Plan) -> list[str]:
+    """The settings that still have room, the cheapest first; shorter sequences always have."""
     found = []
     if plan.checkpoint_activations.value != "full":
         found.append("memory.checkpoint_activations=full")
@@ -96,7 +98,7 @@ def _remedy(plan: Plan) -> str:
         found.append(f"train.micro_batch={plan.micro_batch.value // 2}")
     if not plan.offload.value:
         found.append("memory.offload=cpu")
-    return f"set {', or '.join(found)}" if found else "use more ranks, or a shorter data.seq_len"
+    return found or [f"data.seq_len={max(2, plan.config.data.seq_len // 2)}"]
 
 
 def _write_files(plan: Plan, held: DeviceMemory, cause: str, step: int) -> list[Path]:

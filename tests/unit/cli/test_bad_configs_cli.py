@@ -88,7 +88,7 @@ REFUSED_PLANS = (
     Refused(
         "unknown preset",
         ("model.name=lama-3.1-8b",),
-        ("unknown model 'lama-3.1-8b'", "did you mean the preset llama-3.1-8b"),
+        ("unknown model 'lama-3.1-8b'", "did you mean the preset model.name=llama-3.1-8b"),
     ),
     Refused(
         "unknown override of the model",

@@ -79,7 +79,7 @@ def test_a_bad_directory_is_named(tmp_path: Path, text: str | None, message: str
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"), [("llama-3.1-8", "llama-3.1-8b"), ("./absent", "the presets are")]
+    ("name", "advice"), [("llama-3.1-8", "llama-3.1-8b"), ("./absent", "one of the presets: ")]
 )
 def test_unknown_names_get_advice(name: str, advice: str) -> None:
     with pytest.raises(UserError, match="unknown model") as caught:

@@ -164,7 +164,7 @@ def test_torchao_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError, match="needs torchao, which is not installed") as caught:
         apply_float8(nn.Module(), UnitMap((), 0, ""), plan_of("llama-3.1-8b", "float8"))
     assert caught.value.code == ExitCode.ENVIRONMENT
-    assert "pip install shardwise[float8]" in caught.value.fix
+    assert "pip install 'shardwise[float8]'" in caught.value.fix
 
 
 @pytest.mark.torchao

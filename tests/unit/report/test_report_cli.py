@@ -70,7 +70,7 @@ def test_a_file_or_a_directory_may_be_named(home: Path) -> None:
     ("words", "says"),
     [
         (("demmo",), "there is no run demmo\n  fix: did you mean runs/demo?"),
-        (("quite-another",), "there are: runs/demo"),
+        (("quite-another",), "there are runs/demo"),
         (("runs",), "runs is not a run directory"),
         (("runs",), "it holds neither plan.json nor events.jsonl"),
         (("demo", "--to", "nowhere/page.html"), "there is no directory nowhere"),

@@ -128,7 +128,8 @@ def _numbers(inside: str, whole: str) -> list[str]:
         first, last = match[1], match[2] or match[1]
         if int(last) - int(first) + len(numbers) >= MAX_NODES:
             raise UserError(
-                f"{whole!r} names over {MAX_NODES} nodes", fix="name the nodes of one job"
+                f"{whole!r} names over {MAX_NODES} nodes",
+                fix='name the nodes of one job: --nodes "gpu[01-04]"',
             )
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
