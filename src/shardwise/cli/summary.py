@@ -1,4 +1,4 @@
-"""The last lines of a run: what it did, from its own record, and what to try next."""
+"""The last lines of a run: what it did, from its own record."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardwise.verify.gates import Gate
 Events = Sequence[dict[str, Any]]
 
 
-def summary_lines(plan: Plan, config_path: str, gates: Sequence[Gate]) -> Iterator[str]:
-    """Steps, losses, speed, memory, gates, where things lie; then commands."""
+def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
+    """Steps, losses, speed, memory, gates, where things lie."""
     events = read_whole_events(plan.run_dir / "events.jsonl")
     steps = [step for step in _of(events, "step") if {"tokens", "memory_planned"} <= step.keys()]
     if not steps:
@@ -35,14 +35,12 @@ def summary_lines(plan: Plan, config_path: str, gates: Sequence[Gate]) -> Iterat
     yield _memory_line(last)
     yield from _gate_lines(gates)
     yield f"  run directory  {plan.run_dir}: {', '.join(_contents(plan.run_dir))}"
-    if last["step"] < total:
-        yield f"next: shardwise train {config_path}   (goes on at step {last['step']})"
-    else:
-        more = 2 * total
-        yield f"next: shardwise report {plan.run_dir}   (one page of plots, gates and the plan)"
-        yield f"      shardwise train {config_path} name=longer train.steps={more}"
-        yield "      shardwise plan examples/llama-3.1-8b-8xh100.yaml   (no GPU needed)"
-        yield "      shardwise config ls   (models and examples)"
+
+
+def last_step(plan: Plan) -> int | None:
+    """The last step that the record has; None for a run that made none."""
+    steps = _of(read_events(plan.run_dir / "events.jsonl"), "step")
+    return steps[-1]["step"] if steps else None
 
 
 def _speed_line(plan: Plan, steps: Events) -> str:

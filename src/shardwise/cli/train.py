@@ -49,17 +49,22 @@ def train(
         show_warnings(plan)
     run_plan(plan)
     if is_first:
-        _conclude(plan, config)
+        _conclude(plan, config, overrides or [])
 
 
-def _conclude(plan: Plan, config: str) -> None:
+def _conclude(plan: Plan, config: str, overrides: list[str]) -> None:
     """Judge the run by its gates, write that down, and say how it went."""
-    from shardwise.cli.summary import summary_lines
+    from shardwise.cli.next_steps import next_lines
+    from shardwise.cli.summary import last_step, summary_lines
     from shardwise.verify.judge import judge_run, record_gates, validate_passed
 
     gates = judge_run(plan.run_dir)
     record_gates(plan.run_dir, gates)
-    for line in summary_lines(plan, config, gates):
+    for line in summary_lines(plan, gates):
         typer.echo(line)
+    step = last_step(plan)
+    if step is not None:
+        for line in next_lines(plan, config, overrides, step):
+            typer.echo(line)
     if plan.config.gates.enforce:
         validate_passed(plan.run_dir, gates)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,10 +70,10 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
     else:
-        show_result(result, config)
+        show_result(result, join([config, *(overrides or [])]))
 
 
-def show_result(result: TunnelResult, config: str) -> None:
+def show_result(result: TunnelResult, words: str) -> None:
     """Memory beside the plan's, collectives, times, and what to try next."""
     from shardwise.cli.show import show_table
     from shardwise.plan.explain import headline
@@ -89,5 +90,5 @@ def show_result(result: TunnelResult, config: str) -> None:
         show_table(explain.timing_rows(result))
     for note in result.notes:
         typer.echo(f"note: {note}")
-    for line in explain.next_lines(result, config):
+    for line in explain.next_lines(result, words):
         typer.echo(line)

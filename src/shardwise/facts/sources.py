@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path

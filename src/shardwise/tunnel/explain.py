@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from shlex import quote
 from typing import get_args
 
+from shardwise.plan.batch import whole_batch
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.tunnel.ledger import Class
 from shardwise.tunnel.result import TunnelResult
 from shardwise.tunnel.traffic import sum_traffic
 from shardwise.units import GIB, format_bytes, format_count
 
+_EIGHT = "8xH100"
 _WHERE = {
     "gpu": "on {device}, with emulated links",
     "cpu": "on {device}, with links that sleep",
@@ -100,19 +103,29 @@ def timing_rows(result: TunnelResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def next_lines(result: TunnelResult, config: str) -> list[str]:
-    """What to try."""
+def next_lines(result: TunnelResult, words: str) -> list[str]:
+    """What to try; `words` are the file and the changes that the user typed."""
     if result.trace is not None:
-        return [f"next: shardwise profile {result.trace}   (where the time of a step goes)"]
+        trace = quote(str(result.trace))
+        return [f"next: shardwise profile {trace}   (where the time of a step goes)"]
     if not result.collectives:
-        return [f"next: shardwise tunnel {config} --cluster 8xH100   (rank 0 of more)"]
-    command = f"shardwise tunnel {config} --cluster {result.plan.cluster.name}"
+        return [
+            f"next: shardwise tunnel {words} --cluster {_EIGHT}{_batch(result)}   (rank 0 of more)"
+        ]
+    command = f"shardwise tunnel {words} --cluster {result.plan.cluster.name}"
     slower = 1 if result.links.are_free else result.links.speed / 2
     lines = [f"next: {command} --link-speed {slower:g}   (slower links)"]
     if result.mode == "fake":
         lines.append("      the same on a machine with a GPU   (measures the step)")
-    lines.append(f"      shardwise plan {config} --cluster {result.plan.cluster.name}   (why so)")
+    lines.append(f"      shardwise plan {words} --cluster {result.plan.cluster.name}   (why so)")
     return lines
+
+
+def _batch(result: TunnelResult) -> str:
+    """A change of the batch, where the one that was given does not divide over eight ranks."""
+    train = result.plan.config.train
+    whole = whole_batch(train, 8)
+    return "" if whole == train.global_batch else f" train.global_batch={whole}"
 
 
 def _planned(memory: MemoryEstimate) -> dict[str, int]:

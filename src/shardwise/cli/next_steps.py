@@ -1,0 +1,41 @@
+"""What is worth typing after a run, spelled so that it works where the run was started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from shlex import join, quote
+
+from shardwise.config.load import load_config
+from shardwise.files import free_name
+from shardwise.plan.plan import Plan
+
+_EXAMPLE = "llama-3.1-8b-8xh100"
+
+
+def next_lines(plan: Plan, config: str, overrides: Sequence[str], step: int) -> Iterator[str]:
+    """Commands after a run of `config` with `overrides` that ended at `step`."""
+    again = f"shardwise train {join([config, *_without_stop(config, overrides)])}"
+    if "RANK" in os.environ:
+        again = "the same torchrun command"
+        if plan.config.train.stop_after is not None:
+            again += " with train.stop_after=null"
+    if step < plan.config.train.steps:
+        yield f"next: {again}   (goes on at step {step})"
+        return
+    yield f"next: shardwise report {quote(str(plan.run_dir))}   (plots, gates, the plan)"
+    if "RANK" not in os.environ:
+        name = free_name(plan.run_dir).name
+        longer = [f"name={name}", f"train.steps={2 * plan.config.train.steps}"]
+        yield f"      {again} {join(longer)}   (twice as long)"
+    example = quote(str(free_name(Path(f"{_EXAMPLE}.yaml"))))
+    yield f"      shardwise config cp {_EXAMPLE} {example}   (a plan needs no GPU)"
+    yield "      shardwise config ls   (models and examples)"
+
+
+def _without_stop(config: str, overrides: Sequence[str]) -> list[str]:
+    """The user's changes, without a stop before the end: not here, and not in the file."""
+    kept = [word for word in overrides if not word.startswith("train.stop_after=")]
+    stops = load_config(config, kept).train.stop_after is not None
+    return [*kept, "train.stop_after=null"] if stops else kept
