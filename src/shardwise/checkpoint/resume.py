@@ -17,6 +17,7 @@ from shardwise.config.plain import config_to_dict
 from shardwise.config.reference import show_value
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
+from shardwise.files import free_name, read_json
 from shardwise.plan.plan import Plan
 
 Values = dict[str, Any]
@@ -82,7 +83,8 @@ def validate_resume(plan: Plan) -> None:
         raise UserError(
             f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
             why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
-            fix="give the run another name, or move the directory away",
+            fix=f"give the run another name: name={free_name(plan.run_dir).name}, or leave "
+            "checkpoint.resume out to go on",
         )
     judge_resume(found[-1], plan)
 
@@ -102,7 +104,7 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
 def _plan_of(found: Checkpoint) -> Values:
     """As plain data: a plan of another version may have fields that this one cannot read."""
     try:
-        plan = json.loads((found.path / PLAN_NAME).read_bytes())
+        plan = read_json(found.path / PLAN_NAME)
     except (OSError, ValueError):
         return {}  # damage, which the ranks find by its hash
     return plan if isinstance(plan, dict) else {}
@@ -149,8 +151,9 @@ def _refusal(found: Checkpoint, plan: Plan, broken: list[str]) -> UserError:
         f"{plan.run_dir} cannot go on at step {found.step} with other data:"
         + "".join(f"\n    {change}" for change in broken),
         why=why,
-        fix="set this back, or give the run another name, or write data.on_change=restart: it "
-        "keeps weights, optimizer and step, and reads the data from its start",
+        fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}, or "
+        "write data.on_change=restart: it keeps weights, optimizer and step, and reads the data "
+        "from its start",
     )
 
 
@@ -170,7 +173,7 @@ def _validate_model(plan: Plan, old: Values) -> None:
         + (f"\n    and {more} more" if more > 0 else ""),
         why="model.name, model.overrides or the model's config.json changed since they were "
         "written",
-        fix="set this back, or give the run another name",
+        fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}",
     )
 
 

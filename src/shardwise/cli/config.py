@@ -63,7 +63,7 @@ def copy_example(
     example = _find_example(name)
     target = dest / example.name if dest.is_dir() else dest
     _write_new_file(target, example.read_text(encoding="utf-8"))
-    typer.echo(f"wrote {target}\nnext: shardwise plan {target}")
+    typer.echo(f"wrote {target}\nnext: shardwise plan {quote(str(target))}")
 
 
 @app.command("schema")
@@ -144,8 +144,9 @@ def _write_new_file(target: Path, text: str) -> None:
     except OSError as error:
         raise UserError(
             f"{target} cannot be written: {error.strerror}",
-            fix="name a file in a directory that you may write to; see: ls -ld "
-            f"{quote(str(target.parent))}",
+            fix="name a file in a directory that you may write to"
+            if target.parent.is_dir()
+            else f"mkdir -p {quote(str(target.parent))}",
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -110,6 +111,8 @@ def _write(text: str, to: Path | None) -> None:
     except OSError as error:
         raise UserError(
             f"{to} cannot be written: {error.strerror}",
-            fix="write --to FILE in a directory that is there and that you may write to",
+            fix="write --to FILE in a directory that you may write to"
+            if to.parent.is_dir()
+            else f"mkdir -p {quote(str(to.parent))}",
         ) from error
     typer.echo(f"wrote {to}", err=True)

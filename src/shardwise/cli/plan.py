@@ -9,6 +9,7 @@ import typer
 
 from shardwise.cli.calibrate import calibrate_for
 from shardwise.cli.show import show_difference, show_plan
+from shardwise.config.documents import start_from_example
 from shardwise.config.load import load_config
 from shardwise.config.schema import ClusterConfig
 from shardwise.errors import UserError
@@ -75,13 +76,12 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)
     if config is None and calibrate:
-        typer.echo("next: shardwise plan run.yaml", err=True)
+        typer.echo("next: shardwise plan FILE   (with the rates of this machine)", err=True)
         return
     if config is None:
         raise UserError(
             "no configuration is named",
-            fix="make one to start from: shardwise config cp demo run.yaml; then: shardwise plan "
-            "run.yaml",
+            fix=f"name a file: `shardwise plan FILE`, or {start_from_example()}",
         )
     aim = _goal(goal)
     chosen = choose_plan(load_config(config, given), goal=aim)

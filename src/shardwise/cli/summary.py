@@ -39,7 +39,7 @@ def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
 
 def last_step(plan: Plan) -> int | None:
     """The last step that the record has; None for a run that made none."""
-    steps = _of(read_events(plan.run_dir / "events.jsonl"), "step")
+    steps = _of(read_whole_events(plan.run_dir / "events.jsonl"), "step")
     return steps[-1]["step"] if steps else None
 
 

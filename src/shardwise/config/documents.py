@@ -17,7 +17,7 @@ import yaml
 from shardwise.config.reference import shorten, show_value
 from shardwise.config.rules import Fault
 from shardwise.errors import UserError
-from shardwise.files import parse_json, why_no_path
+from shardwise.files import free_name, parse_json, why_no_path
 
 # A configuration has a few kilobytes, a few hundred values, and four levels.
 _MAX_BYTES = 2**20
@@ -76,7 +76,11 @@ def read_file(file: Path) -> Document:
     return document
 
 
-_EXAMPLE = "start from an example: shardwise config cp demo run.yaml"
+def start_from_example() -> str:
+    """The command that makes a file to start from, which is never one that is there."""
+    name = Path("run.yaml")
+    new = free_name(name) if name.exists() else name
+    return f"start from an example: shardwise config cp demo {new}"
 
 
 def _missing_file(file: Path) -> UserError:
@@ -87,7 +91,7 @@ def _missing_file(file: Path) -> UserError:
             f"{file} is a directory", fix=f"name a file instead: {_near_files(file, '')}"
         )
     if not file.parent.is_dir():
-        return UserError(f"{file}: there is no directory {file.parent}", fix=_EXAMPLE)
+        return UserError(f"{file}: there is no directory {file.parent}", fix=start_from_example())
     return UserError(f"{file}: no such file", fix=_near_files(file.parent, file.name))
 
 
@@ -101,7 +105,7 @@ def _near_files(directory: Path, name: str) -> str:
         return f"did you mean {' or '.join(str(directory / n) for n in near)}?"
     if files:
         return f"there are {', '.join(str(directory / name) for name in files[:8])}"
-    return _EXAMPLE
+    return start_from_example()
 
 
 def _read_json(text: str, place_of: PlaceOfLine) -> Document:

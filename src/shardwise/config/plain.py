@@ -32,7 +32,7 @@ def config_from_dict(data: dict[str, Any]) -> RunConfig:
         raise UserError(
             f"the saved configuration has a field that does not exist: {field_path(*unknown[0])}",
             why="it was written by another version of shardwise",
-            fix="make the plan again from its YAML file",
+            fix="make the plan again: shardwise plan FILE --json",
         )
     return assemble({key: _with_tuple(key, value) for key, value in values.items()})
 
