@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -62,7 +63,8 @@ def _supervise(run_dir: Path, writer: str, lease: Lease) -> int:
 
 
 def _pass_on(rank: int, number: int, frame: FrameType | None) -> None:
-    os.kill(rank, number)
+    with suppress(ProcessLookupError):
+        os.kill(rank, number)
 
 
 def _live(run_dir: Path, writer: str, lease: Lease | None) -> int:
