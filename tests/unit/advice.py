@@ -102,6 +102,9 @@ VOCABULARY = (
     Words(r"write fields below it", "which fields were meant; an example follows"),
     Words(r"or the number of ranks of a group", "how many the user wants"),
     Words(r"leave it out; the fields are", "which field was meant"),
+    Words(r"check that path, its permissions, and the space on its disk", "the user's disk"),
+    Words(r"check that MASTER_ADDR is rank 0's node", "the user's network"),
+    Words(r"look for an error on the nodes of these ranks", "what another node printed"),
 )
 
 _SECTIONS = "|".join(section_classes())

@@ -40,7 +40,7 @@ class Document:
 def read_file(file: Path) -> Document:
     """The tree of a YAML, TOML or JSON file, by its suffix."""
     if (why := why_no_path(str(file))) is not None:
-        raise UserError(f"{shorten(str(file))}: no such file: {why}", fix="check the path")
+        raise UserError(f"{shorten(str(file))}: no such file: {why}", fix=start_from_example())
     if not file.is_file():
         raise _missing_file(file)
     if file.suffix.lower() not in _READERS:
@@ -53,7 +53,7 @@ def read_file(file: Path) -> Document:
         if file.stat().st_size > _MAX_BYTES:
             raise UserError(
                 f"{file}: {file.stat().st_size} bytes are too many for a configuration",
-                fix="name the YAML, TOML or JSON file of the run",
+                fix=start_from_example(),
             )
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -85,7 +85,7 @@ def start_from_example() -> str:
 
 def _missing_file(file: Path) -> UserError:
     if file.exists() and not file.is_dir():
-        return UserError(f"{file} is no plain file", fix="write the configuration to a file")
+        return UserError(f"{file} is no plain file", fix=start_from_example())
     if file.is_dir():
         return UserError(
             f"{file} is a directory", fix=f"name a file instead: {_near_files(file, '')}"

@@ -26,7 +26,7 @@ def validate_text(config: DataConfig) -> None:
         raise UserError(
             f"the data cannot be read: {error.strerror}: {error.filename}",
             why="data.path names it",
-            fix="check its permissions, or name another data.path",
+            fix="see who may read it (ls -l FILES), or name others: data.path=FILES",
             code=ExitCode.ENVIRONMENT,
         ) from error
 
@@ -39,7 +39,7 @@ def _validate_files(config: DataConfig) -> None:
     if not any(path.stat().st_size for path in files):
         raise UserError(
             f"the files of data.path are empty: {files[0]}",
-            fix="name files with text in data.path",
+            fix="name files with text: data.path=FILES",
         )
 
 
@@ -50,5 +50,5 @@ def _validate_first_record(config: DataConfig) -> None:
     raise UserError(
         f"data.source={config.source} has no text",
         why="; ".join(faults.named) or "every record is empty",
-        fix=faults.fix or "name files with text in data.path",
+        fix=faults.fix or "name files with text: data.path=FILES",
     )

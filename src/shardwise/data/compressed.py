@@ -38,7 +38,7 @@ def damaged(path: Path, error: Exception) -> UserError:
     return UserError(
         f"data file {path} is damaged, or not what its suffix says",
         why=brief(error),
-        fix="copy or download it again, or leave it out of data.path",
+        fix="copy or download it again, or name other files: data.path=FILES",
     )
 
 

@@ -91,7 +91,7 @@ def _matches(pattern: str, source: str) -> Iterator[Path]:
             raise UserError(
                 f"data.path names {root}, which is no plain file",
                 why="data is read more than once, and a pipe or a device gives it once at most",
-                fix="write it to a file and name that one",
+                fix="write it to a file and name that: data.path=FILES",
             )
 
 

@@ -45,7 +45,7 @@ def _validate_column(path: Path, schema: Any, field: str) -> None:
         raise UserError(
             f"{path} has no column {field!r}",
             why=f"its columns are {', '.join(schema.names)}",
-            fix="set data.field to the one that holds the text",
+            fix="name the column that holds the text: data.field=KEY",
         )
     kind = schema.field(field).type
     if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
@@ -53,5 +53,5 @@ def _validate_column(path: Path, schema: Any, field: str) -> None:
         raise UserError(
             f"column {field!r} of {path} holds {kind}, not text",
             why=f"its columns of text are {', '.join(texts)}" if texts else "no column holds text",
-            fix="set data.field to the one that holds the text",
+            fix="name the column that holds the text: data.field=KEY",
         )

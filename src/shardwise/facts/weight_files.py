@@ -10,7 +10,7 @@ from shardwise.errors import UserError
 from shardwise.files import read_json, why_no_path
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
-_FETCH_ANEW = "fetch or save it anew; another copy goes into model.weights_from"
+_FETCH_ANEW = "fetch or save the file anew, or name another copy: model.weights_from=DIR"
 # As safetensors itself allows; an index has a line a tensor.
 _MAX_INDEX_BYTES = 100 * 2**20
 

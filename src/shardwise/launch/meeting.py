@@ -95,7 +95,7 @@ def _find_stranger(accounts: Sequence[Account]) -> UserError | None:
         f"{account.name} does not see the runs directory of {first.name}",
         why=f"it looks into {values[_RUNS_DIR]}, rank 0 writes to {firsts[_RUNS_DIR]}; checkpoints "
         "need one directory that all nodes see",
-        fix="set runs_dir to a directory on a file system that all nodes share",
+        fix="name a directory on a file system that all nodes share: runs_dir=DIR",
         code=ExitCode.ENVIRONMENT,
     )
 
@@ -103,6 +103,6 @@ def _find_stranger(accounts: Sequence[Account]) -> UserError | None:
 def _unwritable(runs_dir: Path, error: OSError) -> UserError:
     return UserError(
         f"runs_dir {runs_dir} cannot be written: {error.strerror}",
-        fix="set runs_dir to a directory that you may write to",
+        fix="name a directory that you may write to: runs_dir=DIR",
         code=ExitCode.ENVIRONMENT,
     )

@@ -145,7 +145,7 @@ def _stopped(number: signal.Signals, words: list[RankFailure], *, had_begun: boo
         )
     return UserError(
         f"stopped by {number.name} before the first step; nothing was trained",
-        fix="the same command starts it again",
+        fix="run the same command again",
         code=ExitCode.PREEMPTED,
     )
 

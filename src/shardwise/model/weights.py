@@ -38,7 +38,7 @@ def validate_ties(model: nn.Module, twin: nn.Module) -> None:
         raise UserError(
             f"sharding would untie {' and '.join(sorted(broken[0]))}",
             why="FSDP2 keeps a parameter tied only inside one unit",
-            fix="name a class in shard.unit_classes that holds all of them",
+            fix="name a class that holds all of them: shard.unit_classes=[CLASS]",
         )
 
 
