@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -98,6 +99,20 @@ def test_the_run_directory_is_complete(
     assert not list(run_dir.glob("checkpoints/.writing*"))
     assert "finished 8 steps" in (run_dir / "logs/attempt-1/rank-0.log").read_text()
     assert events_of(run_dir, "end")[0]["finished"] is True
+
+
+def test_every_command_that_a_run_ends_with_works(
+    whole: tuple[Path, subprocess.CompletedProcess[str]], shardwise: Run, tmp_path: Path
+) -> None:
+    lines = whole[1].stdout.partition("\nnext: ")[2].splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        program, verb, *words = shlex.split(line.split("   (")[0])
+        assert program == "shardwise"
+        # A plan is as far as this goes: the run that it is for takes twice as long as the first.
+        verb = "plan" if verb == "train" else verb
+        shardwise("-c", 'cd "$0" && exec "$@"', str(tmp_path), SHARDWISE, verb, *words,
+                  command=("sh",))  # fmt: skip
 
 
 def test_activations_can_wait_in_host_memory(

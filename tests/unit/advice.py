@@ -108,7 +108,9 @@ VOCABULARY = (
 )
 
 _SECTIONS = "|".join(section_classes())
-_PATH = rf"(?:{_SECTIONS})\.[a-z]\w*(?:\.[a-z]\w*)*|name|runs_dir"
+# A whole section only as the command line takes it: a bare word, or a mapping.
+_WHOLE = rf"(?:model|data|cluster)(?==)|(?:{_SECTIONS})(?==\{{)"
+_PATH = rf"(?:{_SECTIONS})\.[a-z]\w*(?:\.[a-z]\w*)*|name|runs_dir|{_WHOLE}"
 _VALUE = r"\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^\s,;?)('`\"]+"
 SETTING = re.compile(rf"(?<![\w.-])({_PATH})=({_VALUE})")
 _LEFT_OUT = re.compile(r"leave (--[\w-]+|[a-z]\w*\.[\w.]+) out")
@@ -118,7 +120,9 @@ _COMMAND = re.compile(
     rf"`({_PROGRAMS}\b[^`]*)`|(?:^|: |, or )({_PROGRAMS} .*?)(?=, or |; |, | {{2,}}| \(|$)"
 )
 _LINE = re.compile(r"`(\w+: [^`]+)`")
-_MEANT = re.compile(r"did you mean (?:the preset )?([^?]*)\?|there are ([^;]*)|such as (\S+)$")
+_MEANT = re.compile(
+    r"did you mean (?:the preset )?([^?]*)\?|(?:^|: )there are ([^;]*)|such as (\S+)$"
+)
 _PLACE = re.compile(
     rf"write ((?:{_SECTIONS})\.\w+)(?=$|;)|write `(\w+):` indented below `(\w+):`|"
     r"`(\w+)` belongs to the top level"

@@ -47,7 +47,7 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
             why=f"it has {_steps(entries)}" if entries else "nothing was saved there",
             fix=f"write --step {entries[-1].step}"
             if entries
-            else "name a run directory (runs/NAME), or train it with checkpoint.at_end=true",
+            else "name a run directory (runs/NAME) that has saved a checkpoint",
         )
     return found[-1].path
 

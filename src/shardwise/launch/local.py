@@ -38,8 +38,8 @@ def run_plan(plan: Plan) -> Path:
     if is_rank(os.environ):
         _run_as_one_rank(plan)
         return plan.run_dir
-    validate_machine(plan.cluster)
     _warn(validate_run(plan))
+    validate_machine(plan.cluster)
     with hold_run(plan.run_dir, say=say_on_console) as lease:
         validate_resume(plan)
         run_supervised(plan, lease)

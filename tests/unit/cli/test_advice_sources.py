@@ -8,16 +8,16 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import advice
-import click
 import pytest
 import typer.main
 from torch.distributed.run import get_args_parser
 
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
+from shardwise.config.reference import section_classes
 from shardwise.config.rules import RULES
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
@@ -130,21 +130,21 @@ TORCHRUN = {name for action in get_args_parser()._actions for name in action.opt
 OTHERS = {"--ntasks-per-node"}
 
 
-def verb_of(words: list[str]) -> tuple[click.Command | None, list[str]]:
+def verb_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that words such as `checkpoint ls runs/demo` are for, and the rest of them."""
-    found: click.Command | None = typer.main.get_command(app)
+    found: Any = typer.main.get_command(app)
     while found is not None and hasattr(found, "commands") and words:
         found, words = found.commands.get(words[0]), words[1:]
     return found, words
 
 
-def options_of(command: click.Command) -> set[str]:
+def options_of(command: Any) -> set[str]:
     own = {name for parameter in command.params for name in parameter.opts} | {"--help"}
     return own | TORCHRUN if command.name == "torchrun" else own
 
 
 def all_options() -> set[str]:
-    def below(command: click.Command) -> Iterator[str]:
+    def below(command: Any) -> Iterator[str]:
         yield from options_of(command)
         for each in getattr(command, "commands", {}).values():
             yield from below(each)
@@ -153,7 +153,7 @@ def all_options() -> set[str]:
 
 
 def assert_setting(where: str, path: str, value: str) -> None:
-    if path.startswith("model.overrides"):
+    if path.startswith("model.overrides") or path in section_classes():
         return
     assert path in advice.real_fields(), f"{where}: there is no setting {path}"
     if COMPUTED in value or "{c." in value or advice.has_placeholder(value) or value == "v":
