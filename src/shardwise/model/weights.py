@@ -75,7 +75,9 @@ def initialise_buffers(
     for key in full:
         # By name: an initialiser may have put another tensor in its place.
         copy_shard(targets[key], twin.get_buffer(key))
-    nn.Module.to(twin, "meta")
+    for _, module in members:
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to("meta"))
 
 
 def _fill_unit(

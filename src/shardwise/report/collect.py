@@ -137,14 +137,15 @@ def state_of(run: RunRecord, now: float) -> str:
 
 
 def _read_plan(path: Path, notes: list[str]) -> Plan | None:
+    if not path.exists():
+        notes.append("there is no plan.json")
+        return None
     try:
         return Plan.load(path)
-    except FileNotFoundError:
-        notes.append("there is no plan.json")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+    except UserError as error:
         # Cut off, or written by another version of shardwise.
-        notes.append(f"plan.json cannot be read: {type(error).__name__}: {error}")
-    return None
+        notes.append(f"plan.json cannot be read: {error.why or error.what}")
+        return None
 
 
 def _read_events(path: Path, notes: list[str]) -> list[Event]:

@@ -98,7 +98,7 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("--device", "tpu"), ExitCode.CONFIG, ["--device tpu", "auto, cuda, cpu, fake"]),
+        (("--device", "tpu"), ExitCode.CONFIG, ["--device tpu", "--device auto, or --device cuda"]),
         (("--link-speed", "0"), ExitCode.CONFIG, ["--link-speed 0 is no speed", "above 0"]),
         (("--link-speed", "nan"), ExitCode.CONFIG, ["--link-speed nan"]),
         (("--steps", "0"), ExitCode.CONFIG, ["--steps 0"]),
