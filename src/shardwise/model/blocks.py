@@ -47,17 +47,17 @@ def find_units(
     _validate_blocks(model, blocks, found_by)
     head, tail = _find_ends(model, blocks)
     names = {id(module): name for name, module in model.named_modules()}
-    large = _large_leftovers(model, blocks, {*head, *tail})
+    owners = _owners_outside(model, [*(names[id(block)] for block in blocks), *head, *tail])
+    large = _large_leftovers(model, blocks, {*head, *tail, *owners})
     inner = [block for block in blocks if not _holds_another(block, blocks)]
     groups = [
         (head, False),
         *(((name,), False) for name in large),
         *(((names[id(block)],), block in inner) for block in blocks),
         (tail, False),
+        *(((name,), False) for name in owners),
     ]
-    groups = _without_roots_own(model, groups)
-    groups += [((name,), False) for name in _owners_outside(model, groups)]
-    units = _units_of_groups(model, groups)
+    units = _units_of_groups(model, _without_roots_own(model, groups))
     root_params = _num_params(model) - sum(unit.num_params for unit in units)
     return UnitMap(tuple(units), root_params, found_by)
 
@@ -96,16 +96,17 @@ def _without_roots_own(
     ]
 
 
-def _owners_outside(model: nn.Module, groups: Sequence[tuple[tuple[str, ...], bool]]) -> list[str]:
-    """Modules in no group that hold a group's parameter as well, as BERT's head and the linear
-    layer in it hold one bias. They join the group, else FSDP2 would make two of the one."""
-    members = [model.get_submodule(name) for names, _ in groups for name in names]
+def _owners_outside(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Modules in none of these that hold a parameter of theirs as well, as BERT's head and the
+    linear layer in it hold one bias. They join the unit, else FSDP2 would make two of the one."""
+    members = [model.get_submodule(name) for name in names]
     inside = {id(module) for member in members for module in member.modules()}
     params = {id(p) for member in members for p in member.parameters()}
     return [
         name
         for name, module in model.named_modules()
-        if id(module) not in inside
+        if name
+        and id(module) not in inside
         and not params.isdisjoint(id(p) for p in module.parameters(recurse=False))
     ]
 

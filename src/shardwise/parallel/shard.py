@@ -24,7 +24,8 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
     """Shard every unit, then the root with what is left."""
     _take_copies_over(plan)
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
-    for unit in units.units:
+    # A unit inside another one comes first: FSDP2 leaves to the outer one what is left.
+    for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
         reshard = _reshard(unit, units, plan)
         fully_shard(
@@ -88,6 +89,10 @@ def _take_copies_over(plan: Plan) -> None:
         take_over(all_gather_copy_in, device)
     if in_place or (uses_own(plan) and plan.offload_activations.value):
         take_over(split_with_sizes_copy, device)
+
+
+def _depth(unit: Unit) -> int:
+    return max(name.count(".") for name in unit.modules)
 
 
 def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
