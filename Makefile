@@ -69,12 +69,13 @@ test-float8: $(READY)
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(WITH_FLOAT8)
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
 
-# The long sweeps: every kill point, thousands of damaged files and inputs, every mesh to any other, every
-# way to spread a run against one process, a step over a slow link, 300 steps in float8.
+# The long sweeps: every kill point, thousands of damaged files and inputs, every mesh to any other,
+# every way to spread a run against one process, every family against plain PyTorch, a step over a
+# slow link, 300 steps in float8.
 chaos: $(READY)
 	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
-	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/fuzz
+	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:

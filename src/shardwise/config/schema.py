@@ -44,8 +44,9 @@ class ModelConfig:
         "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention"
     ] = "auto"
     """The attention implementation that transformers is asked for; `auto` is `sdpa`, cuDNN's where
-    it is faster. `flash_attention_4` (Hopper and later, with `shardwise[flash4]`) is ours: plainly
-    causal, faster still, and compiled with its block."""
+    it is faster, or `eager` for a family whose class has no `sdpa`. `flash_attention_4` (Hopper and
+    later, with `shardwise[flash4]`) is ours: plainly causal, faster still, and compiled with its
+    block."""
 
     revision: str | None = None
     """The hub revision (a commit hash) to read; required with `trust_remote_code`."""

@@ -14,7 +14,18 @@ from typing import Any, Literal
 from shardwise.facts.positions import rotary_limit
 from shardwise.facts.sources import ModelSource, read_model_config
 
-__all__ = ["ModelSource", "ModelSpec", "UnknownFamily", "read_model_config", "spec_from_config"]
+__all__ = [
+    "ATTENTIONS",
+    "ModelSource",
+    "ModelSpec",
+    "UnknownFamily",
+    "read_model_config",
+    "spec_from_config",
+]
+
+
+# Every attention that a user may ask for; the first that a family has is the one that is planned.
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention")
 
 
 # Far above any model's, and far below what overflows when sizes are multiplied.
@@ -65,6 +76,9 @@ class ModelSpec:
     position_table: bool = False
     """Whether positions are rows of a table, so that there are none beyond `max_positions`."""
 
+    attentions: tuple[str, ...] = ATTENTIONS
+    """Those that the family's class has, of `ATTENTIONS` and in their order."""
+
     embedding_params: int
     """Token embedding, and positions where they are learned."""
 
@@ -97,8 +111,8 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
-        """Back from `to_dict`."""
-        return cls(**data)
+        """Back from `to_dict`, or from JSON, which has no tuples."""
+        return cls(**{**data, "attentions": tuple(data.get("attentions", ATTENTIONS))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ _WELL_KNOWN = frozenset(
         "hidden_size",
         "initializer_range",
         "intermediate_size",
+        "is_decoder",
         "max_position_embeddings",
         "num_attention_heads",
         "num_hidden_layers",
@@ -62,7 +63,14 @@ _GPT2_WORDS = {
     "attention_dropout": "attn_pdrop",
 }
 _NOT_IN_GPT2 = frozenset(
-    {"head_dim", "num_key_value_heads", "rope_scaling", "rope_theta", "sliding_window"}
+    {
+        "head_dim",
+        "is_decoder",
+        "num_key_value_heads",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+    }
 )
 
 

@@ -12,7 +12,7 @@ from shardwise.launch.failure import error_of
 from shardwise.launch.last_words import RankTerminal, shared_errors
 from shardwise.launch.launcher import is_rank
 from shardwise.launch.preflight import validate_run
-from shardwise.launch.prepare import validate_machine
+from shardwise.launch.prepare import validate_family, validate_machine
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.say import say_on_console
 from shardwise.launch.supervise import (
@@ -40,6 +40,7 @@ def run_plan(plan: Plan) -> Path:
         return plan.run_dir
     _warn(validate_run(plan))
     validate_machine(plan.cluster)
+    validate_family(plan)
     with hold_run(plan.run_dir, say=say_on_console) as lease:
         validate_resume(plan)
         run_supervised(plan, lease)

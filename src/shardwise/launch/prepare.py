@@ -23,6 +23,9 @@ from shardwise.plan.inputs import choose_weights
 from shardwise.plan.plan import Plan
 from shardwise.plan.positions import validate_positions, warn_of_positions
 
+# A gigabyte of weights and a few seconds.
+TRIAL_PARAMS = 300_000_000
+
 
 def choose_plan(
     config: RunConfig, environ: Mapping[str, str] | None = None, goal: Goal = "fastest"
@@ -53,6 +56,23 @@ def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
 
         code_dir = str(source.directory) if config.model.trust_remote_code else None
         return count_on_meta(config.model.name, source.hf_config, code_dir=code_dir)
+
+
+def validate_family(plan: Plan) -> None:
+    """Try a family that is not known here, before ranks start, where this process can hold it.
+
+    Ranks try larger models themselves, on their shards.
+    """
+    if plan.model.source != "counted" or plan.model.total_params > TRIAL_PARAMS:
+        return
+    import torch
+
+    from shardwise.model.build import build_model
+    from shardwise.training.trial import validate_trainable
+
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    model = build_model(plan.hf_config, attention=None, code_dir=code_dir, device="cpu")
+    validate_trainable(model, torch.device("cpu"))
 
 
 def fetch_weights(config: RunConfig) -> None:

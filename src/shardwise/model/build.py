@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -28,13 +29,32 @@ _MOST = 4096
 def build_on_meta(
     hf_config: Mapping[str, Any],
     *,
-    attention: str = "sdpa",
+    attention: str | None = "sdpa",
     code_dir: str | None = None,
 ) -> PreTrainedModel:
-    """The model that `hf_config` describes, fp32 and on meta; `code_dir` holds its own code."""
+    """The model that `hf_config` describes, fp32 and on meta; `code_dir` holds its own code.
+
+    Without a named attention the class takes the best that it has.
+    """
+    return build_model(hf_config, attention=attention, code_dir=code_dir, device="meta")
+
+
+def build_model(
+    hf_config: Mapping[str, Any], *, attention: str | None, code_dir: str | None, device: str
+) -> PreTrainedModel:
+    """The same on any device; on others than meta its weights are random."""
     _validate_counts(hf_config)
     try:
-        return _build(hf_config, attention, code_dir)
+        config = _transformers_config(_with_floats(hf_config), code_dir)
+        # A cache of keys and values is for generation; in training it only costs memory.
+        config.use_cache = False
+        with torch.device(device):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config,
+                attn_implementation=attention,
+                dtype=torch.float32,
+                trust_remote_code=code_dir is not None,
+            )
     except _CANNOT_BUILD as error:
         raise UserError(
             f"transformers cannot build a {hf_config.get('model_type', 'model')} from this "
@@ -43,19 +63,6 @@ def build_on_meta(
             fix="mend config.json or model.overrides; a model of `shardwise config ls` shows what "
             "such a file holds",
         ) from error
-
-
-def _build(hf_config: Mapping[str, Any], attention: str, code_dir: str | None) -> PreTrainedModel:
-    config = _transformers_config(hf_config, code_dir)
-    # A cache of keys and values is for generation; in training it only costs memory.
-    config.use_cache = False
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config,
-            attn_implementation=attention,
-            dtype=torch.float32,
-            trust_remote_code=code_dir is not None,
-        )
     return model.train()
 
 
@@ -82,14 +89,22 @@ def drop_idle_window(hf_config: Mapping[str, Any], seq_len: int) -> Mapping[str,
     return hf_config
 
 
+def _with_floats(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity, so transformers writes `{"__float__": "Infinity"}` for it."""
+
+    def decode(value: dict[str, Any]) -> Any:
+        return float(value["__float__"]) if value.keys() == {"__float__"} else value
+
+    decoded: dict[str, Any] = json.loads(json.dumps(hf_config), object_hook=decode)
+    return decoded
+
+
 def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
     model_type = str(hf_config.get("model_type", ""))
     if code_dir is not None:
         own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)
         return type(own).from_dict(dict(hf_config))
-    try:
-        config = AutoConfig.for_model(model_type)
-    except ValueError as error:
+    if model_type not in CONFIG_MAPPING:
         families = list(CONFIG_MAPPING)
         near = get_close_matches(model_type, families, n=3)
         raise UserError(
@@ -99,5 +114,5 @@ def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> 
             fix="correct model_type in config.json, or update transformers: pip install --upgrade "
             "transformers, or run the model's own code: model.trust_remote_code=true "
             "model.revision=COMMIT_HASH",
-        ) from error
-    return type(config).from_dict(dict(hf_config))
+        )
+    return CONFIG_MAPPING[model_type].from_dict(dict(hf_config))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
-from shardwise.facts.models import ModelSpec
+from shardwise.errors import UserError
+from shardwise.facts.models import ATTENTIONS, ModelSpec
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
 from shardwise.model.positions import find_positions
@@ -18,15 +19,17 @@ def count_on_meta(
     name: str, hf_config: Mapping[str, Any], *, code_dir: str | None = None
 ) -> ModelSpec:
     """The sizes of any family that transformers can build."""
-    model = build_on_meta(hf_config, attention="eager", code_dir=code_dir)
+    model = build_on_meta(hf_config, attention=None, code_dir=code_dir)
+    if code_dir is None:
+        _validate_comes_back(model)
     config = model.config.get_text_config()
     units = find_units(model)
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
-    heads = _first(config, "num_attention_heads", "n_head", "num_heads", default=1)
-    hidden = int(_first(config, "hidden_size", "n_embd", "d_model", default=1))
-    vocab = int(_first(config, "vocab_size", default=0))
-    experts = int(_first(config, "num_local_experts", "num_experts", "n_routed_experts", default=1))
-    active = int(_first(config, "num_experts_per_tok", "moe_top_k", default=experts))
+    heads = _size(config, "num_attention_heads", "n_head", "num_heads", default=1)
+    hidden = _size(config, "hidden_size", "n_embd", "d_model", default=1)
+    vocab = _size(config, "vocab_size", default=0)
+    experts = _size(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
+    active = _size(config, "num_experts_per_tok", "moe_top_k", default=experts)
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
     routed = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 3)
     routers = describe_routers(model)
@@ -38,9 +41,9 @@ def count_on_meta(
         num_layers=len(blocks),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=int(_first(config, "num_key_value_heads", default=heads)),
-        head_dim=int(_first(config, "head_dim", default=hidden // heads)),
-        ffn_size=int(_first(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)),
+        num_kv_heads=_size(config, "num_key_value_heads", default=heads),
+        head_dim=_size(config, "head_dim", default=hidden // heads),
+        ffn_size=_size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         vocab_size=vocab,
         tied_embeddings=_is_tied(model),
         max_positions=positions,
@@ -55,13 +58,48 @@ def count_on_meta(
         tail_params=ends[-1] if len(ends) > 1 else 0,
         total_params=sum(p.numel() for p in model.parameters()),
         matmul_params_per_token=matmul + routed * active // max(1, experts) + vocab * hidden,
+        attentions=_attentions(model),
         source="counted",
     )
 
 
-def _first(config: Any, *names: str, default: Any) -> Any:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if value is not None), default)
+def _validate_comes_back(model: PreTrainedModel) -> None:
+    """Of some families with several towers transformers builds the text model alone, and has no
+    name for it: what is saved of it cannot be loaded again."""
+    if type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(
+            f"{model.config.model_type} models cannot be trained here",
+            why="AutoModelForCausalLM builds them from another family's config.json, and could not "
+            "load what they are saved as",
+            fix="choose a model that AutoModelForCausalLM loads by its own config.json",
+        )
+
+
+def _size(config: Any, *names: str, default: int) -> int:
+    """The first of these fields that has a value; of one for each layer the largest."""
+    values = (_value(config, name) for name in names)
+    found = next((value for value in values if value is not None), default)
+    return int(max(found) if isinstance(found, list | tuple) else found)
+
+
+def _value(config: Any, name: str) -> Any:
+    """A field, or a list of it where the configuration has one for each layer and says so."""
+    if name in (getattr(config, "per_layer_attributes", None) or ()):
+        return [getattr(layer, name) for layer in config.per_layer_config]
+    return getattr(config, name, None)
+
+
+def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
+    """What the class says it has. Its flags are not public, but from_config obeys the same ones."""
+    has = {
+        "sdpa": model._supports_sdpa,
+        "eager": True,
+        "flash_attention_2": model._supports_flash_attn,
+        # Ours is called through transformers' interface, with the masks of sdpa.
+        "flash_attention_4": model._supports_sdpa and model._supports_attention_backend,
+        "flex_attention": model._supports_flex_attn,
+    }
+    return tuple(name for name in ATTENTIONS if has[name])
 
 
 def _is_tied(model: PreTrainedModel) -> bool:

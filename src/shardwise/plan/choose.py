@@ -155,9 +155,6 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
     param, why_param = _best_format(cluster)
     compiled = on_gpu if memory.compile == "auto" else memory.compile
     chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
-    attention_why = "torch picks the fastest kernel of the device"
-    if config.data.document_mask:
-        attention_why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
     host_bytes = _offload_bytes(model, cluster)
     fused_why = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
@@ -183,7 +180,7 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
             else "not asked for; it costs 2-3x in speed",
             "user" if memory.offload == "cpu" else "rule",
         ),
-        "attention": _choice_of(config.model.attention, "sdpa", attention_why),
+        "attention": _choose_attention(config, model),
         "loss": _choice_of(
             memory.loss, "chunked", "all logits at once would be the peak of the step"
         ),
@@ -195,6 +192,22 @@ def _choose_common(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         "kernels": _choose_kernels(config, cluster),
         "router_aux_loss": choose_router_aux_loss(config, model),
     }
+
+
+def _choose_attention(config: RunConfig, model: ModelSpec) -> Choice[str]:
+    given, first = config.model.attention, model.attentions[0]
+    if given != "auto" and given not in model.attentions:
+        raise UserError(
+            f"model.attention={given} is not there for {model.model_type} models",
+            why=f"their class in transformers has {', '.join(model.attentions)}",
+            fix=f"leave model.attention out, or set model.attention={first}",
+        )
+    why = "torch picks the fastest kernel of the device"
+    if first != "sdpa":
+        why = f"transformers' {model.model_type} class has no sdpa"
+    elif config.data.document_mask:
+        why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
+    return _choice_of(given, first, why)
 
 
 def _choose_optimizer_state(config: RunConfig) -> Choice[str]:

@@ -145,6 +145,8 @@ def why_not_chunked(model: nn.Module, device: torch.device) -> str | None:
     reshard_all(model)
     for hook in hooks:
         hook.remove()
+    if seen.keys() != {"input", "output", "hidden"}:
+        return "its forward does not pass through its base model and its head"
     if not torch.equal(seen["input"].float(), seen["hidden"].float()):
         return "it transforms the last hidden state before the head"
     if not torch.equal(seen["output"].float(), logits.float()):

@@ -36,6 +36,7 @@ from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.optim import build_optimizer
 from shardwise.training.surroundings import fast_attention
+from shardwise.training.trial import validate_trainable
 from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
@@ -127,6 +128,9 @@ def build_loader(session: Session) -> BatchLoader:
 def attach_training_loss(session: Session, say: Say) -> None:
     """Give the model its `sum_loss`. Its form is checked on real weights, so they come first."""
     plan, model = session.plan, session.model
+    if plan.model.source == "counted":
+        # Of the others it is known. The launcher has tried those that it could hold.
+        validate_trainable(model, session.device)
     chunked = plan.loss.value == "chunked"
     if chunked:
         reason = why_not_chunked(model, session.device)

@@ -1,0 +1,191 @@
+"""One family, trained twice on the same tokens: by shardwise on two ranks, and plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from families import VOCAB, save_model, tiny_config
+from rank_pool import Ranks
+from tiny_runs import tiny_plan
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from shardwise.checkpoint.export import Exporter, export_checkpoint
+from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
+from shardwise.checkpoint.save import Progress, Saver
+from shardwise.plan.plan import Plan
+from shardwise.training.optim import learning_rate
+from shardwise.training.session import attach_training_loss, build_loader, build_session
+from shardwise.training.step import Stepper
+
+Batch = tuple[Tensor, Tensor]
+WORLD = 2
+STEPS = 5
+LOSS_TOLERANCE = 1e-5
+# Adam's first steps are as large for a gradient near nothing, whose rounding is large beside it.
+WEIGHT_TOLERANCE = 5e-5
+SETTINGS: dict[str, Any] = {
+    "model.overrides": {},
+    "data.seq_len": 16,
+    "train.global_batch": 4,
+    "train.steps": STEPS,
+    "shard.strategy": "full_shard",
+    # Adam divides a gradient by its size: one that is nothing but rounding must not become a step.
+    "optim.eps": 1e-4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How near two runs of a family came to each other."""
+
+    family: str
+    plain: float
+    ours: float
+    loss: float
+    """The largest relative difference of a loss."""
+
+    weights: float
+    """The largest difference of a tensor that was exported, relative to its size."""
+
+    @property
+    def is_equal(self) -> bool:
+        """To rounding."""
+        return self.loss <= LOSS_TOLERANCE and self.weights <= WEIGHT_TOLERANCE
+
+    def row(self) -> str:
+        """A line of the table."""
+        equal = "equal" if self.weights <= WEIGHT_TOLERANCE else "DIFFERS"
+        return (
+            f"{self.family:26} {self.plain:10.6f} {self.ours:10.6f} {self.loss:10.1e} "
+            f"{self.weights:10.1e}  {equal}"
+        )
+
+
+HEADER = f"{'family':26} {'plain':>10} {'ours':>10} {'loss diff':>10} {'export':>10}"
+
+
+def compare(
+    ranks: Ranks,
+    family: str,
+    home: Path,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    router_losses: bool = False,
+) -> Compared:
+    """Make the family, train it in both ways, export it, and measure the differences.
+
+    `router_losses` lets a mixture's config ask for its router's auxiliary loss.
+    """
+    source, run, out = home / "source", home / "run", home / "out"
+    config = tiny_config(family)
+    if router_losses and hasattr(config, "output_router_logits"):
+        config.output_router_logits = True
+    save_model(config, source)
+    wanted = {**SETTINGS, "model.name": str(source), **(settings or {})}
+    results = ranks.run(train_ours, wanted, run / "checkpoints")
+    losses, _, buffers = results[0]
+    batches = [_together([rank[1][step] for rank in results]) for step in range(STEPS)]
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), f"buffer {name} is not the family's own"
+    plain = train_plainly(model, tiny_plan(WORLD, wanted), batches)
+    checkpoint = verify_checkpoint(find_checkpoint(run))
+    exporter = Exporter(checkpoint, None, lambda num_bytes: None)
+    export_checkpoint(exporter, out, layout="safetensors", max_shard_size="1GB")
+    # Both from files: transformers makes the padding's row zero when it loads some families.
+    model.save_pretrained(home / "plain")
+    exported, expected = (
+        AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).state_dict()
+        for place in (out, home / "plain")
+    )
+    return Compared(
+        family,
+        plain[-1],
+        losses[-1],
+        max(abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=True)),
+        _largest_difference(exported, expected),
+    )
+
+
+def train_ours(
+    settings: Mapping[str, Any], root: Path
+) -> tuple[list[float], list[Batch], dict[str, Tensor]]:
+    """On every rank: five steps and a checkpoint.
+
+    Returns losses, this rank's tokens, and the buffers before the first step.
+    """
+    session = build_session(tiny_plan(WORLD, settings), lambda text: None)
+    plan, model = session.plan, session.model
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    attach_training_loss(session, lambda text: None)
+    stepper, loader = Stepper(model, session.optimizer, plan), build_loader(session)
+    losses, tokens = [], []
+    for step in range(STEPS):
+        batches = loader.step_batches(step)
+        rate = learning_rate(plan.config.optim, step, STEPS)
+        result = stepper.run(batches, rate)
+        losses.append((result.loss_sum.double() / result.num_tokens).item())
+        tokens.append(_together([(batch.inputs, batch.labels) for batch in batches]))
+    _assert_buffers_agree(before, dict(model.named_buffers()))
+    saver = Saver(root, plan, model, session.optimizer)
+    saver.start(Progress(step=STEPS, position=STEPS, tokens=0, loss=None, loss_scale=None))
+    (outcome,) = saver.finish()
+    saver.close()
+    assert outcome.error is None
+    return losses, tokens, before
+
+
+def train_plainly(model: Any, plan: Plan, batches: list[Batch]) -> list[float]:
+    """A dozen lines of plain PyTorch: one process, the whole batch, sum over valid tokens."""
+    optim = plan.config.optim
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
+            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        betas=optim.betas,
+        eps=optim.eps,
+    )
+    losses = []
+    for step, (inputs, labels) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, STEPS)
+        output = model(input_ids=inputs, use_cache=False)
+        loss = F.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
+        losses.append(loss.item())
+        if getattr(output, "aux_loss", None) is not None:
+            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, optim.clip_norm or float("inf"))
+        optimizer.step()
+    return losses
+
+
+def _together(parts: list[Batch]) -> Batch:
+    inputs, labels = (torch.cat(side) for side in zip(*parts, strict=True))
+    assert int(inputs.max()) < VOCAB
+    return inputs, labels
+
+
+def _largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    pairs = ((found[name].double(), value.double()) for name, value in expected.items())
+    return max(float((a - b).norm() / b.norm().clamp(min=1e-2)) for a, b in pairs)
+
+
+def _assert_buffers_agree(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """A buffer that training changes must change alike on all ranks."""
+    for name, buffer in after.items():
+        if not torch.equal(before[name], buffer):
+            first = buffer.clone()
+            dist.broadcast(first, src=0)
+            assert torch.equal(first, buffer), f"buffer {name} differs between ranks"
