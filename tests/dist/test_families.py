@@ -146,7 +146,7 @@ def test_what_transformers_does_not_build_is_refused(
     family: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refusal(home, {"model_type": family}, capsys)
-    assert f"transformers does not build the {family} model of config.json" in said
+    assert f"transformers cannot build a {family} from this config.json" in said
     assert "why: " in said
 
 

@@ -71,7 +71,7 @@ def _validate_comes_back(model: PreTrainedModel) -> None:
             f"{model.config.model_type} models cannot be trained here",
             why="AutoModelForCausalLM builds them from another family's config.json, and could not "
             "load what they are saved as",
-            fix="choose a model that AutoModelForCausalLM loads by its own config.json",
+            fix="name a model that AutoModelForCausalLM loads: model.name=DIR",
         )
 
 

@@ -6,6 +6,7 @@ seeded by its own name, so every world size, strategy and unit size starts from 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,10 +32,9 @@ def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch
             setattr(module, name, buffer.to(buffers_on))
 
 
-def validate_ties(model: nn.Module, twin: nn.Module) -> None:
+def validate_ties(model: nn.Module, before: set[tuple[str, ...]]) -> None:
     """Raise where sharding made several parameters of one that the family ties."""
-    ours, theirs = (_tied_names(each) for each in (model, twin))
-    if broken := sorted(theirs - ours):
+    if broken := sorted(before - tied_names(model)):
         raise UserError(
             f"sharding would untie {' and '.join(sorted(broken[0]))}",
             why="FSDP2 keeps a parameter tied only inside one unit",
@@ -42,7 +42,8 @@ def validate_ties(model: nn.Module, twin: nn.Module) -> None:
         )
 
 
-def _tied_names(model: nn.Module) -> set[tuple[str, ...]]:
+def tied_names(model: nn.Module) -> set[tuple[str, ...]]:
+    """The names of each parameter."""
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
@@ -91,11 +92,20 @@ def _fill_unit(
     full = _materialise(members, device)
     with _own_random_state(device):
         _run_initialisers(twin, members, seed)
-    for key, value in full.items():
-        if key in targets:
-            copy_shard(targets[key], value.detach())
+    for key in targets.keys() & full.keys():
+        copy_shard(targets[key], full[key].detach())
     for _, module in members:
         module.to("meta")
+    full.clear()
+    _give_memory_back()
+
+
+def _give_memory_back() -> None:
+    """glibc keeps freed blocks that lie below others in its heap, unit after unit; other C
+    libraries have no such call, and no such heap."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

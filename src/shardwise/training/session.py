@@ -24,6 +24,7 @@ from shardwise.model.weights import (
     allocate_shards,
     initialise_buffers,
     initialise_weights,
+    tied_names,
     validate_ties,
 )
 from shardwise.parallel.apply import parallelize
@@ -88,7 +89,10 @@ def shard_model(plan: Plan, mesh: DeviceMesh) -> tuple[Any, UnitMap]:
     )
     if plan.router_aux_loss.value:
         watch_routers(model)
-    return model, parallelize(model, plan, mesh)
+    ties = tied_names(model)
+    units = parallelize(model, plan, mesh)
+    validate_ties(model, ties)
+    return model, units
 
 
 def fill_model(
@@ -99,7 +103,6 @@ def fill_model(
     home = torch.device("cpu") if plan.offload.value else device
     allocate_shards(model, home, buffers_on=device)
     twin = _build_on_meta(plan)
-    validate_ties(model, twin)
     if with_weights and plan.weights_dir is None:
         initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
     else:

@@ -55,7 +55,7 @@ def _same_start(first: Tensor, second: Tensor) -> bool:
 
 def _refusal(model: nn.Module, why: str) -> UserError:
     config: Any = model.config
-    fix = "choose a model that AutoModelForCausalLM trains on text alone"
+    fix = "name a model that AutoModelForCausalLM trains on text alone: model.name=DIR"
     if getattr(config, "is_decoder", None) is False:
         fix = f"set model.overrides.is_decoder=true, or {fix}"
     return UserError(f"{config.model_type} models cannot be trained here", why=why, fix=fix)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.errors import UserError
 from shardwise.model.blocks import find_units
-from shardwise.model.weights import validate_ties
+from shardwise.model.weights import tied_names, validate_ties
 
 
 def build(family: str, **sizes: Any) -> nn.Module:
@@ -47,6 +47,6 @@ class Tied(nn.Module):
 
 
 def test_a_tie_that_sharding_broke_is_an_error() -> None:
-    validate_ties(Tied(tied=True), Tied(tied=True))
+    validate_ties(Tied(tied=True), tied_names(Tied(tied=True)))
     with pytest.raises(UserError, match=r"untie first\.weight and second\.weight"):
-        validate_ties(Tied(tied=False), Tied(tied=True))
+        validate_ties(Tied(tied=False), tied_names(Tied(tied=True)))
