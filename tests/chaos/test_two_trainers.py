@@ -36,6 +36,20 @@ TIMEOUT_S = 300.0
 KEEP = 2
 
 
+def suspend(pid: int) -> None:
+    """Stops a process, and returns once each of its threads stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + TIMEOUT_S
+    # A thread inside a system call stops when the call returns.
+    while {path.read_text().rpartition(")")[2].split()[0] for path in task_states(pid)} != {"T"}:
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.01)
+
+
+def task_states(pid: int) -> Iterator[Path]:
+    return Path(f"/proc/{pid}/task").glob("*/stat")
+
+
 def snapshot(run_dir: Path) -> dict[str, bytes]:
     """Every file of the run but its lock."""
     files = (path for path in run_dir.rglob("*") if path.is_file() and ".lock" not in path.parts)
@@ -197,7 +211,7 @@ def test_the_second_trainer_is_refused_and_writes_nothing(
     (rank,) = set(first.pids()) - {first.process.pid}
     # Nothing is written by the first one either, so that the second one's writes would show.
     for pid in (rank, first.process.pid):
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
     before = snapshot(tmp_path / "run")
     second = train(optim__lr=1e-5)
     assert second.finish() == ExitCode.ENVIRONMENT, second.said()
