@@ -14,7 +14,7 @@ from families import VOCAB, save_model, tiny_config
 from rank_pool import Ranks
 from tiny_runs import tiny_plan
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from shardwise.checkpoint.export import Exporter, export_checkpoint
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
@@ -27,6 +27,9 @@ from shardwise.training.step import Stepper
 Batch = tuple[Tensor, Tensor]
 WORLD = 2
 STEPS = 5
+ROUTER_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
+# Families whose load-balancing loss is not transformers' usual one: asking for it is refused.
+OWN_ROUTER_LOSSES = ("doge",)
 LOSS_TOLERANCE = 1e-5
 # Adam's first steps are as large for a gradient near nothing, whose rounding is large beside it.
 WEIGHT_TOLERANCE = 5e-5
@@ -72,21 +75,15 @@ HEADER = f"{'family':26} {'plain':>10} {'ours':>10} {'loss diff':>10} {'export':
 
 
 def compare(
-    ranks: Ranks,
-    family: str,
-    home: Path,
-    settings: Mapping[str, Any] | None = None,
-    *,
-    router_losses: bool = False,
+    ranks: Ranks, family: str, home: Path, settings: Mapping[str, Any] | None = None
 ) -> Compared:
     """Make the family, train it in both ways, export it, and measure the differences.
 
-    `router_losses` lets a mixture's config ask for its router's auxiliary loss.
+    A mixture's config asks for its router's auxiliary loss.
     """
     source, run, out = home / "source", home / "run", home / "out"
     config = tiny_config(family)
-    if router_losses and hasattr(config, "output_router_logits"):
-        config.output_router_logits = True
+    ask_for_router_loss(config)
     save_model(config, source)
     wanted = {**SETTINGS, "model.name": str(source), **(settings or {})}
     results = ranks.run(train_ours, wanted, run / "checkpoints")
@@ -112,6 +109,24 @@ def compare(
         max(abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=True)),
         _largest_difference(exported, expected),
     )
+
+
+def ask_for_router_loss(config: PreTrainedConfig) -> None:
+    """Let a mixture's forward compute it, with a weight that would show where it were left out."""
+    text = config.get_text_config()
+    if config.model_type in OWN_ROUTER_LOSSES:
+        return
+    if hasattr(text, "output_router_logits"):
+        text.output_router_logits = True
+    for name in ROUTER_COEFFICIENTS:
+        if hasattr(text, name):
+            setattr(text, name, 0.1)
+
+
+def router_coefficient(model: Any) -> float:
+    """What the family's forward multiplies its router's loss with."""
+    holders = ((holder, name) for holder in (model, model.config) for name in ROUTER_COEFFICIENTS)
+    return next(float(getattr(*place)) for place in holders if hasattr(*place))
 
 
 def train_ours(
@@ -162,7 +177,7 @@ def train_plainly(model: Any, plan: Plan, batches: list[Batch]) -> list[float]:
         loss = F.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
         losses.append(loss.item())
         if getattr(output, "aux_loss", None) is not None:
-            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
+            loss = loss + router_coefficient(model) * output.aux_loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, optim.clip_norm or float("inf"))

@@ -183,8 +183,8 @@ def run(*words: str) -> None:
     ("family", "word"),
     [
         ("gpt_oss", "memory.checkpoint_activations=selective"),
-        ("falcon_h1", "memory.checkpoint_activations=none"),
-        ("opt", "shard.strategy=full_shard"),
+        pytest.param("falcon_h1", "memory.checkpoint_activations=none", marks=pytest.mark.long),
+        pytest.param("opt", "shard.strategy=full_shard", marks=pytest.mark.long),
     ],
 )
 def test_the_command_trains_and_exports_a_family(family: str, word: str, home: Path) -> None:

@@ -71,29 +71,23 @@ def changed(home: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> s
 
 
 def test_persistent_buffers_are_read_trained_with_and_exported(home: Path, shardwise: Run) -> None:
-    shardwise(*words(home, "whole", "base", "cluster.name=2xCPU", "train.stop_after=1"))
-    shardwise(*words(home, "whole", "base", "cluster.name=1xCPU"))
-    shardwise("export", str(home / "whole"), "--to", str(home / "out"))
-    found, given = (load_file(home / d / "model.safetensors") for d in ("out", "base"))
-    assert torch.equal(found[BUFFER], torch.tensor([0.5, -0.25, 0.125, 1.0]))
-    assert found.keys() == given.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
-
-
-def test_a_tensor_that_nothing_takes_is_an_error_whose_fix_works(
-    home: Path, shardwise: Run
-) -> None:
     def add(tensors: dict[str, Any]) -> None:
         tensors["model.layers.2.mtp.weight"] = torch.ones(3)
 
     name = changed(home, "extra", add)
-    done = shardwise(*words(home, "extra-1", name, "cluster.name=1xCPU"), expect=2)
+    done = shardwise(*words(home, "refused", name, "cluster.name=1xCPU"), expect=2)
     assert "1 tensors in" in done.stderr
     assert "model.layers.2.mtp.weight" in done.stderr
     assert "Traceback" not in done.stderr
     fix = r"model.ignore_weights=[^model\.layers\.2]"
     assert fix in "".join(done.stderr.split()).replace("'", "")
-    shardwise(*words(home, "extra-2", name, "cluster.name=1xCPU", fix))
+    shardwise(*words(home, "whole", name, fix, "cluster.name=2xCPU", "train.stop_after=1"))
+    shardwise(*words(home, "whole", name, fix, "cluster.name=1xCPU"))
+    shardwise("export", str(home / "whole"), "--to", str(home / "out"))
+    found, given = (load_file(home / d / "model.safetensors") for d in ("out", "base"))
+    assert torch.equal(found[BUFFER], torch.tensor([0.5, -0.25, 0.125, 1.0]))
+    assert found.keys() == given.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
 
 
 def test_a_buffer_that_nothing_fills_is_an_error(home: Path, shardwise: Run) -> None:

@@ -22,7 +22,7 @@ model:
   name: tiny-llama
   overrides: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2}
 data: {source: jsonl, path: RECORDS, seq_len: 64}
-cluster: 2xCPU
+cluster: 1xCPU
 train: {steps: 4, global_batch: 8}
 observe: {log_every: 1}
 """
@@ -101,7 +101,7 @@ def test_other_text_is_refused_wherever_it_lies(home: Path, stopped: Path, shard
     # Under the same name too, and all ranks of torchrun end alike.
     write_records(home / "records.jsonl", "give")
     words = ("-m", "shardwise", "train", str(home / "run.yaml"))
-    words += (f"runs_dir={home}", "name=stopped", "optim.lr=0.1")
+    words += (f"runs_dir={home}", "name=stopped", "optim.lr=0.1", "cluster=2xCPU")
     subprocess.run([*TORCHRUN, *words], capture_output=True, timeout=240, check=False)
     write_records(home / "records.jsonl")
     assert said_of_itself(stopped) == before
@@ -115,12 +115,12 @@ def test_the_same_text_elsewhere_goes_on_and_changes_are_shown(
 ) -> None:
     moved = copy_run(stopped, "moved")
     place = shutil.copy(home / "records.jsonl", home / "elsewhere.jsonl")
-    done = resume(moved, shardwise, f"data.path={place}", "optim.lr=1e-3", "cluster=1xCPU")
+    done = resume(moved, shardwise, f"data.path={place}", "optim.lr=1e-3", "cluster=2xCPU")
     for line in (
         "changed since step 2:",
         f"  data.path: {home / 'records.jsonl'} -> {place}",
         "  optim.lr: 0.0003 -> 0.001",
-        "  cluster.name: 2xCPU -> 1xCPU",
+        "  cluster.name: 1xCPU -> 2xCPU",
         "  train.stop_after: 2 -> unset",
     ):
         assert line in done.stdout.splitlines()

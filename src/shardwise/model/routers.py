@@ -27,6 +27,10 @@ class NoRouters(Exception):
     """Why no load-balancing loss can be computed for a model."""
 
 
+class OnlyDenseLayers(NoRouters):
+    """A mixture's class, configured so that none of its layers has experts: the loss is 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Routers:
     """The modules that return router logits."""
@@ -56,6 +60,8 @@ def describe_routers(model: PreTrainedModel) -> RouterFacts:
     asked = _coefficient(model) if asks and _own_loss(model) is not None else None
     try:
         routers = find_routers(model)
+    except OnlyDenseLayers as error:
+        return RouterFacts(0, None, str(error))
     except NoRouters as error:
         return RouterFacts(0, asked, str(error))
     return RouterFacts(len(routers.indices), asked, "")
@@ -69,6 +75,8 @@ def find_routers(model: PreTrainedModel) -> Routers:
     indices: dict[nn.Module, tuple[int, ...]] = {}
     for module, index in _recorded(model, ""):
         indices[module] = (*indices.get(module, ()), index)
+    if not indices and any(map(_router_specs, model.modules())):
+        raise OnlyDenseLayers("none of its layers has a router")
     if not indices:
         raise NoRouters("transformers finds no router in it")
     top_k = getattr(model, "num_experts_per_tok", None)
@@ -103,8 +111,13 @@ def _coefficient(model: PreTrainedModel) -> float:
 
 def _recorded(model: PreTrainedModel, name: str) -> Iterator[tuple[nn.Module, int]]:
     """Modules that record router logits. Each PreTrainedModel inside names its own."""
+    yield from _walk(model, name, _router_specs(model))
+
+
+def _router_specs(model: nn.Module) -> list[Any]:
+    """What a class says about the modules that return router logits."""
     specs = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", [])
-    yield from _walk(model, name, specs if isinstance(specs, list) else [specs])
+    return specs if isinstance(specs, list) else [specs]
 
 
 def _walk(parent: nn.Module, name: str, specs: Sequence[Any]) -> Iterator[tuple[nn.Module, int]]:

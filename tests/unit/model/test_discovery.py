@@ -61,9 +61,13 @@ def validate_units(model: nn.Module, units: UnitMap) -> None:
                 assert owner.setdefault(id(param), unit.name) == unit.name
 
 
-@pytest.mark.slow
-def test_every_family_has_units_or_the_named_error() -> None:
-    families = list(transformers.MODEL_FOR_CAUSAL_LM_MAPPING)
+# With `make chaos` all of them.
+EVERY = [8, pytest.param(1, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_every_family_has_units_or_the_named_error(every: int) -> None:
+    families = list(transformers.MODEL_FOR_CAUSAL_LM_MAPPING)[::every]
     not_buildable, good, named, wrong = [], [], [], []
     for config_class in families:
         name = config_class.__name__

@@ -81,6 +81,9 @@ def test_layers_that_the_class_leaves_to_others_stay_unread(tmp_path: Path) -> N
         **COMMON,
         "head_dim": 8,
         "layer_types": ["full_attention"] * 2,
+        "num_experts": 4,
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
     }
     extra = {"mtp.layers.0.weight": torch.ones(3)}
     model = saved(tmp_path, lambda t: t.update(extra), **config)

@@ -91,6 +91,14 @@ def test_a_loss_that_is_the_family_s_own_is_refused(plan_for: PlanOf) -> None:
     assert plan_for("doge", "train.router_aux_loss=off", **doge).router_aux_loss.value == 0
 
 
+def test_a_mixture_whose_layers_are_all_dense_has_none(plan_for: PlanOf) -> None:
+    dense = {"output_router_logits": True, "mlp_only_layers": [0, 1]}
+    assert plan_for("qwen3_moe", **dense).router_aux_loss.value == 0
+    with pytest.raises(UserError, match="needs a mixture of experts") as caught:
+        plan_for("qwen3_moe", "train.router_aux_loss=0.1", **dense)
+    assert caught.value.why == "none of its layers has a router"
+
+
 def test_what_the_loss_keeps_is_planned_for(plan_for: PlanOf) -> None:
     without = plan_for("mixtral", "train.micro_batch=2")
     with_it = plan_for("mixtral", "train.micro_batch=2", "train.router_aux_loss=0.1")
