@@ -104,7 +104,10 @@ class Stage:
             time.sleep(0.05)
 
     def judge(self, keep: int) -> Sum:
-        """Count what must never be, by the trail and the console, without asking the lock."""
+        """Count what must never be, by the trail and the console, without asking the lock.
+
+        Nobody may be left that writes.
+        """
         lines = [line.split() for line in _text(self.run_dir.with_suffix(".trail")).splitlines()]
         turns = [(name, len(list(group))) for name, group in groupby(line[0] for line in lines)]
         seen: set[str] = set()

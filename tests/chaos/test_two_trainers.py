@@ -244,20 +244,21 @@ def test_the_second_trainer_is_refused_and_writes_nothing(
 
 
 @pytest.mark.long
-def test_the_command_interleaved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_the_command_interleaved(seed: int, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    stage = Stage(run_dir, 0, lambda name: Command(run_dir, name), unit_s=5.0)
+    stage = Stage(run_dir, seed, lambda name: Command(run_dir, name), unit_s=5.0)
     try:
-        for number in range(200):
+        for number in range(1, 51):
             stage.interleave()
-            total = stage.judge(KEEP)
-            print(f"after {number + 1}: {total}", flush=True)
-            assert (total.two_writers, total.lost) == (0, 0), total
+            if number % 10 == 0:
+                # What is written while it is counted would look lost.
+                stage.end()
+                total = stage.judge(KEEP)
+                print(f"seed {seed}: {total}", flush=True)
+                assert (total.two_writers, total.lost) == (0, 0), total
     finally:
         stage.end()
-    total = stage.judge(KEEP)
-    print(total)
-    assert (total.two_writers, total.lost) == (0, 0), total
-    assert total.announced > 200 and total.handovers > 50 and total.refused > 50, total
+    assert total.announced > 50 and total.handovers > 12 and total.refused > 12, total
     for checkpoint in list_checkpoints(run_dir / "checkpoints"):
         assert check_checkpoint(checkpoint.path) == []

@@ -24,7 +24,7 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
     """Read Slurm's variables as torchrun's where only those are set; refuse what makes no sense."""
-    if not is_rank(environ) and all(name in environ for name in (*_SLURM, "MASTER_ADDR")):
+    if not is_rank(environ) and all(name in environ for name in _SLURM):
         environ.update(_from_slurm(environ))
     if is_rank(environ):
         _validate(environ)
@@ -35,6 +35,14 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     num_tasks, per_node = environ["SLURM_STEP_NUM_TASKS"], environ["SLURM_STEP_TASKS_PER_NODE"]
     if num_tasks == "1":
         return {}
+    if "MASTER_ADDR" not in environ:
+        raise UserError(
+            f"srun has started {num_tasks} tasks, which do not know where to meet",
+            why="MASTER_ADDR is not set; each of them would train a model of its own",
+            fix="before srun: export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | "
+            "head -n 1); or `unset SLURM_PROCID` to train on this node alone",
+            code=ExitCode.ENVIRONMENT,
+        )
     same = _TASKS_PER_NODE.fullmatch(per_node)
     if same is None:
         raise UserError(

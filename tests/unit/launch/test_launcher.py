@@ -47,16 +47,24 @@ def test_a_task_of_srun_is_a_rank() -> None:
     "environ",
     [
         SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
-        {name: value for name, value in SRUN.items() if name != "MASTER_ADDR"},
         # A batch script: it has the tasks of its job, and is none of them.
         {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "MASTER_ADDR": "node-1"},
     ],
-    ids=["one task", "no address", "batch script"],
+    ids=["one task", "batch script"],
 )
 def test_slurm_alone_makes_no_rank(environ: dict[str, str]) -> None:
     adopted = dict(environ)
     adopt_launcher(adopted)
     assert "RANK" not in adopted
+
+
+def test_tasks_that_cannot_meet_are_refused() -> None:
+    """Each would take itself for the only one."""
+    without = {name: value for name, value in SRUN.items() if name != "MASTER_ADDR"}
+    with pytest.raises(UserError, match="8 tasks, which do not know where to meet") as raised:
+        adopt_launcher(without)
+    assert raised.value.code == ExitCode.ENVIRONMENT
+    assert "export MASTER_ADDR=" in raised.value.fix
 
 
 @pytest.mark.parametrize(
