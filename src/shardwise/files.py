@@ -122,5 +122,7 @@ def sampled_digest(paths: Iterable[Path]) -> str:
 
 def free_name(path: Path) -> Path:
     """The first of NAME-2, NAME-3, ... that is not there yet; a suffix such as .yaml stays last."""
+    if not path.name:  # such as `.` and `/`
+        path = path.resolve() if path.resolve().name else path / "copy"
     names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(2))
     return next(name for name in names if not name.exists())

@@ -39,6 +39,7 @@ app = typer.Typer(
 )
 # Characters of an error that names a path of any length.
 _MAX_SHOWN = 500
+_NARROWEST_PANEL = 20
 # Unknown options reach load_config, which answers `--optim.lr=1` with "write optim.lr=1".
 _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
@@ -109,14 +110,15 @@ def _hush_torchao() -> None:
 
 
 def _show(error: UserError) -> None:
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.panel import Panel
+        from rich.text import Text
 
-    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
-    if console.is_terminal:
-        console.print(
-            Panel(Text(str(error)), title="error", border_style="red", title_align="left")
-        )
-    else:
-        console.print(Text(f"error: {error}"))
+        console = Console(stderr=True)
+        # In fewer columns, which COLUMNS=0 may say, a panel would show nothing.
+        if console.width >= _NARROWEST_PANEL:
+            panel = Panel(Text(str(error)), title="error", border_style="red", title_align="left")
+            console.print(panel)
+            return
+    typer.echo(f"error: {error}", err=True)

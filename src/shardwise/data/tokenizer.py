@@ -17,6 +17,9 @@ from shardwise.files import user_path
 
 TokenIds = NDArray[np.int32]
 
+# Sixty times the largest vocabulary of today.
+_MOST_IDS = 2**24
+
 
 class Tokenizer(Protocol):
     """What the data room needs to know of a tokenizer."""
@@ -71,6 +74,7 @@ class HubTokenizer:
         vocab: dict[str, int] = backend.get_vocab()
         # Ids may have holes, so that the number of tokens can be less than the largest id.
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        _validate_size(name, self.vocab_size)
         self.eos_id = _eos_id(name, backend)
         self.identity = f"{Path(name).name}@{_content_hash(backend, vocab)}"
 
@@ -128,6 +132,16 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
             "reach), or data.tokenizer=byte",
         ) from error
     return tokenizer
+
+
+def _validate_size(name: str, vocab_size: int) -> None:
+    """The library writes down every id up to the largest, which a wrong one makes gigabytes of."""
+    if vocab_size > _MOST_IDS:
+        raise UserError(
+            f"tokenizer {name!r} has a token with the id {vocab_size - 1}",
+            why=f"no embedding has more than {_MOST_IDS} rows",
+            fix="fetch its tokenizer.json again, or choose another: data.tokenizer=DIR",
+        )
 
 
 def _eos_id(name: str, backend: Any) -> int:

@@ -110,7 +110,8 @@ def _visible(rows: list[list[str]], environ: Mapping[str, str]) -> list[list[str
         return rows
     visible: list[list[str]] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if entry.isdecimal() and int(entry) < len(rows):
+        # Python reads no number of thousands of digits.
+        if entry.isdecimal() and len(entry) < 10 and int(entry) < len(rows):
             visible.append(rows[int(entry)])
         elif entry.startswith(("GPU-", "MIG-")) and len(visible) < len(rows):
             # Which row a UUID means is not asked for; machines of one kind make it no matter.

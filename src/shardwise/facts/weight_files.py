@@ -65,7 +65,7 @@ def _read_index(index: Path) -> dict[str, set[str]]:
         raise ValueError("it has no weight_map, which says the file of each tensor")
     listed: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or why_no_path(name) or Path(name).name != name:
+        if not isinstance(name, str) or not name or why_no_path(name) or Path(name).name != name:
             raise ValueError(f"it has {tensor!r} in {name!r}, which is no file beside it")
         listed.setdefault(name, set()).add(tensor)
     return listed

@@ -274,6 +274,15 @@ def test_an_index_is_held_against_its_files(train: Train, tmp_path: Path) -> Non
     assert "2 things would stop this run" in said
 
 
+def test_an_index_names_files_beside_it(train: Train, tmp_path: Path) -> None:
+    place = make_model(tmp_path / "model")
+    index = place / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": ""}}))
+    code, said = train(f"model.name={place}", "data.tokenizer=byte")
+    assert code == 2
+    assert "it has 'x' in '', which is no file beside it" in said
+
+
 @pytest.mark.parametrize("runs_dir", ["/proc", "/sys/x", "/dev/full", "a-file", "a-file/below"])
 def test_a_run_directory_that_cannot_be_written_is_an_error(train: Train, runs_dir: str) -> None:
     Path("a-file").touch()

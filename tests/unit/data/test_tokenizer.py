@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,15 @@ def test_auto_takes_the_tokenizer_of_a_model_directory(save_tokenizer: Callable[
     assert [ids.tolist() for ids in tokenizer.encode_batch(["world", "else"])] == [[3], [0]]
     assert tokenizer.decode([2, 3, 1]) == "hello world"
     assert (tokenizer.eos_id, tokenizer.vocab_size) == (1, 4)
+
+
+def test_an_id_beyond_any_embedding_is_refused(save_tokenizer: Callable[..., Path]) -> None:
+    file = save_tokenizer() / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["hello"] = 2**31
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="a token with the id 2147483648"):
+        load_tokenizer(str(file.parent), "tiny-llama")
 
 
 def test_auto_asks_the_hub_for_an_id_with_the_models_revision(

@@ -148,7 +148,15 @@ def test_known_gpus_are_probed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "num_devices"),
-    [("0,1", 2), ("3", 1), ("GPU-aa,GPU-bb,GPU-cc", 3), ("0,9,1", 1), ("", 0), ("-1", 0)],
+    [
+        ("0,1", 2),
+        ("3", 1),
+        ("GPU-aa,GPU-bb,GPU-cc", 3),
+        ("0,9,1", 1),
+        ("", 0),
+        ("-1", 0),
+        ("9" * 5000, 0),
+    ],
 )
 def test_cuda_visible_devices_is_respected(tmp_path: Path, visible: str, num_devices: int) -> None:
     environ = fake_nvidia_smi(tmp_path, [H200] * 4) | {"CUDA_VISIBLE_DEVICES": visible}
