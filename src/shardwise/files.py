@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 # Of Linux's file systems: bytes in one name, and in a whole path with the NUL at its end.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
 # Of a whole number of 64 bits, with its sign.
 _MAX_DIGITS = 21
+# Of lists within lists: nothing that is read here has a tenth of it, and whoever walks over a tree
+# takes a few of Python's thousand calls for each level.
+_MAX_DEPTH = 64
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def user_path(text: str) -> Path:
@@ -58,27 +70,102 @@ def free_bytes(path: Path) -> int | None:
     return state.f_bavail * state.f_frsize if state.f_blocks else None
 
 
-def read_json(path: Path, max_bytes: int = 2**28) -> Any:
-    """What a JSON file says: OSError where it cannot be read, ValueError where it is not one.
+def open_file(path: Path, max_bytes: int | None = None) -> BinaryIO:
+    """A plain file of at most `max_bytes`, to be read; OSError for anything else.
 
-    Also ValueError: a pipe or a device, which might never end; a file larger than `max_bytes`;
-    lists within lists by the thousand; whole numbers of more than 64 bits, which nothing counts.
+    To open a pipe may wait for ever, a device may never end, and to open some is an act.
     """
-    if not path.is_file():
-        # The system's own word for what is wrong, or ours for what is there but is no file.
-        path.stat()
-        raise ValueError("it is no plain file")
-    if path.stat().st_size > max_bytes:
-        raise ValueError(f"it is larger than {max_bytes} bytes")
-    return parse_json(path.read_bytes().decode("utf-8"))
-
-
-def parse_json(text: str) -> Any:
-    """What JSON text says, or ValueError."""
+    with _as_os_error(path):
+        _validate_plain(path, os.stat(path))
+        # It may have become a pipe since then, which this does not wait for.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(handle, "rb")
     try:
-        return json.loads(text, parse_int=_parse_int)
+        found = os.fstat(handle)
+        _validate_plain(path, found)
+        if max_bytes is not None and found.st_size > max_bytes:
+            reason = f"it has {found.st_size} bytes, where at most {max_bytes} are expected"
+            raise OSError(errno.EFBIG, reason, str(path))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def bounded_lines(stream: IO[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Every line; a longer one is cut to `max_bytes`, so that no line fills the memory."""
+    is_beginning = True
+    while piece := stream.readline(max_bytes):
+        if is_beginning:
+            yield piece
+        is_beginning = piece.endswith(b"\n")
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """All of a plain file; OSError where it is none, is larger, or cannot be read."""
+    with open_file(path, max_bytes) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_tail(path: Path, max_bytes: int = 2**20) -> bytes:
+    """The end of a plain file: of a log, which may be of any size, it says what came last."""
+    with open_file(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+        return file.read(max_bytes)
+
+
+def validate_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise OSError as `open_file`, for files that a library opens by their names."""
+    open_file(path, max_bytes).close()
+
+
+def read_json(path: Path, max_bytes: int = 2**28) -> Any:
+    """What a JSON file says: OSError as `read_bytes`, ValueError where it is not JSON."""
+    return parse_json(read_bytes(path, max_bytes))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON text says, or ValueError.
+
+    Also ValueError: lists within lists by the dozen, which break who walks over them, and whole
+    numbers of more than 64 bits, which nothing counts.
+    """
+    try:
+        tree = json.loads(text, parse_int=_parse_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    _validate_depth(tree)
+    return tree
+
+
+@contextmanager
+def _as_os_error(path: Path) -> Iterator[None]:
+    """Python refuses some paths before the system sees them."""
+    try:
+        yield
+    except ValueError:
+        reason = why_no_path(str(path)) or "it is no path"
+        raise OSError(errno.EINVAL, reason, str(path)) from None
+
+
+def _validate_plain(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind} and no plain file", str(path))
+
+
+def _validate_depth(tree: Any) -> None:
+    level = [tree] if isinstance(tree, (dict, list)) else []
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            inner
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, (dict, list))
+        ]
+    raise ValueError("it is nested too deeply")
 
 
 def _parse_int(digits: str) -> int:
@@ -112,7 +199,7 @@ def sampled_digest(paths: Iterable[Path]) -> str:
         size = path.stat().st_size
         digest.update(f"{size}\n".encode())
         if number % stride == 0:
-            with path.open("rb") as stream:
+            with open_file(path) as stream:
                 # In a small file these overlap, which does no harm.
                 for start in (0, (size - _SAMPLE_BYTES) // 2, size - _SAMPLE_BYTES):
                     stream.seek(max(0, start))

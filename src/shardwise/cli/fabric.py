@@ -15,6 +15,7 @@ from shardwise.cli.show import show_table
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
+from shardwise.files import read_bytes
 from shardwise.launch.launcher import adopt_launcher
 from shardwise.units import GIB, KIB, MIB, parse_bytes
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from shardwise.facts.fabric import Collective
     from shardwise.verify.fabric.found import Found
 
+# Of a log of NCCL or of nccl-tests.
+_MAX_LOG_BYTES = 2**28
 _SIZES = {"cuda": (1 * MIB, 32 * MIB, 1 * GIB), "cpu": (64 * KIB, 1 * MIB, 8 * MIB)}
 
 
@@ -209,7 +212,7 @@ def _validate_several(place: ClusterSpec) -> None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(path, _MAX_LOG_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
         raise UserError(
             f"{path} cannot be read: {error.strerror}",

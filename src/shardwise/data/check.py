@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from shardwise.config.schema import DataConfig
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files
-from shardwise.data.sources import read_documents
+from shardwise.data.sources import MAX_TEXT_BYTES, read_documents, too_large
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import open_file
 
 
 def validate_text(config: DataConfig) -> None:
@@ -34,8 +37,9 @@ def validate_text(config: DataConfig) -> None:
 def _validate_files(config: DataConfig) -> None:
     files = find_files(config)
     for path in files:
-        with path.open("rb"):
-            pass
+        with open_file(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_TEXT_BYTES:
+                raise too_large(path)
     if not any(path.stat().st_size for path in files):
         raise UserError(
             f"the files of data.path are empty: {files[0]}",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardwise.errors import UserError, brief
+from shardwise.files import open_file
 
 
 @contextmanager
@@ -20,11 +21,11 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     A damaged file is an error by its name, wherever in the block the damage is met.
     """
     if path.suffix not in _OPENERS:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             yield stream
         return
     try:
-        with _OPENERS[path.suffix](path) as stream:
+        with open_file(path) as packed, _OPENERS[path.suffix](packed) as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
         # FileNotFoundError and its like have a number; what decompressors say has none.
@@ -42,12 +43,12 @@ def damaged(path: Path, error: Exception) -> UserError:
     )
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(packed: IO[bytes]) -> Any:
     # pyarrow comes with the datasets library; Python has its own zstd from 3.14 on only.
     import pyarrow
 
-    stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(packed), "zstd")
     return io.BufferedReader(stream, 1 << 20)
 
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".zst": _open_zstd}
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".zst": _open_zstd}

@@ -59,6 +59,7 @@ def _load(path: str, config: DataConfig) -> Any:
     import datasets
 
     directory = user_path(path)
+    _validate_plain(directory)
     try:
         if not _was_saved_to(directory):
             location = str(directory) if directory.is_dir() else path
@@ -67,6 +68,16 @@ def _load(path: str, config: DataConfig) -> Any:
     except Exception as error:
         raise _unreadable(path, error) from error
     return _choose_split(saved, path, config.split) if isinstance(saved, dict) else saved
+
+
+def _validate_plain(directory: Path) -> None:
+    """The library opens whatever it finds in a directory, and would wait for a pipe for ever."""
+    for path in directory.rglob("*"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(
+                f"dataset {directory} holds {path}, which is no plain file",
+                fix="remove it, or name another directory: data.path=DIR",
+            )
 
 
 def _unreadable(path: str, error: Exception) -> UserError:

@@ -10,8 +10,8 @@ from typing import Any
 from shardwise.config.schema import DataConfig
 from shardwise.data.dataset import open_dataset
 from shardwise.data.files import find_files
-from shardwise.facts.tokenizer_files import TOKENIZER_FILES
-from shardwise.files import sampled_digest
+from shardwise.facts.tokenizer_files import MAX_TOKENIZER_BYTES, TOKENIZER_FILES
+from shardwise.files import read_bytes, sampled_digest
 
 # Of a dataset, whose rows may lie in other files on another node: from both ends and the middle.
 _ROWS = 16
@@ -38,7 +38,7 @@ def fingerprint_tokenizer(directory: Path) -> str:
     digest = hashlib.sha256()
     for name in _TOKENIZER_FILES:
         if (directory / name).is_file():
-            digest.update(name.encode() + (directory / name).read_bytes())
+            digest.update(name.encode() + read_bytes(directory / name, MAX_TOKENIZER_BYTES))
     return digest.hexdigest()
 
 

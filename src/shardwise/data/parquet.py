@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.data.compressed import damaged
 from shardwise.errors import UserError
+from shardwise.files import open_file
 
 # Rows that are decoded at once: files of any size take the memory of so many texts.
 BATCH_ROWS = 256
@@ -21,14 +22,17 @@ def read_column(path: Path, field: str) -> Iterator[object]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(
-            path,
-            # Through a small buffer: otherwise whole row groups would be held.
-            pre_buffer=False,
-            buffer_size=BUFFER_BYTES,
-            # Of pages that were written with one.
-            page_checksum_verification=True,
-        ) as file:
+        with (
+            open_file(path) as stream,
+            ParquetFile(
+                stream,
+                # Through a small buffer: otherwise whole row groups would be held.
+                pre_buffer=False,
+                buffer_size=BUFFER_BYTES,
+                # Of pages that were written with one.
+                page_checksum_verification=True,
+            ) as file,
+        ):
             _validate_column(path, file.schema_arrow, field)
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[field]):
                 yield from batch.column(0).to_pylist()

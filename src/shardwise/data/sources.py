@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.compressed import open_bytes
@@ -14,6 +14,13 @@ from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, op
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
 from shardwise.data.parquet import read_column
+from shardwise.errors import UserError
+from shardwise.files import bounded_lines
+from shardwise.units import GIB, MIB, format_bytes
+
+MAX_TEXT_BYTES = 2 * GIB
+_MAX_RECORD_BYTES = 256 * MIB
+_PIECE_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def _stamp(path: Path) -> tuple[str, int, int]:
 def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Iterator[Document]:
     for name, path in files:
         with open_bytes(path) as stream:
-            raw = stream.read()
+            raw = b"".join(_pieces(stream, path))
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -100,11 +107,30 @@ def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Itera
             yield Document(name, text)
 
 
+def _pieces(stream: IO[bytes], path: Path) -> Iterator[bytes]:
+    """All of a text file, up to what one document may have: a few packed bytes can be many."""
+    num_bytes = 0
+    while piece := stream.read(_PIECE_BYTES):
+        num_bytes += len(piece)
+        if num_bytes > MAX_TEXT_BYTES:
+            raise too_large(path)
+        yield piece
+
+
+def too_large(path: Path) -> UserError:
+    """A text file that is no document which a machine could hold."""
+    return UserError(
+        f"{path} has more than {format_bytes(MAX_TEXT_BYTES)} of text",
+        why="a text file is one document, and a document is tokenised whole",
+        fix="split it, or make its parts lines of JSON: data.source=jsonl data.path=FILES",
+    )
+
+
 def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
     for path in files:
         # Bytes, so that one line that is not UTF-8 does not spoil the lines after it.
         with open_bytes(path) as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(bounded_lines(lines, _MAX_RECORD_BYTES), start=1):
                 if not line.strip():
                     continue
                 name = f"{path}:{number}"
@@ -115,12 +141,18 @@ def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Itera
 
 
 def _text_of_line(line: bytes, field: str) -> str:
+    if len(line) >= _MAX_RECORD_BYTES:
+        raise CorruptRecord(f"it is longer than {format_bytes(_MAX_RECORD_BYTES)}")
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise CorruptRecord("invalid UTF-8") from error
-    except (ValueError, RecursionError) as error:  # no JSON, or a number of thousands of digits
+    except json.JSONDecodeError as error:
         raise CorruptRecord(f"invalid JSON ({error})") from error
+    except ValueError as error:  # Python converts no number of more than 4300
+        raise CorruptRecord("invalid JSON (a number of thousands of digits)") from error
+    except RecursionError as error:
+        raise CorruptRecord("invalid JSON (it is nested too deeply)") from error
     if not isinstance(record, dict):
         raise CorruptRecord(f"not an object but {type(record).__name__}")
     if field not in record:

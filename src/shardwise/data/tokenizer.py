@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.errors import UserError, brief
-from shardwise.facts.tokenizer_files import has_own_tokenizer
+from shardwise.facts.tokenizer_files import has_own_tokenizer, validate_tokenizer_files
 from shardwise.files import user_path
 
 TokenIds = NDArray[np.int32]
@@ -116,6 +116,8 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
     path = user_path(name)
     location = str(path) if path.is_dir() else name
     try:
+        if path.is_dir():
+            validate_tokenizer_files(path)
         backend = AutoTokenizer.from_pretrained(
             location, revision=revision, trust_remote_code=False
         )

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-import yaml
-
+from shardwise.config.documents import read_yaml
 from shardwise.config.schema import ClusterConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.gpus import find_gpu
+from shardwise.files import read_bytes
 
 SAMPLE = Path(__file__).with_name("prices.yaml")
+# A line for each kind of GPU.
+_MAX_BYTES = 2**16
 _FIX = f"leave cluster.prices out, or start from the sample: cp {quote(str(SAMPLE))} prices.yaml"
 
 
@@ -42,12 +44,13 @@ def price_of(cluster: ClusterSpec, config: ClusterConfig, *, offload: bool) -> P
 def _read(path: Path) -> tuple[dict[str, float], float]:
     """(USD of a GPU-hour by kind, USD of an offload node-hour)."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = read_bytes(path, _MAX_BYTES).decode("utf-8")
+        data = read_yaml(text, lambda line: f"{path}:{line}").tree
         rates = {find_gpu(str(kind)).name: float(usd) for kind, usd in data["gpu_hour"].items()}
         return rates, float(data.get("offload_node_hour", 0.0))
     except OSError as error:
         raise UserError(f"cannot read the prices in {path}", why=str(error), fix=_FIX) from None
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path} is not a list of prices",
             why=f"{type(error).__name__}: {error}",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from shardwise.facts.presets import PRESETS
-from shardwise.files import user_path
+from shardwise.files import user_path, validate_file
 
 # The last four are what families had before `tokenizer.json`; transformers still reads them.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
 )
+
+# The largest vocabularies take a tenth of it.
+MAX_TOKENIZER_BYTES = 2**28
 
 
 def has_own_tokenizer(model_name: str) -> bool:
@@ -21,6 +25,13 @@ def has_own_tokenizer(model_name: str) -> bool:
         return False
     directory = user_path(model_name)
     return _holds_tokenizer(directory) if directory.is_dir() else True
+
+
+def validate_tokenizer_files(directory: Path) -> None:
+    """Raise OSError where one of the files is a pipe, a device or far too large to be one."""
+    for name in TOKENIZER_FILES:
+        with suppress(FileNotFoundError):
+            validate_file(directory / name, MAX_TOKENIZER_BYTES)
 
 
 def _holds_tokenizer(directory: Path) -> bool:

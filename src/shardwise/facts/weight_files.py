@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shardwise.errors import UserError
-from shardwise.files import read_json, why_no_path
+from shardwise.files import open_file, read_json, validate_file, why_no_path
 
 SAFETENSORS_INDEX = "model.safetensors.index.json"
+# What a directory of weights is known by, of all formats.
+_NAMES = (
+    *(SAFETENSORS_INDEX, "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
+    *("pytorch_model_fsdp.bin", ".metadata"),
+)
 _FETCH_ANEW = "fetch or save the file anew, or name another copy: model.weights_from=DIR"
 # As safetensors itself allows; an index has a line a tensor.
 _MAX_INDEX_BYTES = 100 * 2**20
@@ -28,6 +33,8 @@ def check_weight_files(place: Path) -> list[UserError]:
 
 
 def _faults(place: Path) -> Iterator[tuple[Path, str]]:
+    if place.is_dir():
+        yield from _odd_files(place)
     index = place / SAFETENSORS_INDEX
     if index.is_file():
         yield from _index_faults(index)
@@ -38,6 +45,17 @@ def _faults(place: Path) -> Iterator[tuple[Path, str]]:
     for path in files:
         if path.is_file() and (why := _why_not_whole(path)) is not None:
             yield path, why
+
+
+def _odd_files(place: Path) -> Iterator[tuple[Path, str]]:
+    """What has the name of a file of weights and is none, such as a pipe."""
+    for name in _NAMES:
+        path = place / name
+        try:
+            if path.is_symlink() or path.exists():
+                validate_file(path)
+        except OSError as error:
+            yield path, error.strerror or str(error)
 
 
 def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
@@ -76,7 +94,7 @@ def _why_not_whole(path: Path) -> str | None:
         return _why_no_safetensors(path)
     if path.stat().st_size == 0:
         return "it is empty"
-    with path.open("rb") as file:
+    with open_file(path) as file:
         is_zip = file.read(2) == b"PK"
     return "its end is missing" if is_zip and not zipfile.is_zipfile(path) else None
 

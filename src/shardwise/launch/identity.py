@@ -14,6 +14,7 @@ import torch
 from shardwise.config.plain import config_to_dict
 from shardwise.data.fingerprint import fingerprint_data, fingerprint_tokenizer
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import read_bytes
 from shardwise.model.fingerprint import fingerprint_weights
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, Values
@@ -21,6 +22,8 @@ from shardwise.version import __version__
 
 _SAME_FILES = "give every node the same file and changes, data and model"
 _SAME_SOFTWARE = "install the same packages on every node"
+# Of one file of a model's own code.
+_MAX_SOURCE_BYTES = 2**24
 _HASH_LENGTH = hashlib.sha256().digest_size * 2
 # In the order in which they are told. Content is not in the configuration: paths may differ between
 # nodes where what they name does not.
@@ -177,7 +180,7 @@ def _tokenizer_directory(plan: Plan) -> Path | None:
 def _source_of(directory: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+        digest.update(path.name.encode() + read_bytes(path, _MAX_SOURCE_BYTES))
     return digest.hexdigest()
 
 

@@ -13,8 +13,10 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from shardwise.files import parse_json, read_bytes
 
 FOLDER = ".lock"
 # Records have one size and are overwritten in place. A disk writes a sector whole or not at all.
@@ -48,7 +50,11 @@ class Record:
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
         """The inverse of `to_bytes`; ValueError or TypeError where it is not a record."""
-        return cls(**json.loads(data))
+        record = cls(**parse_json(data))
+        for item in fields(cls):
+            if type(getattr(record, item.name)).__name__ != item.type:
+                raise TypeError(f"{item.name} is no {item.type}")
+        return record
 
 
 def own_record(epoch: int) -> Record:
@@ -101,7 +107,7 @@ def _read(run_dir: Path, epoch: int) -> Record:
     path = record_path(run_dir, epoch)
     unknown = Record(epoch=epoch, host="an unknown host", kernel="", pid=0, since=0.0, beat=0)
     try:
-        found = Record.from_bytes(path.read_bytes())
+        found = Record.from_bytes(read_bytes(path, _BYTES))
     except (FileNotFoundError, ValueError, TypeError):
         return unknown
     return found if found.epoch == epoch else unknown

@@ -10,8 +10,8 @@ The tunnel labels its collectives, which have no peers: all inside of such a lab
 from __future__ import annotations
 
 import gzip
-import json
 import re
+import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.errors import UserError
+from shardwise.files import open_file, parse_json
 
 What = Literal["compute", "communication", "copy"]
 Event = Mapping[str, Any]
@@ -38,6 +39,13 @@ _FILE = re.compile(r"step-(\d+)-rank-(\d+)\.json\.gz")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _MICRO = 1e-6
+# Unpacked. A step of a large model has some tens of megabytes.
+_MAX_BYTES = 2**30
+# What a file that is no trace, or a changed one, can bring about.
+_BROKEN = (
+    *(OSError, EOFError, zlib.error, ValueError, ArithmeticError),
+    *(LookupError, TypeError, AttributeError),
+)
 _STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
@@ -116,16 +124,18 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """The trace that `observe.profile` had written to `path`."""
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            data = json.load(file)
-        return parse_trace(data)
+        with open_file(path) as packed, gzip.open(packed) as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it holds more than {_MAX_BYTES} bytes")
+        return parse_trace(parse_json(text))
     except FileNotFoundError as error:
         raise UserError(
             f"there is no trace {path}",
             fix="name a run directory, or a .json.gz of RUN/profile; train with observe.profile=20 "
             "to have one written at step 20",
         ) from error
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _BROKEN as error:
         raise UserError(
             f"{path} is no trace of a shardwise run",
             why=f"{type(error).__name__}: {error}",

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shardwise.files import sampled_digest
+from shardwise.files import open_file, parse_json, read_json, sampled_digest
 from shardwise.model.dcp_index import METADATA_NAME
 from shardwise.model.stored import INDEX_NAME, TORCH_INDEX_NAME, find_weights
 
@@ -37,7 +37,7 @@ def fingerprint_weights(place: Path) -> str:
         digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
         if number % stride == 0:
             begin, end = entry["data_offsets"]
-            with file.open("rb") as stream:
+            with open_file(file) as stream:
                 stream.seek(begin)
                 digest.update(stream.read(min(end - begin, _TENSOR_BYTES)))
     return digest.hexdigest()
@@ -50,7 +50,7 @@ def _files_of(found: Path) -> list[Path]:
     if found.name not in (INDEX_NAME, TORCH_INDEX_NAME):
         return [found]
     try:
-        names = set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json(found)["weight_map"].values())
         return sorted(
             path for path in (found.parent / str(name) for name in names) if path.is_file()
         )
@@ -60,9 +60,9 @@ def _files_of(found: Path) -> list[Path]:
 
 def _header(file: Path) -> dict[str, Any]:
     """The entries of a safetensors file, their offsets counted from its beginning."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         length = _length(stream)
-        entries = json.loads(stream.read(length))
+        entries = parse_json(stream.read(length))
     entries.pop("__metadata__", None)
     start = _LENGTH_BYTES + length
     return {

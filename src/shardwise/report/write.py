@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.files import free_name, replace_file
+from shardwise.files import free_name, open_file, replace_file
 from shardwise.report.collect import RunRecord, collect_runs
 from shardwise.report.html import is_report, render_report
 
@@ -48,14 +48,21 @@ def validate_target(target: Path) -> None:
             f"there is no directory {target.parent} to write {target.name} into",
             fix=f"mkdir -p {quote(str(target.parent))}, or write --to {quote(target.name)}",
         )
-    if not target.exists():
-        return
-    with target.open("rb") as file:
-        if not is_report(file.read(_HEAD_BYTES)):
-            raise UserError(
-                f"{target} exists and is no report, so it is left as it is",
-                fix=f"write --to {quote(str(free_name(target)))}, or another new file",
-            )
+    if target.exists() and (why := _why_no_report(target)):
+        raise UserError(
+            f"{target} exists and is no report, so it is left as it is",
+            why=why,
+            fix=f"write --to {quote(str(free_name(target)))}, or another new file",
+        )
+
+
+def _why_no_report(target: Path) -> str | None:
+    try:
+        with open_file(target) as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if is_report(head) else "it was not written by this command"
 
 
 def _write(runs: Sequence[RunRecord], target: Path, reload_s: float | None) -> int:

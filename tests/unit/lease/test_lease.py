@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,18 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot be written"), hold_run(tmp_path / "file" / "run"):
         pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"[]", b"3", b"[" * 400, b"{}", b'{"epoch": ' + b"9" * 400),
+        json.dumps(asdict(own_record(3)) | {"pid": "1; reboot", "since": []}).encode(),
+    ],
+)
+def test_a_record_that_cannot_be_read_names_nobody(tmp_path: Path, data: bytes) -> None:
+    path = record_path(tmp_path, 3)
+    path.parent.mkdir()
+    path.write_bytes(data)
+    found = newest_record(tmp_path)
+    assert found is not None and (found.epoch, found.pid, found.host) == (3, 0, "an unknown host")

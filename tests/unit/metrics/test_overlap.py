@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import put_pipe, within
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
+from shardwise.metrics import trace
 from shardwise.metrics.overlap import Profile, Row, fold, profile_of
 from shardwise.metrics.trace import parse_trace, read_trace
 
@@ -216,3 +218,25 @@ def test_a_run_without_a_profile_says_how_to_get_one(tmp_path: Path) -> None:
         read_trace(half)
     with pytest.raises(UserError, match="there is no trace"):
         read_trace(tmp_path / "none.json.gz")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(b"[" * 100_000),
+        gzip.compress(b'{"a": ' + b"9" * 5000 + b"}"),
+        gzip.compress(b" " * 20_000),
+        gzip.compress(json.dumps({"shardwise": 3}).encode())[:20] + b"x" * 30,
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "_MAX_BYTES", 10_000)
+    file = tmp_path / "x.json.gz"
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="is no trace of a shardwise run"):
+        read_trace(file)
+    with within(5), pytest.raises(UserError, match="is no trace of a shardwise run") as caught:
+        read_trace(put_pipe(file))
+    assert "it is a pipe" in caught.value.why

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from shardwise.files import read_tail
 from shardwise.metrics.events import Event
 
 # Below what the feed waits for a sink to close.
@@ -76,7 +77,7 @@ class WandbSink:
             raise ChildProcessError(self._last_words()) from error
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_tail(self._log).decode("utf-8", errors="replace").splitlines()
         said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
         return f"{said.strip()} (see {self._log})"
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.facts.fabric import Collective
+from shardwise.files import read_bytes
 from shardwise.metrics.clock import Clock, Patience
 from shardwise.units import format_bytes
 from shardwise.verify.fabric.exchange import Exchange
@@ -19,6 +20,8 @@ from shardwise.verify.fabric.nccl_log import Transports, read_log
 from shardwise.verify.fabric.pairs import measure_pairs
 
 Say = Callable[[str], None]
+# As much as one rank writes in some days.
+_MAX_LOG_BYTES = 2**28
 _PATIENCE = Patience(load_s=0.2, rounds=1)
 
 
@@ -93,7 +96,9 @@ def _host() -> str:
 
 
 def _transports(log: Path | None) -> Transports | None:
-    mine = read_log(log.read_text(errors="replace")) if log and log.exists() else None
+    mine = None
+    if log and log.is_file():
+        mine = read_log(read_bytes(log, _MAX_LOG_BYTES).decode(errors="replace"))
     found = [each for each in _from_every_rank(mine) if each is not None]
     return sum(found[1:], found[0]) if found else None
 
