@@ -13,6 +13,8 @@ from shardwise.units import GIB, format_count
 from shardwise.verify.gates import Gate
 
 Events = Sequence[dict[str, Any]]
+# Verdicts that need no line of their own.
+_QUIET = {"pass": "passed", "skip": "not judged"}
 
 
 def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
@@ -20,6 +22,7 @@ def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
     events = read_whole_events(plan.run_dir / "events.jsonl")
     steps = [step for step in _of(events, "step") if {"tokens", "memory_planned"} <= step.keys()]
     if not steps:
+        yield from _unpassed_lines([gate for gate in gates if gate.name == "record"])
         return
     last, total = steps[-1], plan.config.train.steps
     resumed = len(_of(events, "resume"))
@@ -63,15 +66,18 @@ def _memory_line(last: dict[str, Any]) -> str:
 
 def _gate_lines(gates: Sequence[Gate]) -> Iterator[str]:
     """The names of those that passed on one line, and one line with advice for each other one."""
-    words = {"pass": "passed", "skip": "not judged"}
     named = [
         f"{word}: {', '.join(gate.name for gate in gates if gate.verdict == verdict)}"
-        for verdict, word in words.items()
+        for verdict, word in _QUIET.items()
         if any(gate.verdict == verdict for gate in gates)
     ]
     yield f"  gates          {'; '.join(named)}"
+    yield from _unpassed_lines(gates)
+
+
+def _unpassed_lines(gates: Sequence[Gate]) -> Iterator[str]:
     for gate in gates:
-        if gate.verdict not in words:
+        if gate.verdict not in _QUIET:
             found = f"{gate.name}: {gate.figure}, bound: {gate.bound}"
             yield f"  gate {gate.verdict:<9} {found}; {gate.advice}"
 

@@ -12,7 +12,7 @@ import typer
 
 from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError
-from shardwise.metrics.events import read_whole_events
+from shardwise.metrics.record import read_record
 
 
 def verify(
@@ -61,8 +61,11 @@ def _verify_parity(runs: list[Path], tolerance: float) -> None:
 
     if len(runs) != 2:
         raise UserError("--parity compares two runs", fix="shardwise verify --parity RUN RUN")
-    first, second = (read_whole_events(find_file(run, "events.jsonl")) for run in runs)
-    found = compare_losses(first, second)
+    first, second = (read_record(find_file(run, "events.jsonl")) for run in runs)
+    found = compare_losses(first.whole, second.whole)
+    for run, record in zip(runs, (first, second), strict=True):
+        if record.fault:
+            typer.echo(f"left out of {run}: {record.fault}")
     if found.steps == 0:
         raise UserError(
             "the two runs have logged no step in common",

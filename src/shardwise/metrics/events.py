@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from shardwise.files import parse_json
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
-from shardwise.metrics.shapes import is_event, is_whole
+from shardwise.metrics.record import Event, read_events, read_whole_events
 
-Event = dict[str, Any]
+__all__ = ["Event", "EventLog", "Observer", "read_events", "read_whole_events"]
 
 
 class Observer(Protocol):
@@ -112,32 +110,6 @@ class EventLog:
             self._observers.remove(observer)
             self._say(f"ALERT: {observer.name} gets no more events: {observer.failure}")
             self.write("sink_failed", sink=observer.name, reason=observer.failure)
-
-
-def read_events(path: Path, *, end: int | None = None) -> list[Event]:
-    """All events of a run, or those in its first `end` bytes.
-
-    Lines that a kill cut off, and those that are no events, are left out.
-    """
-    if not path.is_file():
-        # A pipe or a device would never end; what is not there at all is the system's to say.
-        path.stat()
-        raise OSError(errno.EINVAL, "no plain file", str(path))
-    with path.open("rb") as file:
-        text = file.read(end).decode("utf-8", errors="replace")
-    events = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            events.append(parse_json(line))
-    return [event for event in events if is_event(event)]
-
-
-def read_whole_events(path: Path, *, end: int | None = None) -> list[Event]:
-    """Those of `read_events` that hold what their kind must hold, for who computes with them.
-
-    What a disk or a hand has changed is left out, like a line that was cut off.
-    """
-    return [event for event in read_events(path, end=end) if is_whole(event)]
 
 
 def _ends_whole(path: Path) -> bool:

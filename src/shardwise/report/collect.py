@@ -9,7 +9,8 @@ from pathlib import Path
 
 from shardwise.checkpoint.store import Entry, list_entries
 from shardwise.errors import UserError
-from shardwise.metrics.events import read_events
+from shardwise.files import read_bytes
+from shardwise.metrics.record import read_record
 from shardwise.plan.plan import Plan
 from shardwise.report.values import Event, number, of_kind, whole
 from shardwise.units import format_duration
@@ -18,6 +19,8 @@ from shardwise.units import format_duration
 _GO_BACK = ("start", "resume", "rollback")
 # The last of these says whether a run is at work.
 _LIFE = ("start", "restart", "stopped", "end")
+# The page shows the whole of it.
+_MAX_CONFIG_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: they leave no room for cached properties
@@ -102,7 +105,7 @@ def collect_run(path: Path) -> RunRecord:
         name=path.resolve().name,
         plan=_read_plan(path / "plan.json", notes),
         planned_at=_modified_at(path / "plan.json"),
-        config=_read_text(path / "config.yaml"),
+        config=_read_text(path / "config.yaml", notes),
         events=tuple(events),
         checkpoints=tuple(list_entries(path / "checkpoints")),
         notes=tuple(notes),
@@ -150,15 +153,16 @@ def _read_plan(path: Path, notes: list[str]) -> Plan | None:
 
 def _read_events(path: Path, notes: list[str]) -> list[Event]:
     try:
-        found = read_events(path)
+        record = read_record(path)
     except FileNotFoundError:
         notes.append("there is no events.jsonl yet")
         return []
     except OSError as error:
         notes.append(f"events.jsonl cannot be read: {error.strerror}")
         return []
-    # What a disk damaged may be a line that is no event.
-    return [each for each in found if _is_event(each)]
+    if record.fault:
+        notes.append(f"{record.fault}; what cannot be read in them is left out")
+    return record.events
 
 
 def _modified_at(path: Path) -> float:
@@ -168,12 +172,11 @@ def _modified_at(path: Path) -> float:
         return 0.0
 
 
-def _is_event(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("event"), str)
-
-
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, notes: list[str]) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_bytes(path, _MAX_CONFIG_BYTES).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        notes.append(f"{path.name} cannot be read: {error.strerror}")
         return ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardwise.config.schema import GatesConfig
+from shardwise.metrics.record import Record
 from shardwise.metrics.verdict import plan_misses
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_bytes
@@ -46,6 +47,18 @@ def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]
         _overlap_gate(gates, plan, [event for event in events if event["event"] == "profile"]),
         _checkpoint_gate(damaged),
     ]
+
+
+def check_record(record: Record) -> list[Gate]:
+    """One gate where lines of the record had to be left out of the others, else none."""
+    if not record.num_malformed:
+        return []
+    figure = f"{record.num_malformed} of {record.num_lines} lines malformed"
+    advice = (
+        f"no other gate counts them; the first is line {record.first_malformed} of events.jsonl, "
+        "which a kill has cut off, or a disk or a hand has changed"
+    )
+    return [Gate("record", figure, "all whole", "warn", advice)]
 
 
 def _last_of_each_step(events: Steps) -> list[dict[str, Any]]:

@@ -12,17 +12,18 @@ from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.take import hold_run
 from shardwise.metrics.events import EventLog, read_whole_events
+from shardwise.metrics.record import read_record
 from shardwise.plan.plan import Plan
-from shardwise.verify.gates import Gate, check_gates
+from shardwise.verify.gates import Gate, check_gates, check_record
 
 
 def judge_run(run: Path) -> list[Gate]:
     """Every gate, judged by what the run has left."""
     plan = Plan.load(find_file(run, "plan.json"))
-    events = read_whole_events(find_file(run, "events.jsonl"))
+    record = read_record(find_file(run, "events.jsonl"))
     entries = list_entries(run / "checkpoints")
     damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
-    return check_gates(plan, events, damaged)
+    return [*check_gates(plan, record.whole, damaged), *check_record(record)]
 
 
 def record_gates(run: Path, gates: Sequence[Gate]) -> None:

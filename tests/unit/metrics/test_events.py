@@ -3,7 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from hostile import put_holes, put_pipe, within
+
+from shardwise.metrics import record as record_module
 from shardwise.metrics.events import EventLog, read_events
+from shardwise.metrics.record import read_record
 
 
 def test_events_are_lines_of_json(tmp_path: Path) -> None:
@@ -66,3 +71,44 @@ def test_a_torn_line_does_not_spoil_the_next_attempt(tmp_path: Path) -> None:
 def test_no_events_yet(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
     assert read_events(tmp_path / "events.jsonl") == []
+
+
+def test_malformed_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    with EventLog(file, enabled=True) as log:
+        log.write("start", step=0)
+        log.write("eval", step=1, loss=2.0)
+    odd = [b"[]", b"7", b'"x"', b"null", b'{"event": 3}', b"\xff\xfe", b"9" * 5000, b"[" * 9000]
+    no_event = [*odd, b'{"event": "st']
+    not_whole = [b'{"event": "eval", "step": "x", "loss": []}', b'{"event": "end", "step": -1}']
+    with file.open("ab") as stream:
+        stream.write(b"\n\n" + b"\n".join(no_event + not_whole))
+    record = read_record(file)
+    assert [event["event"] for event in record.whole] == ["start", "eval"]
+    assert len(record.events) == 4
+    assert (record.num_lines, record.num_malformed) == (2 + 11, 11)
+    assert record.fault.startswith("11 of 13 lines of events.jsonl are no whole events")
+    assert record.fault.endswith("the first is line 5")
+
+
+def test_a_record_without_malformed_lines_has_no_fault(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    with EventLog(file, enabled=True) as log:
+        log.write("start", step=0)
+    assert read_record(file).fault == ""
+    assert read_record(file, end=3).num_malformed == 1
+
+
+def test_a_record_that_is_no_file_or_far_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with within(5), pytest.raises(OSError, match="a pipe and no plain file"):
+        read_record(put_pipe(tmp_path / "events.jsonl"))
+    with pytest.raises(OSError, match="bytes, where at most"):
+        read_record(put_holes(tmp_path / "large", 2**40))
+    # One line without an end is one malformed line, of which only the beginning is held.
+    monkeypatch.setattr(record_module, "_MAX_LINE_BYTES", 1000)
+    with put_holes(tmp_path / "zeros", 10_000).open("ab") as file:
+        file.write(b'\n{"event": "resume", "step": 3}\n')
+    record = read_record(tmp_path / "zeros")
+    assert (record.num_malformed, record.whole) == (1, [{"event": "resume", "step": 3}])

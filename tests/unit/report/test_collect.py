@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import put_holes, put_pipe, within
 from sample_runs import BEGAN, SampleRun, eventful, keep_checkpoints, plan_of
 
 from shardwise.report.collect import collect_run, collect_runs, state_of
@@ -66,6 +67,20 @@ def test_half_lines_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
             b'17\n"text"\n[1, 2]\nnull\n{"event": 3}\n{"step": 4}\n\xff\xfe\x00\n{"event": "st'
         )
     assert losses(folder) == {10: 5.0}
+    (note,) = [note for note in collect_run(folder).notes if "events.jsonl" in note]
+    assert "of 10 lines of events.jsonl are no whole events" in note
+
+
+def test_pipes_and_large_files_become_notes(tmp_path: Path) -> None:
+    put_pipe(tmp_path / "events.jsonl")
+    put_pipe(tmp_path / "plan.json")
+    put_holes(tmp_path / "config.yaml", 2**40)
+    with within(5):
+        run = collect_run(tmp_path)
+    assert [note.partition(" cannot be read")[0] for note in run.notes] == [
+        "events.jsonl", "plan.json", "config.yaml"
+    ]  # fmt: skip
+    assert (run.plan, run.events, run.config) == (None, (), "")
 
 
 @pytest.mark.parametrize("value", ["text", None, True, [], {}, float("nan"), 1.5, 10**400])

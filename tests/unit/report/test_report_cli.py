@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hostile import put_pipe, within
 from sample_runs import SampleRun, eventful, plan_of
 from typer.testing import CliRunner
 
@@ -81,6 +82,15 @@ def test_mistakes_are_answered(home: Path, words: tuple[str, ...], says: str) ->
     (home / "notes.txt").write_text("mine")
     assert says in refused(*words)
     assert (home / "notes.txt").read_text() == "mine"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(home: Path) -> None:
+    put_pipe(home / "runs" / "demo" / "config.yaml")
+    with within(60):
+        report("demo", "--to", "page.html")
+        assert "config.yaml cannot be read: it is a pipe" in (home / "page.html").read_text()
+        put_pipe(home / "page.html")
+        assert "why: it is a pipe and no plain file" in refused("demo", "--to", "page.html")
 
 
 def test_a_report_is_replaced_whole_or_not_at_all(

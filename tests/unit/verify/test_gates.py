@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
+from shardwise.cli.summary import summary_lines
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.plan.plan import Plan
@@ -150,6 +151,30 @@ def test_parity_compares_bits_or_within_a_tolerance(plan: Plan, tmp_path: Path) 
     assert isinstance(apart.exception, UserError) and "from step 3 on" in str(apart.exception)
     words = ["verify", "--parity", str(one), str(other), "--tolerance", "1e-6"]
     assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_malformed_lines_are_counted_in_the_table_the_json_and_the_comparison(
+    plan: Plan, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", plan, [step(plan, n) for n in range(1, 12)])
+    with (run / "events.jsonl").open("a") as file:
+        file.write('[]\n{"event": "step", "step": 12, "loss": "x"}\n{"event": "st')
+    shown = CliRunner().invoke(app, ["verify", str(run)])
+    assert shown.exit_code == 0 and "record" in shown.stdout
+    assert "3 of 14 lines malformed" in shown.stdout and "line 12" in shown.stdout
+    told = json.loads(CliRunner().invoke(app, ["verify", str(run), "--json"]).stdout)
+    assert told[-1]["name"] == "record" and told[-1]["verdict"] == "warn"
+    compared = CliRunner().invoke(app, ["verify", "--parity", str(run), str(run)])
+    assert compared.stdout.count("3 of 14 lines of events.jsonl are no whole events") == 2
+    # A run whose every line is malformed has no step to judge, and the count is shown all the same.
+    (run / "events.jsonl").write_text("[]\n")
+    lost = CliRunner().invoke(app, ["verify", str(run)])
+    assert isinstance(lost.exception, UserError)
+    assert lost.exception.code == ExitCode.VERIFY_FAILED
+    assert "1 of 1 lines malformed" in lost.stdout
+    config = replace(plan.config, name=run.name, runs_dir=str(tmp_path))
+    (line,) = summary_lines(replace(plan, config=config), judge_run(run))
+    assert "gate warn" in line and "record: 1 of 1 lines malformed" in line
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
