@@ -17,12 +17,17 @@ import yaml
 from shardwise.config.reference import shorten, show_value
 from shardwise.config.rules import Fault
 from shardwise.errors import UserError
-from shardwise.files import free_name, parse_json, why_no_path
+from shardwise.files import free_name, parse_json, read_bytes, why_no_path
 
-# A configuration has a few kilobytes, a few hundred values, and four levels.
-_MAX_BYTES = 2**20
-_MAX_VALUES = 50_000
-_MAX_DEPTH = 50
+# A configuration has a few kilobytes, a few hundred values, and four levels. A second's work for
+# the slowest of the readers:
+_MAX_BYTES = 2**18
+_MAX_VALUES = 10_000
+MAX_DEPTH = 50
+# A key of TOML with more parts than that: its reader takes the square of their number.
+_DEEP_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
+)
 
 PlaceOfLine = Callable[[int], str]
 KeyPath = tuple[str, ...]
@@ -55,7 +60,7 @@ def read_file(file: Path) -> Document:
                 f"{file}: {file.stat().st_size} bytes are too many for a configuration",
                 fix=start_from_example(),
             )
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_bytes(file, _MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{file}: not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
@@ -121,28 +126,36 @@ def _read_json(text: str, place_of: PlaceOfLine) -> Document:
 
 
 def _read_toml(text: str, place_of: PlaceOfLine) -> Document:
+    if deep := _DEEP_KEY.search(text):
+        place = place_of(text.count("\n", 0, deep.start()) + 1)
+        raise _syntax_error("TOML", place, "nested too deeply")
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         number = int(line[1]) if line else text.count("\n") + 1
         raise _syntax_error("TOML", place_of(number), str(error)) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; [[[[[…
-        raise _syntax_error("TOML", place_of(1), str(error)) from error
+    except RecursionError as error:
+        raise _syntax_error("TOML", place_of(1), "nested too deeply") from error
+    except ValueError as error:  # Python converts no number of thousands of digits
+        raise _syntax_error("TOML", place_of(1), _TOO_LARGE) from error
     _validate_tree(tree, place_of)
     return Document(tree, _toml_places(text, place_of))
 
 
 def _validate_tree(tree: Any, place_of: PlaceOfLine) -> None:
     """The limits that the walk over YAML's nodes keeps, for a tree without nodes."""
-    waiting = [(tree, 0)]
+    waiting, num_values = [(tree, 0)], 0
     while waiting:
         value, depth = waiting.pop()
-        if depth > _MAX_DEPTH:
+        num_values += len(value)
+        if depth > MAX_DEPTH:
             raise _syntax_error("TOML", place_of(1), "nested too deeply")
+        if num_values > _MAX_VALUES:
+            raise _syntax_error("TOML", place_of(1), _TOO_MANY)
         for inner in value.values() if isinstance(value, dict) else value:
             if _is_too_large(inner):
-                raise _syntax_error("TOML", place_of(1), "a number has more than 64 bits")
+                raise _syntax_error("TOML", place_of(1), _TOO_LARGE)
             if isinstance(inner, dict | list):
                 waiting.append((inner, depth + 1))
 
@@ -171,12 +184,37 @@ def _syntax_error(language: str, place: str, problem: str) -> UserError:
     )
 
 
+# Far more characters than 64 bits take in any spelling.
+_LONGEST_NUMBER = 100
+_TOO_LARGE = "a number has more than 64 bits"
+_TOO_MANY = f"more than {_MAX_VALUES} values"
+
+
 def _is_too_large(value: Any) -> bool:
     return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 class YamlLoader(yaml.SafeLoader):
-    """YAML 1.2's scalars: `3e-4` is a number, `on` and `12:30` are text."""
+    """YAML 1.2's scalars: `3e-4` is a number, `on` and `12:30` are text.
+
+    What is too deep or too much ends the reading there: to read it all may take minutes.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One value with all that is in it."""
+        self._num_nodes += 1
+        self._depth += 1
+        problem = "nested too deeply" if self._depth > MAX_DEPTH else _TOO_MANY
+        if self._depth > MAX_DEPTH or self._num_nodes > 2 * _MAX_VALUES:  # keys are nodes too
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class YamlDumper(yaml.SafeDumper):
@@ -244,12 +282,12 @@ class _YamlWalk:
         self.num_values = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if len(path) > _MAX_DEPTH:
+        if len(path) > MAX_DEPTH:
             raise _syntax_error("YAML", self._place(node), "nested too deeply, or into itself")
         # Aliases of aliases make a short file as large as one likes.
         self.num_values += 1
         if self.num_values > _MAX_VALUES:
-            raise _syntax_error("YAML", self._place(node), f"more than {_MAX_VALUES} values")
+            raise _syntax_error("YAML", self._place(node), _TOO_MANY)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -280,9 +318,12 @@ class _YamlWalk:
         try:
             value = convert(node.value)
         except ValueError as error:
-            raise _syntax_error("YAML", self._place(node), str(error)) from error
+            # Python's own words for a number of thousands of digits are for programmers.
+            is_long = len(node.value) > _LONGEST_NUMBER
+            problem = _TOO_LARGE if is_long else str(error)
+            raise _syntax_error("YAML", self._place(node), problem) from error
         if _is_too_large(value):
-            raise _syntax_error("YAML", self._place(node), "a number has more than 64 bits")
+            raise _syntax_error("YAML", self._place(node), _TOO_LARGE)
         return value
 
     def _place(self, node: yaml.Node) -> str:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shardwise.config.documents import Document, KeyPath, read_file, read_yaml
+from shardwise.config.documents import MAX_DEPTH, Document, KeyPath, read_file, read_yaml
 from shardwise.config.plain import assemble
 from shardwise.config.reference import (
     TOP_LEVEL,
@@ -175,6 +175,11 @@ def _parse_override(text: str, place: str) -> tuple[list[str], Any]:
         raise UserError(
             f"{place}: expected section.field=value",
             fix=_as_override(".".join(filter(None, path)), value),
+        )
+    if len(path) > MAX_DEPTH:
+        raise UserError(
+            f"{place}: it names a setting {len(path)} levels deep",
+            fix="write SECTION.FIELD=VALUE; `shardwise config schema` lists all",
         )
     document = read_yaml(value, lambda _: place)
     if document.faults:

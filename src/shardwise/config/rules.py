@@ -264,6 +264,14 @@ RULES: tuple[Rule, ...] = (
         "it names one directory inside runs_dir",
         "write a plain name, such as name=first-run; runs_dir is the place of all runs",
     ),
+    # It is shown on terminals and stands in the commands that are printed to be typed.
+    Rule(
+        "name-is-printable",
+        "name",
+        lambda c: c.name.isprintable() or why_no_path(c.name) is not None,
+        "it holds a character that cannot be printed, such as a newline",
+        "write a plain name, such as name=first-run",
+    ),
     *map(
         _path_rule,
         (
