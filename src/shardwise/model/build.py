@@ -24,6 +24,8 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts"),
 )
 _MOST = 4096
+# Of config.json: where the model's own code lies.
+_CODE = ("auto_map", "_name_or_path", "name_or_path")
 
 
 def build_on_meta(
@@ -101,9 +103,13 @@ def _with_floats(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
     model_type = str(hf_config.get("model_type", ""))
+    # Which code is run is never `hf_config`'s to say: it may come from a file that others wrote.
+    settings = {key: value for key, value in hf_config.items() if key not in _CODE}
     if code_dir is not None:
         own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)
-        return type(own).from_dict(dict(hf_config))
+        config = type(own).from_dict(settings)
+        config.auto_map, config.name_or_path = getattr(own, "auto_map", {}), code_dir
+        return config
     if model_type not in CONFIG_MAPPING:
         families = list(CONFIG_MAPPING)
         near = get_close_matches(model_type, families, n=3)
@@ -115,4 +121,4 @@ def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> 
             "transformers, or run the model's own code: model.trust_remote_code=true "
             "model.revision=COMMIT_HASH",
         )
-    return CONFIG_MAPPING[model_type].from_dict(dict(hf_config))
+    return CONFIG_MAPPING[model_type].from_dict(settings)
