@@ -6,7 +6,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,13 @@ class Case:
     kept: list[Path] = field(default_factory=list)
 
 
-def build_case(seed: int, number: int, home: Path, scratch: Path) -> tuple[str, Case]:
-    """The same for the same numbers: (kind, case)."""
+def build_case(
+    seed: int, number: int, home: Path, scratch: Path, kinds: Sequence[str] = ()
+) -> tuple[str, Case]:
+    """The same for the same numbers: (kind, case); of all kinds, or of those that are named."""
     rng = Rng(f"{seed}/{number}")
-    kinds = list(KINDS)
-    kind = kinds[number % len(kinds)]
+    among = kinds or list(KINDS)
+    kind = among[number % len(among)]
     os.symlink(home / "data.jsonl", scratch / "data.jsonl")
     return kind, KINDS[kind](rng, home, scratch)
 
@@ -215,16 +217,20 @@ def _commands_on_a_run(rng: Rng) -> list[str]:
             ["verify", "--parity", "runs/run", "runs/run"],
             ["report", "runs/run"],
             ["export", "runs/run", "--to", "out"],
-            ["train", "runs/run/config.yaml"],
+            ["train", "runs/run/config.yaml", "runs_dir=runs"],
         )
     )
 
 
 def _checkpoint(rng: Rng, home: Path, scratch: Path) -> Case:
+    return _with_broken(rng, home, scratch, rng.choice(("tensors.json", "rank-00000.bin")))
+
+
+def _with_broken(rng: Rng, home: Path, scratch: Path, name: str) -> Case:
+    """A run in which one file of one checkpoint is changed."""
     run = _copy(home, scratch, "runs") / "run"
     folders = [run / "checkpoints" / f"step-{step:08d}" for step in STEPS]
     broken = rng.choice(folders)
-    name = rng.choice((MANIFEST_NAME, "tensors.json", "plan.json", "rank-00000.bin"))
     file = broken / name
     file.write_bytes(
         (mutate_bytes if name.endswith(".bin") else mutate_json)(rng, file.read_bytes())
@@ -247,11 +253,29 @@ def _seal(folder: Path, name: str) -> None:
     (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
 
 
-def _record(rng: Rng, home: Path, scratch: Path) -> Case:
+def _manifest(rng: Rng, home: Path, scratch: Path) -> Case:
+    return _with_broken(rng, home, scratch, MANIFEST_NAME)
+
+
+def _events(rng: Rng, home: Path, scratch: Path) -> Case:
     run = _copy(home, scratch, "runs") / "run"
-    name = rng.choice(("events.jsonl", "events.jsonl", "plan.json", "config.yaml"))
-    change = {"events.jsonl": mutate_lines, "plan.json": mutate_json, "config.yaml": mutate_bytes}
-    (run / name).write_bytes(change[name](rng, (run / name).read_bytes()))
+    file = run / "events.jsonl"
+    for _ in range(rng.choice((1, 1, 2, 5, 20))):
+        file.write_bytes(mutate_lines(rng, file.read_bytes() or b"{}"))
+    return _on_a_whole_run(rng, run)
+
+
+def _plan(rng: Rng, home: Path, scratch: Path) -> Case:
+    """plan.json of the run, or of a checkpoint, which may be sealed again."""
+    if rng.random() < 0.4:
+        return _with_broken(rng, home, scratch, "plan.json")
+    run = _copy(home, scratch, "runs") / "run"
+    name, change = rng.choice((("plan.json", mutate_json),) * 4 + (("config.yaml", mutate_bytes),))
+    (run / name).write_bytes(change(rng, (run / name).read_bytes()))
+    return _on_a_whole_run(rng, run)
+
+
+def _on_a_whole_run(rng: Rng, run: Path) -> Case:
     words = _commands_on_a_run(rng)
     whole = sorted((run / "checkpoints").glob("step-*"))
     return Case(words, {}, whole[-1:] if "prune" in words else whole)
@@ -289,38 +313,34 @@ def _device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+# As torchrun sets them for the first of two ranks.
+_LAUNCHER = {
+    **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+}
+_VARIABLES = (
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHARDWISE_CACHE", "HOME", "PATH", "TMPDIR"),
+    *("SHARDWISE_RENDEZVOUS", "PYTORCH_ALLOC_CONF", "LANG", "TERM", "NO_COLOR", "XDG_CACHE_HOME"),
+    *("HF_HOME", "COLUMNS", *_LAUNCHER),
+)
+_VALUES = (
+    *("", " ", "0", "-1", "x", "9" * 5000, "/proc", "/dev/null", "/nowhere", "~nobody", "a:b"),
+    *("\udcff", "../..", "1e9", "data.jsonl", "x" * 300, "[", "GPU-x", "0,0,0", "1,x", "1", "3"),
+)
+
+
 def _environment(rng: Rng, home: Path, scratch: Path) -> Case:
     _write_run(scratch)
-    names = (
-        *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SHARDWISE_CACHE", "HOME", "PATH", "TMPDIR"),
-        *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HF_HOME", "COLUMNS"),
-        *(
-            "SHARDWISE_RENDEZVOUS",
-            "PYTORCH_ALLOC_CONF",
-            "LANG",
-            "TERM",
-            "NO_COLOR",
-            "XDG_CACHE_HOME",
-        ),
-    )
-    values = (
-        *(
-            "",
-            " ",
-            "0",
-            "-1",
-            "x",
-            "9" * 5000,
-            "/proc",
-            "/dev/null",
-            "/nowhere",
-            "~nobody",
-            "a:b",
-            "1,x",
-        ),
-        *("\udcff", "../..", "1e9", "data.jsonl", "x" * 300, "[", "GPU-x", "0,0,0"),
-    )
-    environment = {rng.choice(names): rng.choice(values) for _ in range(rng.choice((1, 1, 2)))}
+    environment = {
+        rng.choice(_VARIABLES): rng.choice(_VALUES) for _ in range(rng.choice((1, 1, 2)))
+    }
+    if rng.random() < 0.4:
+        # A launcher's variables, of which some are changed or missing.
+        environment = _LAUNCHER | environment
+        for name in rng.sample(list(_LAUNCHER), rng.choice((0, 1, 2))):
+            environment[name] = rng.choice(_VALUES)
+        for name in rng.sample(list(_LAUNCHER), rng.choice((0, 0, 1))):
+            del environment[name]
     words = rng.choice(
         (_train_words(), ["plan", "run.yaml", "cluster.name=local"], ["config", "ls"])
     )
@@ -338,7 +358,9 @@ KINDS: dict[str, Callable[[Rng, Path, Path], Case]] = {
     "jsonl": _jsonl,
     "dataset": _dataset,
     "checkpoint": _checkpoint,
-    "record": _record,
+    "manifest": _manifest,
+    "events": _events,
+    "plan": _plan,
     "odd file": _odd_file,
     "environment": _environment,
 }

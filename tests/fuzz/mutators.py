@@ -78,7 +78,11 @@ def mutate_json(rng: Rng, data: bytes) -> bytes:
     """A change of the text, or of what it says."""
     if rng.random() < 0.3:
         return mutate_bytes(rng, data)
-    return spell_json(mutate_tree(rng, json.loads(data)))
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):  # changed before
+        return mutate_bytes(rng, data)
+    return spell_json(mutate_tree(rng, tree))
 
 
 def mutate_lines(rng: Rng, data: bytes) -> bytes:

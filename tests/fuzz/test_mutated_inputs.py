@@ -24,7 +24,7 @@ PATIENCE_S = 7200
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def run_cases(tmp_path: Path, first: int, count: int) -> list[dict[str, Any]]:
+def run_cases(tmp_path: Path, first: int, count: int, *kinds: str) -> list[dict[str, Any]]:
     results, inputs = tmp_path / "results.jsonl", tmp_path / "inputs"
     inputs.mkdir()
     environment = {key: val for key, val in os.environ.items() if key not in LAUNCHER_VARIABLES}
@@ -33,7 +33,12 @@ def run_cases(tmp_path: Path, first: int, count: int) -> list[dict[str, Any]]:
         **{"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     }
     done = subprocess.run(
-        [sys.executable, str(ZYGOTE), *map(str, (SEED, first, count)), str(results), str(inputs)],
+        [
+            sys.executable,
+            str(ZYGOTE),
+            *map(str, (SEED, first, count, results, inputs)),
+            *([",".join(kinds)] if kinds else []),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -57,11 +62,19 @@ def assert_handled(cases: list[dict[str, Any]], inputs: Path) -> None:
 
 
 def test_a_sample_of_mutated_inputs_ends_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, 0, 104)
-    assert len({case["kind"] for case in cases}) == 13
+    cases = run_cases(tmp_path, 0, 60)
+    assert len({case["kind"] for case in cases}) == 15
     assert_handled(cases, tmp_path / "inputs")
 
 
 @pytest.mark.long
 def test_five_thousand_mutated_inputs_end_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    assert_handled(run_cases(tmp_path, 104, 5000), tmp_path / "inputs")
+    assert_handled(run_cases(tmp_path, 60, 5000), tmp_path / "inputs")
+
+
+@pytest.mark.long
+def test_two_thousand_mutated_records_are_read_or_refused_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    cases = run_cases(tmp_path, 0, 2000, "events", "plan", "manifest")
+    assert_handled(cases, tmp_path / "inputs")

@@ -1,6 +1,6 @@
 """Runs mutated cases, each in a fork of this process, which has imported everything once.
 
-    python zygote.py SEED FIRST COUNT RESULTS [FAILED_INPUTS]
+    python zygote.py SEED FIRST COUNT RESULTS [FAILED_INPUTS [KIND,...]]
 
 Ranks are not started: where they would be, a case has passed. A case may use so much CPU time and
 memory, and wait so long; what exceeds it is a failure, as is a traceback or an error without a fix.
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ import corpus
 from cases import Case, build_case
 
 import shardwise.launch.local as local
+import shardwise.launch.peers as peers
+import shardwise.launch.worker as worker
 from shardwise.cli.main import main
 
 CPU_S = 20
@@ -36,7 +39,10 @@ MEMORY_BYTES = 8 * 2**30
 KNOWN_CODES = {2, 3, 4, 5, 6, 7, 75}
 
 
-def run_all(seed: int, first: int, count: int, results: Path, failed: Path | None) -> None:
+def run_all(
+    seed: int, numbers: range, results: Path, failed: Path | None, kinds: list[str]
+) -> None:
+    """One line for each case, in the file `results`."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         home = Path(folder) / "home"
         home.mkdir()
@@ -44,10 +50,10 @@ def run_all(seed: int, first: int, count: int, results: Path, failed: Path | Non
         _warm_up(home)
         gc.freeze()
         with results.open("a") as stream:
-            for number in range(first, first + count):
+            for number in numbers:
                 scratch = Path(folder) / "case"
                 scratch.mkdir()
-                found = run_one(seed, number, home, scratch)
+                found = run_one(seed, number, home, scratch, kinds)
                 if found["fault"] and failed is not None:
                     shutil.copytree(scratch, failed / str(number), symlinks=True,
                                     ignore=shutil.ignore_patterns("pipe"),
@@ -97,16 +103,18 @@ def _copy_plain(source: str, target: str) -> None:
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
-def run_one(seed: int, number: int, home: Path, scratch: Path) -> dict[str, Any]:
+def run_one(
+    seed: int, number: int, home: Path, scratch: Path, kinds: Sequence[str] = ()
+) -> dict[str, Any]:
     """Make the case, run it in a child, judge what the child left."""
-    kind, case = build_case(seed, number, home, scratch)
+    kind, case = build_case(seed, number, home, scratch, kinds)
     before = [_digest(folder) for folder in case.kept]
     said = scratch.with_name("said")
     began = time.monotonic()
     child = os.fork()
     if child == 0:
         _run_in_child(case, scratch, said)
-    status = _wait(child)
+    status, cpu_s = _wait(child)
     text = said.read_bytes().decode(errors="replace")
     after = [_digest(folder) for folder in case.kept]
     fault = _fault(status, text) or ("lost" if before != after else "")
@@ -114,6 +122,7 @@ def run_one(seed: int, number: int, home: Path, scratch: Path) -> dict[str, Any]
         "number": number, "kind": kind, "words": [word[:200] for word in case.words],
         "environment": case.environment, "fault": fault, "code": os.waitstatus_to_exitcode(status),
         "said": text[-2000:] if fault else "", "seconds": round(time.monotonic() - began, 2),
+        "cpu_s": round(cpu_s, 2),
     }  # fmt: skip
 
 
@@ -143,6 +152,9 @@ def _exit_code() -> int:
         raise SystemExit(0)
 
     local.start_ranks = pass_on  # type: ignore[assignment]
+    worker.run_rank = pass_on
+    # Others that a rank could tell of its error will never come.
+    peers._GRACE_S = peers._REFUSAL_S = 0.2
     try:
         main()
     except SystemExit as end:
@@ -153,15 +165,17 @@ def _exit_code() -> int:
     return 0
 
 
-def _wait(child: int) -> int:
+def _wait(child: int) -> tuple[int, float]:
+    """(how it ended, seconds of CPU time)."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status, used = os.wait4(child, os.WNOHANG)
         if done:
-            return status
+            return status, used.ru_utime + used.ru_stime
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+    _, status, used = os.wait4(child, 0)
+    return status, used.ru_utime + used.ru_stime
 
 
 def _fault(status: int, text: str) -> str:
@@ -192,4 +206,6 @@ if __name__ == "__main__":
     import datasets  # noqa: F401  (once here rather than in every child)
 
     seed, first, count = map(int, sys.argv[1:4])
-    run_all(seed, first, count, Path(sys.argv[4]), Path(sys.argv[5]) if sys.argv[5:] else None)
+    inputs = Path(sys.argv[5]) if sys.argv[5:] else None
+    kinds = sys.argv[6].split(",") if sys.argv[6:] else []
+    run_all(seed, range(first, first + count), Path(sys.argv[4]), inputs, kinds)
