@@ -289,13 +289,15 @@ def _odd_file(rng: Rng, home: Path, scratch: Path) -> Case:
     _write_run(scratch, model={"name": str(place)})
     on_run = [run / "events.jsonl", run / "plan.json", newest / MANIFEST_NAME, newest / "plan.json"]
     on_run += [newest / "rank-00000.bin", newest / "tensors.json", newest, run / "checkpoints"]
+    on_run += [run / "config.yaml", run / "report.html"]
     on_model = [place / "config.json", place / "model.safetensors", place / "tokenizer.json"]
+    on_model += [place / "tokenizer_config.json", place / "pytorch_model.bin"]
     on_model += [scratch / "data.jsonl", scratch / "run.yaml"]
     file = rng.choice(on_run + on_model)
     if file.is_dir():
         shutil.rmtree(file)
     else:
-        file.unlink()
+        file.unlink(missing_ok=True)
     rng.choice((os.mkfifo, os.mkdir, _loop, _dangle, _device, lambda path: None))(file)
     words = _train_words() if file in on_model else _commands_on_a_run(rng)
     return Case(words)

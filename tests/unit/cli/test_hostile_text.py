@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from hostile import alias_bomb, put_holes, put_pipe, within
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 import shardwise.launch.local as local
 from shardwise.cli.main import main
@@ -18,11 +21,16 @@ from shardwise.config.schema import DataConfig
 from shardwise.data.faults import FaultBudget
 from shardwise.data.sources import read_documents
 from shardwise.errors import UserError
+from shardwise.plan.plan import Plan
 
 RUN: dict[str, Any] = {
     "model": "tiny-llama",
     "data": {"source": "stdlib", "seq_len": 64},
     "cluster": "1xCPU",
+}
+SHAPE: dict[str, Any] = {
+    **{"model_type": "llama", "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2},
+    **{"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1},
 }
 Command = Callable[..., tuple[int, str]]
 
@@ -141,11 +149,9 @@ def test_prices_are_read_with_the_same_limits(command: Command, text: str) -> No
 
 
 def test_pipes_among_tokenizers_weights_and_datasets_are_refused(command: Command) -> None:
-    shape = {"model_type": "llama", "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1}
-    shape |= {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
     model = Path("model")
     model.mkdir()
-    (model / "config.json").write_text(json.dumps(shape))
+    (model / "config.json").write_text(json.dumps(SHAPE))
     put_pipe(model / "pytorch_model.bin")
     write_run(model="model")
     assert "pytorch_model.bin is not a whole file" in refused(command, "train", "run.json")
@@ -182,3 +188,82 @@ def test_the_text_beside_a_number_of_thousands_of_digits_is_a_corrupt_record(
     assert "nested too deeply" in refused(command, "train", "run.json")
     Path("data.jsonl").write_text(long)
     assert "a number of thousands of digits" in refused(command, "train", "run.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code"),
+    [
+        ("run.json", ("plan", "run.json"), 2),
+        ("data.jsonl", ("train", "run.json"), 4),
+        ("plan.json", ("verify", "run"), 4),
+        ("events.jsonl", ("verify", "run"), 4),
+        ("events.jsonl", ("report", "run"), 0),
+    ],
+)
+def test_a_file_that_vanishes_while_it_is_read_is_named(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Plan,
+    name: str,
+    words: tuple[str, ...],
+    code: int,
+) -> None:
+    Path("data.jsonl").write_text('{"text": "so be it"}\n' * 9)
+    write_run(data="data.jsonl")
+    Path("run").mkdir()
+    plan.save(Path("run", "plan.json"))
+    Path("run", "events.jsonl").touch()
+    real = os.open
+
+    def after_it_is_gone(path: Any, *arguments: Any, **named: Any) -> int:
+        if Path(path).name == name:
+            Path(path).unlink(missing_ok=True)
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", after_it_is_gone)
+    found, said = command(*words)
+    assert found == code and "Traceback" not in said
+    assert code == 0 or (name in said and "No such file" in said and "fix: " in said)
+
+
+# ---- what a long run of mutated inputs has found ------------------------------------------------
+
+
+def make_model(**tokens: int) -> Path:
+    model = Path("model")
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(SHAPE))
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, **tokens}, unk_token="<unk>"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+    fast.save_pretrained(model)
+    return model
+
+
+def test_an_id_beyond_any_vocabulary_is_refused(command: Command) -> None:
+    make_model(one=2)
+    file = Path("model", "tokenizer.json")
+    file.write_text(file.read_text().replace('"one": 2', '"one": 2147483648'))
+    write_run(model="model", data={"source": "stdlib", "seq_len": 64})
+    assert "a token with the id 2147483648" in refused(command, "train", "run.json")
+
+
+def test_an_index_that_names_no_file_is_refused(command: Command) -> None:
+    model = make_model(one=2)
+    (model / "model.safetensors").touch()
+    index = {"weight_map": {"lm_head.weight": ""}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_run(model="model")
+    assert "which is no file beside it" in refused(command, "train", "run.json")
+
+
+def test_a_device_of_thousands_of_digits_is_none(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9" * 5000)
+    write_run()
+    assert command("plan", "run.json", "cluster=local")[0] == 0
+
+
+def test_an_error_is_shown_in_no_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "missing.yaml" in refused(command, "plan", "missing.yaml")
