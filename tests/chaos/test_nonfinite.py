@@ -60,13 +60,17 @@ def test_rolls_back_to_a_save_in_flight(tmp_path: Path) -> None:
     assert place(tmp_path / "run") == (STEPS, 6 + STEPS - 4)
 
 
-def test_for_ever_bad_is_given_up(tmp_path: Path) -> None:
-    plan_path = prepare(tmp_path / "run", train__max_nonfinite=2)
+@pytest.mark.parametrize("param", ["fp32", "fp16"])
+def test_for_ever_bad_is_given_up(param: str, tmp_path: Path) -> None:
+    """fp16 too: a loss that is not a number is no overflow that a smaller loss scale would mend."""
+    settings = {"train__max_nonfinite": 2, "precision__param": param}
+    plan_path = prepare(tmp_path / "run", **settings)
     codes = Job(plan_path, bad=FOR_EVER).finish()
     assert codes == [ExitCode.DIVERGED] * WORLD, logs(tmp_path / "run")
     assert len(events_of(tmp_path / "run", "rollback")) == 2
     assert skipped(tmp_path / "run") == list(range(3, 12))
     assert newest_good(tmp_path / "run") == 2
+    assert not events_of(tmp_path / "run", "loss_scale")
 
 
 def test_bad_before_any_checkpoint_is_given_up(tmp_path: Path) -> None:

@@ -88,26 +88,26 @@ def test_half_precision_stays_near_fp32(ranks: Callable[[int], Ranks], param: st
     assert rough.norms == pytest.approx(exact.norms, rel=5e-2)
 
 
-def overflow(world: int, settings: Settings) -> dict[str, Any]:
-    """A step whose gradient is infinite on the last rank alone, and then a good one."""
+def overflow(world: int, settings: Settings, times: int) -> dict[str, Any]:
+    """A step whose gradient is infinite on the last rank alone, `times` times, and a good one."""
     session = start(world, settings)
     batches = build_loader(session).step_batches(0)
     stepper = Stepper(session.model, session.optimizer, session.plan)
-    seen: dict[str, Any] = {"scales": [stepper.scaler.get_scale()]}
+    seen: dict[str, Any] = {"scaled_grads": [], "scales": [stepper.scale.value], "applied": []}
 
     def spoil(param: Tensor) -> None:
-        seen["scaled_grad"] = param.grad.full_tensor().abs().max().item()  # type: ignore[union-attr]
-        if dist.get_rank() == world - 1:
+        seen["scaled_grads"].append(param.grad.full_tensor().abs().max().item())  # type: ignore[union-attr]
+        if len(seen["scaled_grads"]) <= times and dist.get_rank() == world - 1:
             param.grad.to_local().fill_(float("inf"))  # type: ignore[union-attr]
 
     weight = session.model.model.layers[0].mlp.down_proj.weight
-    hook = weight.register_post_accumulate_grad_hook(spoil)
+    weight.register_post_accumulate_grad_hook(spoil)
     seen["params"] = [whole_params(session.model)]
     for _ in range(2):
-        stepper.run(batches, 1e-3)
-        seen["scales"].append(stepper.scaler.get_scale())
+        result = stepper.run(batches, 1e-3)
+        seen["applied"].append((result.applied, result.overflows))
+        seen["scales"].append(stepper.scale.value)
         seen["params"].append(whole_params(session.model))
-        hook.remove()
     return seen
 
 
@@ -115,31 +115,58 @@ def is_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_fp16_skips_a_step_that_overflows_on_one_rank(ranks: Callable[[int], Ranks]) -> None:
-    first, last = ranks(2).run(overflow, 2, {**FP16, "precision.loss_scale": 4096.0})
+@pytest.mark.parametrize("fused", [True, False])
+def test_fp16_computes_a_step_again_that_overflows_on_one_rank(
+    ranks: Callable[[int], Ranks], fused: bool
+) -> None:
+    settings = {**FP16, "precision.loss_scale": 4096.0, "optim.fused": fused}
+    smooth, _ = ranks(2).run(overflow, 2, {**settings, "precision.loss_scale": 1024.0}, 0)
+    first, last = ranks(2).run(overflow, 2, settings, 2)
     for seen in (first, last):
+        assert seen["scales"] == [4096.0, 1024.0, 1024.0]
+        assert seen["applied"] == [(True, 2), (True, 0)]
+    for one, other, quiet in zip(first["params"], last["params"], smooth["params"], strict=True):
+        assert is_same(one, other)
+        # As if nothing had overflowed.
+        assert is_same(one, quiet)
+    # The true gradient of this weight is below 1.
+    assert first["scaled_grads"][0] > 1
+
+
+def test_fp16_skips_a_step_that_no_scale_makes_finite(ranks: Callable[[int], Ranks]) -> None:
+    """4096 is 12 doublings above one, below which the scale is not to blame; then it is back."""
+    settings = {**FP16, "precision.loss_scale": 4096.0}
+    for seen in ranks(2).run(overflow, 2, settings, 13):
         before, skipped, after = seen["params"]
         assert is_same(before, skipped)
         assert not is_same(skipped, after)
-        assert seen["scales"] == [4096.0, 2048.0, 2048.0]
-    assert is_same(first["params"][2], last["params"][2])
-    # The true gradient of this weight is below 1.
-    assert first["scaled_grad"] > 1
+        assert seen["scales"] == [4096.0, 4096.0, 4096.0]
+        assert seen["applied"] == [(False, 0), (True, 0)]
 
 
-def too_large_scale(world: int, settings: Settings) -> dict[str, Any]:
+def infinite_loss(world: int, settings: Settings) -> dict[str, Any]:
+    """The loss of the last rank is infinite, and its gradient is not."""
     session = start(world, settings)
-    before = whole_params(session.model)
     batches = build_loader(session).step_batches(0)
+    sum_loss = session.model.sum_loss
+
+    def spoilt(*batch: Tensor) -> Tensor:
+        return sum_loss(*batch) + (float("inf") if dist.get_rank() == world - 1 else 0.0)
+
+    session.model.sum_loss = spoilt
+    before = whole_params(session.model)
     stepper = Stepper(session.model, session.optimizer, session.plan)
-    stepper.run(batches, 1e-3)
-    return {
-        "unchanged": is_same(before, whole_params(session.model)),
-        "scale": stepper.scaler.get_scale(),
-    }
+    result = stepper.run(batches, 1e-3)
+    changed = not is_same(before, whole_params(session.model))
+    return {"norm": result.grad_norm, "applied": result.applied, "changed": changed}
 
 
-def test_fp16_survives_a_scale_that_is_too_large(ranks: Callable[[int], Ranks]) -> None:
-    for seen in ranks(2).run(too_large_scale, 2, {**FP16, "precision.loss_scale": 1e38}):
-        assert seen["unchanged"]
-        assert seen["scale"] == pytest.approx(5e37)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("param", ["fp32", "bf16", "fp16"])
+def test_an_infinite_loss_is_skipped_in_every_precision(
+    ranks: Callable[[int], Ranks], param: str, fused: bool
+) -> None:
+    settings = {**SMALL, "precision.param": param, "optim.fused": fused}
+    for seen in ranks(2).run(infinite_loss, 2, settings):
+        assert np.isfinite(seen["norm"])
+        assert not seen["applied"] and not seen["changed"]

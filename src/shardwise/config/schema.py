@@ -209,7 +209,8 @@ class PrecisionConfig:
     """Cast floating-point inputs of every unit to `param` before its forward."""
 
     loss_scale: float = 65536.0
-    """The first loss scale when `param` is fp16; it then adapts. Unused otherwise."""
+    """The first loss scale when `param` is fp16. It falls by half when gradients overflow, and the
+    batch is computed again; it doubles after 2000 steps without an overflow. Unused otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,8 +317,8 @@ class TrainConfig:
     """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
 
     max_nonfinite: int = 3
-    """Batches in a row that may give a gradient which is not finite; each is skipped and named.
-    One more goes back to the newest checkpoint and on past these batches."""
+    """Batches in a row that may give a loss or gradient which is not finite; each is skipped and
+    named. One more goes back to the newest checkpoint and on past these batches."""
 
     max_restarts: int = 3
     """How often `shardwise train` starts its ranks again after one died or hung."""

@@ -146,8 +146,10 @@ def _all_in_turn(model: ModelSpec, fabric: Fabric, layout: Layout, software: Sof
     """Where nothing overlaps: every collective of a step, one after the other."""
     counts = collectives_of(layout, software)
     world = layout.replicate * layout.shard
-    # All ranks agree on the tokens, the norm and the loss of a step.
+    # All ranks agree on the tokens, the norm and the loss of a step, and replicas on the norm's
+    # last bit.
     total = 3 * fabric.seconds("all_reduce", 8, world)
+    total += fabric.seconds("all_reduce", 8, layout.replicate, layout.shard)
     units = [
         (model.block_params, model.num_layers, counts.in_backward),
         (model.embedding_params, 1, counts.in_backward),

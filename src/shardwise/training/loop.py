@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -207,6 +208,8 @@ class Loop:
                 place.tokens += self.plan.tokens_per_step
                 window.add(result)
                 self.stopping = result.stop_requested
+                if result.overflows:
+                    self._tell_scale(result.overflows)
                 return True
             self._skip(result.grad_norm)
             if place.bad_in_a_row > train.max_nonfinite:
@@ -217,13 +220,23 @@ class Loop:
         """A signal came, or another job has taken the run directory."""
         return bool(self.stop) or self.fence.lost
 
+    def _tell_scale(self, overflows: int) -> None:
+        """Steps that were computed more than once took longer, which must not stay a riddle."""
+        scale, step = self.stepper.scale.value, self.place.step
+        self.say(
+            f"loss scale {scale:g} from step {step} on: fp16 gradients overflowed with a larger one"
+        )
+        self.events.write("loss_scale", step=step, scale=scale, overflows=overflows)
+
     def _skip(self, grad_norm: float) -> None:
-        """A batch without a finite gradient changes nothing but the position."""
+        """A batch without a finite loss and gradient changes nothing but the position."""
         place, size = self.place, self.plan.global_batch.value
         place.bad_in_a_row += 1
         batch = place.position - 1
+        is_norm = not math.isfinite(grad_norm)
+        what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"
         self.say(
-            f"ALERT: gradient norm {grad_norm} in batch {batch} at step {place.step + 1}; skipped "
+            f"ALERT: {what} in batch {batch} at step {place.step + 1}; skipped "
             f"({place.bad_in_a_row} in a row)"
         )
         self.events.write(
@@ -241,15 +254,18 @@ class Loop:
         config = self.plan.config
         if found is None or self.place.rollbacks >= config.train.max_nonfinite:
             warmup = max(100, 2 * config.optim.warmup_steps)
+            slower = (
+                f"lower the rate: optim.lr={config.optim.lr / 3:.1e}, or warm up longer: "
+                f"optim.warmup_steps={min(config.train.steps, warmup)}"
+            )
+            is_widest = self.plan.param_dtype.value == "fp32"
             raise UserError(
                 f"{self.place.bad_in_a_row} batches in a row gave no finite gradient at step "
                 f"{self.place.step + 1}",
                 why="no checkpoint is left to go back to"
                 if found is None
                 else f"going back {self.place.rollbacks} times did not help",
-                fix=f"lower the rate: optim.lr={config.optim.lr / 3:.1e}, or warm up longer: "
-                f"optim.warmup_steps={min(config.train.steps, warmup)}, or leave precision.param "
-                "out",
+                fix=slower if is_widest else f"{slower}, or write precision.param=fp32",
                 code=ExitCode.DIVERGED,
             )
         position, rollbacks = self.place.position, self.place.rollbacks + 1
@@ -339,7 +355,7 @@ class Loop:
     def _restore(self, found: Checkpoint) -> None:
         session, manifest = self.session, found.manifest
         restore_checkpoint(found, self.plan, session.model, session.optimizer)
-        self.stepper.restore_scale(manifest.loss_scale)
+        self.stepper.scale.restore(manifest.loss_scale)
         self.place = Place(found.step, manifest.position, manifest.tokens)
         self.last_loss, self.saved_step = manifest.loss, found.step
 
@@ -399,7 +415,7 @@ class Loop:
             position=self.place.position,
             tokens=self.place.tokens,
             loss=self.last_loss,
-            loss_scale=self.stepper.scale_state(),
+            loss_scale=self.stepper.scale.to_dict(),
             data=self.session.data.identity,
         )
         outcomes = self.saver.start(progress)

@@ -114,18 +114,22 @@ def _check_kernels(plan: Plan) -> None:
         )
 
 
-def step_if_finite(optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None) -> None:
+def step_if_finite(
+    optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None, loss_scale: float = 1.0
+) -> None:
     """One update by gradients of this norm, clipped. Where it is not finite the device leaves the
     update out, so that nobody has to read it first.
 
-    A fused optimizer takes both on its way through the gradients, in the form in which GradScaler
-    hands them over; clipping beforehand would read and write all of them once more.
+    A fused optimizer takes all of it on its way through the gradients, in the form in which
+    GradScaler hands it over; clipping beforehand would read and write them once more.
     """
     fused: Any = optimizer
     fused.found_inf = (~norm.isfinite()).float()
-    if clip_norm is not None:
+    fused.grad_scale = None
+    if clip_norm is not None or loss_scale != 1.0:
+        limit = float("inf") if clip_norm is None else clip_norm
         # clip_grad_norm_ multiplies by the inverse of this.
-        fused.grad_scale = ((norm + 1e-6) / clip_norm).clamp(min=1.0)
+        fused.grad_scale = ((norm + 1e-6) / limit).clamp(min=1.0) * loss_scale
     optimizer.step()
 
 

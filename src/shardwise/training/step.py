@@ -19,6 +19,7 @@ from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing, mean_routing
 from shardwise.training.documents import kept_apart
 from shardwise.training.optim import set_learning_rate, step_if_finite
+from shardwise.training.scale import scale_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,34 @@ class StepResult:
     num_tokens: Tensor
     grad_norm: float
     applied: bool
-    """Whether the update was made: not where the gradient was not finite."""
+    """Whether the update was made: not where the loss or the gradient was not finite."""
 
     stop_requested: bool
     """Whether some rank was asked to stop; the same on all of them."""
 
     routing: Routing | None = None
     """How evenly tokens went to experts, where a load-balancing loss is trained with."""
+
+    overflows: int = 0
+    """How often fp16's loss scale had to fall before the gradient was finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """By what an update was made, or not."""
+
+    grad_norm: float
+    loss: float
+
+    @property
+    def loss_is_finite(self) -> bool:
+        """Where it is, and the gradient is not, fp16's loss scale may be at fault."""
+        return math.isfinite(self.loss)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the update was made."""
+        return self.loss_is_finite and math.isfinite(self.grad_norm)
 
 
 class Reading:
@@ -76,19 +98,44 @@ class Stepper:
         self.aux_coefficient = plan.router_aux_loss.value
         self.balance = Balance(model) if self.aux_coefficient else None
         self.reduces_every_pass = plan.accumulate.value == "sharded"
-        # fp16 gradients underflow without a scale; other formats have the range.
-        self.scaler = torch.amp.GradScaler(
-            self.device.type,
-            init_scale=plan.config.precision.loss_scale,
-            enabled=plan.param_dtype.value == "fp16",
-        )
+        self.scale = scale_of(plan)
 
     def run(
         self, batches: Sequence[MicroBatch], rate: float, *, wants_stop: bool = False
     ) -> StepResult:
-        """Forward and backward over all micro-batches, then one update at `rate`."""
+        """Forward and backward over all micro-batches, then one update at `rate`.
+
+        Gradients that overflow because of fp16's loss scale are computed again with a smaller one,
+        so that no batch is lost to it. What is still not finite then is not the scale's fault.
+        """
         self.on_phase("agree")
         num_tokens, stops = self._agree(batches, wants_stop)
+        before, overflows = self.scale.to_dict(), 0
+        while True:
+            loss_sum, routing = self._accumulate(batches, num_tokens)
+            judged = self.update(rate, loss_sum)
+            if judged.is_finite or not (judged.loss_is_finite and self.scale.can_fall):
+                break
+            self.scale.fall()
+            overflows += 1
+        if judged.is_finite:
+            self.scale.hold()
+        else:
+            self.scale.restore(before)
+        return StepResult(
+            loss_sum,
+            num_tokens,
+            judged.grad_norm,
+            judged.is_finite,
+            bool(stops.value()),
+            routing,
+            overflows if judged.is_finite else 0,
+        )
+
+    def _accumulate(
+        self, batches: Sequence[MicroBatch], num_tokens: Tensor
+    ) -> tuple[Tensor, Routing | None]:
+        """Gradients of all micro-batches; returns the summed loss of all ranks."""
         loss_sum = torch.zeros((), device=self.device)
         routing: list[Routing] = []
         for index, batch in enumerate(batches):
@@ -104,18 +151,13 @@ class Stepper:
                 # Micro-batches are equally large, so that each has the same share.
                 objective = objective + self.aux_coefficient / len(batches) * part
             self.on_phase("backward")
-            self.scaler.scale(objective).backward()
-        grad_norm, applied = self.update(rate)
+            if self.scale.value != 1.0:
+                objective = objective * self.scale.value
+            objective.backward()
         self.on_phase("agree")
         dist.all_reduce(loss_sum)
-        return StepResult(
-            loss_sum,
-            num_tokens,
-            grad_norm,
-            applied,
-            bool(stops.value()),
-            mean_routing(routing) if routing else None,
-        )
+        self.on_phase("update")
+        return loss_sum, mean_routing(routing) if routing else None
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
         """The summed cross-entropy, and the logits of routers where they are balanced."""
@@ -125,49 +167,52 @@ class Stepper:
             loss = _sum_loss(self.model, batch, self.device)
         return loss, logits
 
-    def update(self, rate: float) -> tuple[float, bool]:
-        """Clip and update. The norm is of all ranks, so all decide alike whether it is finite."""
+    def update(self, rate: float, loss_sum: Tensor) -> Judged:
+        """Clip and update, unless loss or gradient is not finite. Both are of all ranks, so that
+        all decide alike."""
         set_learning_rate(self.optimizer, rate)
-        if self.scaler.is_enabled() or not self.is_fused:
-            return self._update_when_read()
-        return self._update_ahead()
+        judged = self._update_ahead(loss_sum) if self.is_fused else self._update_when_read(loss_sum)
+        self.optimizer.zero_grad(set_to_none=True)
+        return judged
 
-    def _update_ahead(self) -> tuple[float, bool]:
+    def _update_ahead(self, loss_sum: Tensor) -> Judged:
         """The update is on its way before its norm is read: meanwhile the device has work."""
-        grads = [param.grad for param in self.model.parameters() if param.grad is not None]
-        norm = _whole(torch.nn.utils.get_total_norm(grads))
-        reading = Reading(norm)
-        step_if_finite(self.optimizer, norm, self.clip_norm)
+        norm = self._norm() / self.scale.value
+        readings = Reading(norm), Reading(loss_sum)
+        # Not a number where either is not finite.
+        both = norm + 0.0 * loss_sum.to(norm.device)
+        step_if_finite(self.optimizer, both, self.clip_norm, self.scale.value)
         refresh_scales(self.model, self.plan)
-        self.optimizer.zero_grad(set_to_none=True)
-        value = reading.value()
-        return value, math.isfinite(value)
+        return Judged(*(reading.value() for reading in readings))
 
-    def _update_when_read(self) -> tuple[float, bool]:
-        """For other optimizers, and for fp16, whose scaler judges the gradients itself."""
-        self.scaler.unscale_(self.optimizer)
-        limit = float("inf") if self.clip_norm is None else self.clip_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        value = float(_whole(norm))
-        # An fp16 overflow is ordinary: the scaler skips the update and lowers its scale.
-        applied = self.scaler.is_enabled() or math.isfinite(value)
-        if applied:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+    def _update_when_read(self, loss_sum: Tensor) -> Judged:
+        """For other optimizers."""
+        norm = self._norm() / self.scale.value
+        judged = Judged(norm.item(), loss_sum.item())
+        if judged.is_finite:
+            params = list(self.model.parameters())
+            if self.scale.value != 1.0:
+                for param in params:
+                    if param.grad is not None:
+                        param.grad.div_(self.scale.value)
+            if self.clip_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(params, self.clip_norm, norm)
+            self.optimizer.step()
             refresh_scales(self.model, self.plan)
-        self.optimizer.zero_grad(set_to_none=True)
-        return value, applied
+        return judged
 
-    def scale_state(self) -> dict[str, float] | None:
-        """fp16's loss scale and how long it has held; None for other formats."""
-        state = self.scaler.state_dict()
-        return {"scale": state["scale"], "held": state["_growth_tracker"]} if state else None
-
-    def restore_scale(self, saved: dict[str, float] | None) -> None:
-        """Go on with a saved loss scale."""
-        if saved is not None and self.scaler.is_enabled():
-            state = {**self.scaler.state_dict(), "scale": saved["scale"]}
-            self.scaler.load_state_dict({**state, "_growth_tracker": int(saved["held"])})
+    def _norm(self) -> Tensor:
+        """Of the gradients of all ranks, the same bits on each of them."""
+        grads = [param.grad for param in self.model.parameters() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if not isinstance(norm, DTensor):
+            return norm
+        whole, mesh = norm.full_tensor(), norm.device_mesh
+        if mesh.ndim > 1:
+            # Every replica has summed in an order of its own. Clipped by norms that differ in their
+            # last bit, replicas would drift apart.
+            dist.all_reduce(whole, dist.ReduceOp.MAX, group=mesh.get_group("replicate"))
+        return whole
 
     def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Reading]:
         """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
@@ -198,10 +243,6 @@ def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device) ->
     reshard_all(model)
     dist.all_reduce(totals)
     return (totals[0] / totals[1]).item()
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> Tensor:

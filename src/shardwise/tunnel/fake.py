@@ -70,9 +70,8 @@ def _make_first_update(rank: Rank) -> None:
     DTensor infers each once, on fake tensors of its own that would be taken for the step's."""
     for param in rank.params:
         param.grad = torch.zeros_like(param)
-    # fp16's loss scale is made when it is first used.
-    rank.stepper.scaler.scale(torch.zeros((), device=rank.session.device))
-    rank.stepper.update(rank.session.plan.config.optim.lr)
+    loss = torch.zeros((), device=rank.session.device)
+    rank.stepper.update(rank.session.plan.config.optim.lr, loss)
 
 
 def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:

@@ -89,7 +89,8 @@ def test_collectives_in_order(four: dict[str, Any]) -> None:
 
 def test_replicas_reduce_shards_across_nodes(tunnel: Tunnel) -> None:
     found = tunnel("--cluster", "2x4xH100", "shard.strategy=hybrid_shard", "--device", "fake")
-    across = [item for item in found["sequence"] if item["stride"] == 4]
+    *across, norm = [item for item in found["sequence"] if item["stride"] == 4]
+    assert (norm["unit"], norm["num_bytes"]) == ("", 4)
     assert [item["unit"] for item in across] == [
         "[norm, lm_head]", "model.layers.1", "model.layers.0", "model.embed_tokens",
     ]  # fmt: skip
