@@ -296,6 +296,7 @@ RULES: tuple[Rule, ...] = (
     *_at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
     *_at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
     *_at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
+    *_at_least(0, "train.compare_replicas_every"),
     *_at_least(0, "train.router_aux_loss", "checkpoint.wait_for_room_s"),
     _above_zero("cluster.peak_tflops", "989.4"),
     _above_zero("train.hang_timeout_s", "900"),

@@ -31,6 +31,7 @@ from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
+from shardwise.training.replicas import Replicas
 from shardwise.training.resume import accept_resume, announce_resume, decide_together
 from shardwise.training.room import rooms_until
 from shardwise.training.run_directory import write_run_directory
@@ -128,6 +129,7 @@ class Loop:
         self.fence = fence
         self.timer = CollectiveTimer(session.device)
         self.stepper = Stepper(session.model, session.optimizer, session.plan, self.timer.enter)
+        self.replicas = Replicas(session.model, session.optimizer, session.mesh)
         self.profiler = StepProfiler(session.plan, session.model, session.units)
         self.saver = Saver(
             self.plan.run_dir / "checkpoints", self.plan, session.model, session.optimizer, fence
@@ -162,6 +164,7 @@ class Loop:
         masks = masks_by_position(self.plan)
         attention = fast_attention(self.session.device, reads_positions=masks)
         with steady_collector(), attention, oom:
+            self._compare_replicas()
             if start == 0:
                 self._evaluate()
             while self.place.step < end:
@@ -278,11 +281,15 @@ class Loop:
         """What happens between steps on all ranks together; true if it took time worth noting."""
         config, done = self.plan.config, self.place.step
         self._report(self.saver.poll())
+        # Of an earlier edge: the device has passed it, so that nobody waits.
+        self.replicas.settle()
         profiled = self.profiler.finish(done, self.events, self.say)
         if done % config.train.gc_every == 0:
             gc.collect()
         if done == end:
             return False
+        if config.train.compare_replicas_every and done % config.train.compare_replicas_every == 0:
+            self.replicas.compare(done)
         evaluates = config.train.eval_every > 0 and done % config.train.eval_every == 0
         saves = config.checkpoint.every > 0 and done % config.checkpoint.every == 0
         if evaluates:
@@ -410,6 +417,7 @@ class Loop:
         """Start a save of this step; returns outcomes that are known."""
         if self.place.step == self.saved_step:
             return []
+        self._compare_replicas()
         progress = Progress(
             step=self.place.step,
             position=self.place.position,
@@ -425,6 +433,11 @@ class Loop:
         self._report(outcomes)
         self.heartbeat.beat()
         return outcomes
+
+    def _compare_replicas(self) -> None:
+        """A mixture of replicas that differ is no model: it is neither trained on nor saved."""
+        self.replicas.compare(self.place.step)
+        self.replicas.settle()
 
     def _save_for_good(self, *, waits: bool) -> None:
         """A save that must succeed: nothing comes after it, or the one before found no room."""

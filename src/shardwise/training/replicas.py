@@ -1,0 +1,153 @@
+"""Do all replicas hold the same bits? Checksums of what they hold, compared between them.
+
+Replicas begin with the same weights and add up the same gradients, so that they stay equal to the
+last bit. Where they do not, a device or a link has failed without a word. A checkpoint, to which
+every replica gives a part, would then be of no model at all.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardwise.checkpoint.state import model_tensors
+from shardwise.errors import ExitCode, UserError
+from shardwise.parallel.float8 import bare
+from shardwise.training.step import Reading
+
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One that is under way on the device."""
+
+    step: int
+    names: list[str]
+    checksums: Tensor
+    differs: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank says of the tensors that it shares with `peers`."""
+
+    rank: int
+    host: str
+    peers: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+class Replicas:
+    """The ranks that hold the same shards as this one. Without replicas all of this is free."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._device = torch.device(mesh.device_type)
+        self._group = mesh.get_group("replicate") if mesh.ndim > 1 else None
+        self._pending: Comparison | None = None
+
+    def compare(self, step: int) -> None:
+        """Queue a comparison of what all replicas hold after `step`; nothing waits for it."""
+        if self._group is None:
+            return
+        held = dict(_held(self._model, self._optimizer))
+        # Offloaded ones are summed up where they are; so few numbers then travel.
+        checksums = torch.stack([checksum(each).to(self._device) for each in held.values()])
+        digest = (checksums * _odd_numbers(checksums)).sum()
+        digests = digest.new_empty(self._group.size())
+        dist.all_gather_into_tensor(digests, digest.unsqueeze(0), self._group)
+        differs = (digests != digest).any().int()
+        # Only those that share the shard have seen it. All ranks must end together.
+        dist.all_reduce(differs, dist.ReduceOp.MAX)
+        self._pending = Comparison(step, [*held], checksums, Reading(differs))
+
+    def settle(self) -> None:
+        """Raise on all ranks where the last comparison found a difference. Asked a step after it,
+        it waits for nothing."""
+        pending, self._pending = self._pending, None
+        if pending is None or self._group is None or not pending.differs.value():
+            return
+        share = Share(
+            rank=dist.get_rank(),
+            host=socket.gethostname(),
+            peers=tuple(dist.get_process_group_ranks(self._group)),
+            checksums=tuple(pending.checksums.tolist()),
+        )
+        shares: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(shares, share)
+        raise describe_difference(pending.step, pending.names, shares)
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """The sum of the bits that this rank holds, taken as whole numbers, modulo 2**64.
+
+    It changes with any single number. No copy is made, and the host waits for nothing.
+    """
+    inner = bare(tensor.detach())
+    local = inner.to_local() if isinstance(inner, DTensor) else inner
+    data = local.contiguous().view(-1).view(torch.uint8)
+    if data.storage_offset() % _WORD_BYTES:
+        data = data.clone()
+    words = len(data) // _WORD_BYTES * _WORD_BYTES
+    return data[:words].view(torch.int64).sum() + data[words:].sum()
+
+
+def describe_difference(step: int, names: Sequence[str], shares: Sequence[Share]) -> UserError:
+    """The first tensor that differs, on whom, and how many more do."""
+    by_name = {name: found for i, name in enumerate(names) if (found := _odd_ones(i, shares))}
+    (name, (other, usual)), *more = by_name.items()
+    also = f"; so do {len(more)} more tensors" if more else ""
+    return UserError(
+        f"replicas differ after step {step}: {_named(other)} holds other bits of {name} than "
+        f"{_named(usual)}{also}",
+        why="replicas make the same updates, so one of these hosts has computed, kept or received "
+        "a wrong number; nothing of this step was saved",
+        fix="run the same command again: it goes on from the newest checkpoint, whose replicas "
+        "were equal. If a host is named again, leave it out; `shardwise fabric` tests its links",
+        code=ExitCode.ENVIRONMENT,
+    )
+
+
+def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, persistent buffers and Adam's moments by name: what a checkpoint keeps."""
+    for name, tensor in model_tensors(model).items():
+        yield name.removeprefix("model."), tensor
+    for name, param in model.named_parameters():
+        for kind, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, Tensor):
+                yield f"{name} ({kind})", value
+
+
+def _odd_numbers(like: Tensor) -> Tensor:
+    """So that two checksums that are swapped do not give the same digest."""
+    return 2 * torch.arange(len(like), device=like.device) + 1
+
+
+def _odd_ones(index: int, shares: Sequence[Share]) -> tuple[Share, Share] | None:
+    """A rank whose tensor is not what most of its peers hold, and the first of those; None where
+    all are equal. Of two that differ nobody knows which one is right."""
+    by_rank = {share.rank: share for share in shares}
+    for peers in sorted({share.peers for share in shares}):
+        values = [by_rank[rank].checksums[index] for rank in peers]
+        usual = Counter(values).most_common(1)[0][0]
+        odd = [rank for rank, value in zip(peers, values, strict=True) if value != usual]
+        if odd:
+            return by_rank[odd[0]], by_rank[peers[values.index(usual)]]
+    return None
+
+
+def _named(share: Share) -> str:
+    return f"rank {share.rank} on {share.host}"
