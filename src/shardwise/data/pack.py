@@ -14,6 +14,7 @@ from shlex import quote
 from uuid import uuid4
 
 from shardwise.config.schema import DataConfig
+from shardwise.data.content import hash_of
 from shardwise.data.faults import FaultBudget
 from shardwise.data.sources import Document, describe_source, read_documents
 from shardwise.data.tokenizer import TokenIds, Tokenizer
@@ -22,7 +23,7 @@ from shardwise.errors import UserError
 from shardwise.files import read_json
 
 # Part of every key: raise it when the same documents would be written differently.
-FORMAT = 3
+FORMAT = 4
 
 # A fast tokenizer needs some documents to keep its threads busy; more only takes memory.
 BATCH_DOCUMENTS = 256
@@ -57,22 +58,30 @@ class _Written:
     highest_draw: int
 
 
-def prepare_tokens(config: DataConfig, tokenizer: Tokenizer, cache_root: Path) -> PackedData:
-    """The source's tokens, from the cache where the same content was packed before."""
-    directory = cache_root / f"tokens-{content_key(config, tokenizer)}"
-    if not directory.exists():
+def prepare_tokens(
+    config: DataConfig, tokenizer: Tokenizer, cache_root: Path, *, verify: bool = True
+) -> PackedData:
+    """The source's tokens, from the cache where the same content was packed before.
+
+    Those that were there already are hashed, unless another process does that (`verify`).
+    """
+    directory = cache_root / f"tokens-{content_key(config, tokenizer, cache_root)}"
+    is_new = not directory.exists()
+    if is_new:
         _build(config, tokenizer, directory)
     packed = _read_index(directory)
+    if verify and not is_new:
+        _validate_content(packed)
     # The budget is no part of the key: a stricter run must refuse what a laxer one has packed.
     FaultBudget(config.max_corrupt).skip_all(packed.skipped)
     return packed
 
 
-def content_key(config: DataConfig, tokenizer: Tokenizer) -> str:
+def content_key(config: DataConfig, tokenizer: Tokenizer, cache_root: Path | None = None) -> str:
     """A hash of everything that decides the tokens and their split."""
     content = {
         "format": FORMAT,
-        "source": describe_source(config),
+        "source": describe_source(config, cache_root),
         "tokenizer": tokenizer.identity,
         "eos_id": tokenizer.eos_id,
         "vocab_size": tokenizer.vocab_size,
@@ -222,6 +231,13 @@ def _read_index(directory: Path) -> PackedData:
         if file is not None and not file.is_whole():
             raise _damaged(directory, f"{file.path.name} is not {file.num_tokens} tokens long")
     return packed
+
+
+def _validate_content(packed: PackedData) -> None:
+    """Raise where the tokens are not those that were written."""
+    for file in (packed.train, packed.eval):
+        if file is not None and hash_of(file.path) != file.sha256:
+            raise _damaged(file.path.parent, f"{file.path.name}: its content has changed")
 
 
 def _damaged(directory: Path, why: str) -> UserError:

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.compressed import open_bytes
+from shardwise.data.content import hashes_of
 from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, open_dataset
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
@@ -67,8 +68,8 @@ def read_documents(config: DataConfig, faults: FaultBudget) -> Iterator[Document
             raise ValueError("synthetic data has no documents")
 
 
-def describe_source(config: DataConfig) -> dict[str, Any]:
-    """All that decides the documents, without reading them: equal means the same text."""
+def describe_source(config: DataConfig, cache_root: Path | None = None) -> dict[str, Any]:
+    """All that decides the documents: equal means the same text, byte by byte."""
     description: dict[str, Any] = {"source": config.source}
     match config.source:
         case "stdlib":
@@ -84,12 +85,8 @@ def describe_source(config: DataConfig) -> dict[str, Any]:
             description |= {"name": config.name, "split": config.split}
         case "synthetic":
             files = []
-    return description | {"files": [_stamp(path) for path in files]}
-
-
-def _stamp(path: Path) -> tuple[str, int, int]:
-    stat = path.stat()
-    return str(path), stat.st_size, stat.st_mtime_ns
+    hashes = hashes_of(files, cache_root)
+    return description | {"files": list(zip(map(str, files), hashes, strict=True))}
 
 
 def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Iterator[Document]:

@@ -36,13 +36,17 @@ def build_sequences(
     seed: int,
     cache_root: Path,
     model_revision: str | None = None,
+    verify: bool = True,
 ) -> DataSplits:
-    """Tokenise the source (or find it in the cache) and cut it into sequences."""
+    """Tokenise the source (or find it in the cache) and cut it into sequences.
+
+    What is found there is hashed, unless another process does that (`verify`).
+    """
     if config.source == "synthetic":
         return _synthetic_splits(config, vocab_size, seed)
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
     validate_vocabulary(tokenizer, vocab_size)
-    packed = prepare_tokens(config, tokenizer, cache_root)
+    packed = prepare_tokens(config, tokenizer, cache_root, verify=verify)
     _validate_length(packed.train, config.seq_len)
 
     def cut(file: TokenFile) -> TokenSequences:

@@ -179,6 +179,8 @@ def _build_data(plan: Plan) -> DataSplits:
     """
     config = plan.config
 
+    is_first = dist.get_rank() % plan.cluster.devices_per_node == 0
+
     def build() -> DataSplits:
         return build_sequences(
             config.data,
@@ -186,9 +188,9 @@ def _build_data(plan: Plan) -> DataSplits:
             model_name=config.model.name,
             seed=config.train.seed,
             cache_root=Path(config.runs_dir) / ".cache",
+            verify=is_first,
         )
 
-    is_first = dist.get_rank() % plan.cluster.devices_per_node == 0
     data, failure = None, None
     if is_first:
         try:

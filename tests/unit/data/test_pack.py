@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shardwise.config.schema import DataConfig
-from shardwise.data import pack
+from shardwise.data import content, pack
 from shardwise.data.pack import content_key, prepare_tokens
 from shardwise.data.tokenizer import ByteTokenizer, load_tokenizer
 from shardwise.data.tokens import TokenFile, smallest_dtype
@@ -137,6 +137,52 @@ def test_damaged_cache_is_named(tmp_path: Path, file: str) -> None:
         stream.write(b"x")
     with pytest.raises(UserError, match="is damaged"):
         prepare_tokens(config, BYTES, tmp_path / "cache")
+
+
+def test_a_changed_token_is_found(tmp_path: Path) -> None:
+    config = jsonl(write_lines(tmp_path / "a.jsonl", ["one", "two"]), eval_fraction=0.5)
+    packed = prepare_tokens(config, BYTES, tmp_path / "cache")
+    for file in (packed.train, packed.eval):
+        assert file is not None
+        whole = file.path.read_bytes()
+        file.path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        with pytest.raises(UserError, match=r"is damaged") as caught:
+            prepare_tokens(config, BYTES, tmp_path / "cache")
+        assert caught.value.why == f"{file.path.name}: its content has changed"
+        # One rank of a node looks for all of them.
+        assert prepare_tokens(config, BYTES, tmp_path / "cache", verify=False) == packed
+        file.path.write_bytes(whole)
+    assert prepare_tokens(config, BYTES, tmp_path / "cache") == packed
+
+
+@pytest.mark.parametrize("kept_above", [0, 2**30], ids=["hashes kept", "hashed anew"])
+def test_another_text_of_the_same_size_and_time_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_above: int
+) -> None:
+    monkeypatch.setattr(content, "WORTH_KEEPING_BYTES", kept_above)
+    path = write_lines(tmp_path / "a.jsonl", ["one", "two"])
+    before = path.stat()
+    first = prepare_tokens(jsonl(path), BYTES, tmp_path / "cache")
+    write_lines(path, ["one", "six"])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    second = prepare_tokens(jsonl(path), BYTES, tmp_path / "cache")
+    assert documents_of(first.train) == ["one", "two"]
+    assert documents_of(second.train) == ["one", "six"]
+
+
+def test_files_that_nobody_touched_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "WORTH_KEEPING_BYTES", 0)
+    path = write_lines(tmp_path / "a.jsonl", ["one", "two"])
+    hashes = content.hashes_of([path], tmp_path / "cache")
+    assert hashes == [content.hash_of(path)]
+    monkeypatch.setattr(content, "hash_of", lambda path: "read again")
+    assert content.hashes_of([path], tmp_path / "cache") == hashes
+    path.chmod(0o600)
+    assert content.hashes_of([path], tmp_path / "cache") == ["read again"]
 
 
 def test_split_takes_about_its_share_and_every_document_once(tmp_path: Path) -> None:
