@@ -30,6 +30,8 @@ STEP_S = 0.002
 RESTARTS = 2
 # Short, so that a stop can outlast it: used by trainers that play different hosts.
 LEASE_S, RENEW_S = 0.4, 0.05
+# How long those of one host wait for a rank whose launcher is gone.
+ORPHANS_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,7 +41,7 @@ def launch(run_dir: Path, writer: str, *, own_host: bool) -> None:
     _say_into(run_dir, writer)
     if own_host:
         _play_host(writer)
-    patience_s = LEASE_S if own_host else 20.0
+    patience_s = LEASE_S if own_host else ORPHANS_S
     try:
         with take.hold_run(run_dir, patience_s=patience_s, say=_say) as lease:
             code = _supervise(run_dir, writer, lease)
@@ -70,6 +72,11 @@ def _pass_on(rank: int, number: int, frame: FrameType | None) -> None:
 def _live(run_dir: Path, writer: str, lease: Lease | None) -> int:
     """Steps and saves until it is asked to stop; returns the exit code."""
     assert lease is not None
+    # A session of its own, as real ranks have: in the launcher's the kernel would hang up and wake
+    # a rank that is stopped when the launcher dies.
+    os.setsid()
+    with run_dir.with_name(f"{writer}.ranks").open("a") as file:
+        file.write(f"{os.getpid()}\n")
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -49,6 +49,13 @@ def task_states(pid: int) -> Iterator[Path]:
     return Path(f"/proc/{pid}/task").glob("*/stat")
 
 
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def snapshot(run_dir: Path) -> dict[str, bytes]:
     """Every file of the run but its lock."""
     files = (path for path in run_dir.rglob("*") if path.is_file() and ".lock" not in path.parts)
@@ -59,11 +66,12 @@ def snapshot(run_dir: Path) -> dict[str, bytes]:
 
 
 class Small:
-    """`small_trainer`, in a process group of its own."""
+    """`small_trainer`, its launcher and its rank each in a process group of their own."""
 
     def __init__(self, run_dir: Path, name: str, *, own_host: bool) -> None:
         self.name = name
         self._output = run_dir.with_name(f"{name}.txt")
+        self._ranks = run_dir.with_name(f"{name}.ranks")
         context = multiprocessing.get_context("forkserver")
         # One server forks for all tests of a process, with what any of them needs.
         context.set_forkserver_preload([*PRELOAD, "small_trainer"])
@@ -72,17 +80,16 @@ class Small:
         )
         self._process.start()
 
+    @property
+    def launcher(self) -> int:
+        """The process that started the rank."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def pids(self) -> list[int]:
-        """Of the process group, without those that have ended."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
-            except OSError:
-                continue
-            if int(group) == self._process.pid and state != "Z":
-                found.append(int(path.parent.name))
-        return found
+        """Launcher and ranks, without those that have ended."""
+        ranks = self._ranks.read_text().split() if self._ranks.exists() else []
+        return [pid for pid in (self.launcher, *map(int, ranks)) if _runs(pid)]
 
     def alive(self) -> bool:
         return self._process.is_alive() or bool(self.pids())
@@ -124,6 +131,54 @@ def test_small_trainers_on_hosts_without_common_locks(seed: int, tmp_path: Path)
     assert total.lost == 0, total
     # A line that was on its way when the process was stopped still comes; no second one does.
     assert total.longest_return <= 1, total
+
+
+def test_an_orphan_that_wakes_up_publishes_nothing(tmp_path: Path) -> None:
+    """Its launcher was killed while it stood still, and another host went on with the run."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    trainers: list[Small] = []
+
+    def start() -> Small:
+        trainers.append(Small(run_dir, f"writer-{len(trainers)}", own_host=True))
+        return trainers[-1]
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, [one.said() for one in trainers]
+            time.sleep(0.01)
+
+    def written_by(one: Small) -> list[str]:
+        trail = run_dir.with_suffix(".trail")
+        lines = trail.read_text().splitlines() if trail.exists() else []
+        return [line for line in lines if line.startswith(f"{one.name} ")]
+
+    def published_by(one: Small) -> list[str]:
+        return [line for line in written_by(one) if " published " in line]
+
+    try:
+        first = start()
+        until(lambda: published_by(first))
+        launcher = first.launcher
+        (orphan,) = set(first.pids()) - {launcher}
+        suspend(orphan)
+        os.kill(launcher, signal.SIGKILL)
+        before = written_by(first)
+        second = start()
+        until(lambda: len(published_by(second)) > 3)
+        os.kill(orphan, signal.SIGCONT)
+        until(lambda: orphan not in first.pids())
+        until(lambda: len(published_by(second)) > 5)
+        # One line may have been on its way when it was stopped.
+        after = written_by(first)[len(before) :]
+        assert after in ([], [f"{first.name} event"])
+        steps = [int(line.split()[2]) for line in published_by(first) + published_by(second)]
+        assert steps == sorted(set(steps))
+    finally:
+        for one in trainers:
+            for pid in one.pids():
+                os.kill(pid, signal.SIGKILL)
 
 
 # ---- the real command ------------------------------------------------------------------------

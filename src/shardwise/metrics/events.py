@@ -73,6 +73,9 @@ class EventLog:
         lost = {"lines_lost": self._lost} if self._lost else {}
         record = {"event": event, "time": time.time(), **fields, **lost}
         self._append(json.dumps(record) + "\n")
+        if self._fence.lost:
+            # What observers keep lies in the same directory.
+            return
         for observer in self._observers:
             observer.see(record)
         self._drop_failed()

@@ -65,7 +65,7 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
         decide_together(lambda: validate_resume(plan))
         found = find_newest(plan, events, say)
         if found is None:
-            decide_together(lambda: write_run_directory(plan))
+            decide_together(lambda: _write_as_holder(plan, fence))
         start_history(plan)
         session = build_session(plan, say, resuming=found is not None)
         accepted = None if found is None else accept_resume(plan, found, session.data.identity)
@@ -75,6 +75,11 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
         finally:
             loop.profiler.close()
             loop.saver.close()
+
+
+def _write_as_holder(plan: Plan, fence: Fence) -> None:
+    fence.validate()
+    write_run_directory(plan)
 
 
 def _open_events(plan: Plan, say: Say, fence: Fence) -> EventLog:

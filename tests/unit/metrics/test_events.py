@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hostile import put_holes, put_pipe, within
 
+from shardwise.lease.lease import LostLease
 from shardwise.metrics import record as record_module
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.metrics.record import read_record
@@ -112,3 +113,39 @@ def test_a_record_that_is_no_file_or_far_too_large_is_refused(
         file.write(b'\n{"event": "resume", "step": 3}\n')
     record = read_record(tmp_path / "zeros")
     assert (record.num_malformed, record.whole) == (1, [{"event": "resume", "step": 3}])
+
+
+class Fence:
+    """The run directory is another job's from the next look on."""
+
+    epoch = 1
+    lost = False
+
+    def validate(self) -> None:
+        self.lost = True
+        raise LostLease("another job has it")
+
+
+class Seen:
+    """An observer that keeps what it sees."""
+
+    name, failure = "a list", None
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def see(self, event: dict[str, object]) -> None:
+        self.events.append(str(event["event"]))
+
+    def close(self) -> None:
+        self.events.append("closed")
+
+
+def test_who_has_lost_the_directory_shows_observers_nothing_either(tmp_path: Path) -> None:
+    """TensorBoard's files lie in the run directory too."""
+    file, seen = tmp_path / "events.jsonl", Seen()
+    with EventLog(file, enabled=True, observers=[seen], fence=Fence()) as log:
+        log.write("step", step=14)
+        log.write("checkpoint", step=14)
+    assert file.read_bytes() == b""
+    assert seen.events == ["closed"]
