@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shardwise.errors import UserError
@@ -56,11 +57,11 @@ class _Safetensors:
         return self._files.keys()
 
     def shape(self, key: str) -> list[int]:
-        with safe_open(self._files[key], framework="pt") as file:
+        with _opened(self._files[key]) as file:
             return list(file.get_slice(key).get_shape())
 
     def read(self, key: str, box: Box) -> Tensor:
-        with safe_open(self._files[key], framework="pt") as file:
+        with _opened(self._files[key]) as file:
             # A scalar cannot be sliced.
             found: Tensor = file.get_slice(key)[box.slices] if box.sizes else file.get_tensor(key)
             return found
@@ -106,7 +107,7 @@ def open_weights(place: Path) -> StoredWeights:
     if path.name == TORCH_INDEX_NAME:
         return _TorchFiles(sorted(set(_weight_map(path).values())))
     if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             return _Safetensors(dict.fromkeys(file.keys(), path))
     return _TorchFiles([path])
 
@@ -117,6 +118,20 @@ def unread_state(place: Path) -> list[str]:
     if directory.name == FSDP_DIRECTORY:
         directory = directory.parent
     return sorted(path.name for pattern in _OTHER_STATE for path in directory.glob(pattern))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; one that is cut off, or otherwise none, is named."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} is not a whole file of weights",
+            why=str(error),
+            fix="fetch or save the weights anew, or name another copy: model.weights_from=DIR",
+        ) from error
 
 
 def _weight_map(index: Path) -> dict[str, Path]:

@@ -108,3 +108,14 @@ def test_a_file_of_the_old_format_is_told(tmp_path: Path) -> None:
     torch.save(state, path, _use_new_zipfile_serialization=False)
     with pytest.raises(UserError, match="cannot read"):
         load_pretrained(build_model(seed=0), tmp_path)
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    model = build_model(seed=0)
+    model.save_pretrained(tmp_path, max_shard_size="8KB")
+    file = sorted(tmp_path.glob("*.safetensors"))[1]
+    whole = file.read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=f"{file.name} is not a whole file of weights"):
+            load_pretrained(build_model(seed=1), tmp_path)
