@@ -30,6 +30,11 @@ def brief(error: BaseException) -> str:
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF].rstrip()} …"
 
 
+def printable(text: str) -> str:
+    """Text that comes from a file: nothing in it may steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 class UserError(Exception):
     """Something that the user can mend: what is wrong, why, and what to do."""
 

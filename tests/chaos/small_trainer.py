@@ -19,13 +19,22 @@ from types import FrameType
 
 from shardwise.checkpoint.files import write_file
 from shardwise.checkpoint.manifest import Manifest
-from shardwise.checkpoint.store import begin, clear_partials, list_checkpoints, prune, publish
+from shardwise.checkpoint.store import (
+    begin,
+    clear_partials,
+    list_checkpoints,
+    outdated,
+    publish,
+    remove,
+)
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease import record, take
 from shardwise.lease.lease import Lease, LostLease, inherit_lease, renewed
 from shardwise.metrics.events import EventLog
 
 KEEP, EVERY = 2, 3
+# What every plan has.
+NO_MODEL = b'{"config": {}, "hf_config": {}, "choices": {}}'
 STEP_S = 0.002
 RESTARTS = 2
 # Short, so that a stop can outlast it: used by trainers that play different hosts.
@@ -115,10 +124,10 @@ def _save(run_dir: Path, step: int, writer: str, lease: Lease) -> None:
         **{"seed": 0, "world_size": 1, "loss_scale": None, "versions": {}, "created": time.time()},
         files={"rank-00000.bin": shard},
     )
-    publish(root, manifest, b"{}", b"{}", lease)
+    publish(root, manifest, b"{}", NO_MODEL, lease)
     _note(run_dir, f"{writer} published {step}")
     lease.validate()
-    prune(root, KEEP)
+    remove(root, outdated(root, KEEP))
     _say(f"saved step {step}")
 
 

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shardwise.checkpoint.files import fingerprint_of
-from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, read_manifest
+from shardwise.checkpoint.files import (
+    Fingerprint,
+    fingerprint_of,
+    unreadable,
+    validate_absent,
+)
+from shardwise.checkpoint.manifest import MANIFEST_NAME, SIGNATURE_NAME, Damaged, read_manifest
+from shardwise.checkpoint.own_plan import read_own_plan
 from shardwise.checkpoint.places import read_places
-from shardwise.checkpoint.store import Checkpoint
+from shardwise.checkpoint.store import Checkpoint, validate_kept
 
 
 def check_checkpoint(path: Path) -> list[Damaged]:
-    """Everything that is wrong with one checkpoint directory: manifest, files, index, strays."""
-    try:
-        checkpoint = Checkpoint(path, read_manifest(path))
-    except Damaged as damage:
-        return [damage]
-    listed = {MANIFEST_NAME, *checkpoint.manifest.files}
-    strays = [item.name for item in path.iterdir() if item.name not in listed]
-    found = [Damaged(name, "does not belong to the checkpoint") for name in sorted(strays)]
-    found += check_files(checkpoint, checkpoint.manifest.files)
-    return found or check_index(path)
+    """Everything that is wrong with one checkpoint directory: manifest, files, contents, strays.
+
+    Unreadable where that cannot be told, and Pruned where it went meanwhile.
+    """
+    found = _check(path)
+    if found:
+        validate_kept(path)
+    return found
 
 
 def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
     """Hash these files of a checkpoint and name every one that is not as it was written."""
+    files = {name: checkpoint.manifest.files[name] for name in names}
+    return check_written(checkpoint.path, files)
+
+
+def check_written(
+    directory: Path, files: Mapping[str, Fingerprint], *, from_disk: bool = False
+) -> list[Damaged]:
+    """The same for files that are to be found as they were written."""
     found = []
-    for name in names:
-        expected = checkpoint.manifest.files[name]
+    for name, expected in files.items():
         try:
-            actual = fingerprint_of(checkpoint.path / name)
+            actual = fingerprint_of(directory / name, from_disk=from_disk)
         except OSError as error:
+            validate_absent(directory / name, error)
             found.append(Damaged(name, f"cannot be read: {error.strerror}"))
             continue
         if actual.bytes != expected.bytes:
@@ -41,10 +54,32 @@ def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
     return found
 
 
-def check_index(path: Path) -> list[Damaged]:
-    """What is wrong with the index, if anything."""
+def check_contents(path: Path) -> list[Damaged]:
+    """What is wrong with the index or the plan, if anything: their bytes may be as they were
+    written, and what they say nonsense."""
     try:
         read_places(path)
+        read_own_plan(path)
     except Damaged as damage:
         return [damage]
     return []
+
+
+def _check(path: Path) -> list[Damaged]:
+    try:
+        checkpoint = Checkpoint(path, read_manifest(path))
+    except Damaged as damage:
+        return [damage]
+    listed = {MANIFEST_NAME, SIGNATURE_NAME, *checkpoint.manifest.files}
+    strays = [name for name in _names(path) if name not in listed]
+    found = [Damaged(name, "does not belong to the checkpoint") for name in sorted(strays)]
+    found += check_files(checkpoint, checkpoint.manifest.files)
+    return found or check_contents(path)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        validate_kept(path)
+        raise unreadable(path, error.strerror or str(error)) from error

@@ -22,25 +22,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
 from shardwise.checkpoint.files import rename, sync_directory, sync_handle
 from shardwise.checkpoint.index import Index, StoredTensor
+from shardwise.checkpoint.manifest import PLAN_NAME
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
-from shardwise.errors import ExitCode, UserError
+from shardwise.checkpoint.structure import check_model, refuse_tensors
+from shardwise.errors import ExitCode, UserError, printable
 from shardwise.files import free_name, user_path
 from shardwise.model.build import build_on_meta
 from shardwise.model.stored import INDEX_NAME, TORCH_NAME
-from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 
 Layout = Literal["safetensors", "torch"]
 Advance = Callable[[int], None]
 # Each writer holds one tensor; more of them would not make a disk faster.
 _NUM_WRITERS = 4
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model"),
-    *("chat_template.jinja", "chat_template.json"),
-)
 _SAFETENSORS_DTYPES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
@@ -71,18 +68,26 @@ class _Group:
 
 
 class Exporter:
-    """The weights of one checkpoint, laid out for writing."""
+    """The weights of one checkpoint, laid out for writing.
+
+    `code_dir` holds the code of a model that has its own. It is the word of whoever exports: what
+    the checkpoint says of code, and where it lies, is not.
+    """
 
     def __init__(
-        self, checkpoint: VerifiedCheckpoint, dtype: torch.dtype | None, advance: Advance
+        self,
+        checkpoint: VerifiedCheckpoint,
+        dtype: torch.dtype | None,
+        advance: Advance,
+        code_dir: Path | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.advance = advance
-        plan = checkpoint.plan
-        code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
-        # Nothing is computed, so the attention that every family has will do.
-        self.model = build_on_meta(plan.hf_config, attention="eager", code_dir=code_dir)
+        self.code_dir = code_dir
+        self.model = _build_model(checkpoint, code_dir)
+        if wrong := check_model(checkpoint.index, self.model):
+            raise refuse_tensors(checkpoint.path, wrong)
         self.groups = self._build_groups()
         self.num_bytes = sum(group.num_bytes for group in self.groups)
 
@@ -238,8 +243,10 @@ def export_checkpoint(
         with _written_aside(target) as aside:
             _validate_space(aside, exporter.num_bytes * (2 if layout == "torch" else 1))
             exporter.write(aside, layout, max_shard_size)
-            _write_configs(exporter.model, plan, exporter.main_dtype, aside)
-            notes = _copy_tokenizer(plan, aside)
+            write_configs(exporter.model, plan, exporter.main_dtype, aside)
+            if exporter.code_dir is not None:
+                copy_code(exporter.code_dir, aside)
+            notes = copy_tokenizer(plan, aside)
             num_files = len(list(aside.iterdir()))
     except OSError as error:
         raise UserError(
@@ -297,6 +304,29 @@ def _validate_space(directory: Path, needed: int) -> None:
         )
 
 
+def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
+    plan = checkpoint.plan
+    if plan.config.model.trust_remote_code and code_dir is None:
+        raise UserError(
+            f"the model of {checkpoint.path} has code of its own, and no code is run on a "
+            "checkpoint's word",
+            why="plan.json in it has model.trust_remote_code=true, which anyone could have written",
+            fix="where you trust that code, name the directory that you have it in: --code DIR",
+        )
+    # Nothing is computed, so the attention that every family has will do.
+    code = None if code_dir is None else str(code_dir)
+    try:
+        return build_on_meta(plan.hf_config, attention="eager", code_dir=code)
+    except UserError as error:
+        raise UserError(
+            f"{checkpoint.path / PLAN_NAME} describes no model that can be built here",
+            why=printable(f"{error.what}: {error.why}" if error.why else error.what),
+            fix="install the transformers that it was trained with (manifest.json names it), or "
+            "restore it from a backup",
+            code=ExitCode.VERIFY_FAILED,
+        ) from error
+
+
 def _named_as_saved(model: PreTrainedModel, index: Index) -> dict[str, StoredTensor]:
     """The model's tensors under the names that save_pretrained keeps of tied ones."""
     stored = {
@@ -328,38 +358,3 @@ def _safetensors_header(outputs: Mapping[str, Tensor]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _write_configs(model: PreTrainedModel, plan: Plan, dtype: torch.dtype, directory: Path) -> None:
-    """config.json, generation_config.json, and the model's own code where it has some."""
-    config: Any = model.config
-    config.architectures = [type(model).__name__]
-    config.dtype = str(dtype).removeprefix("torch.")
-    config.use_cache = plan.hf_config.get("use_cache", True)
-    config.save_pretrained(directory)
-    source = Path(plan.model_dir) if plan.model_dir else None
-    if source and (source / "generation_config.json").is_file():
-        shutil.copyfile(source / "generation_config.json", directory / "generation_config.json")
-    elif model.can_generate():
-        generation: Any = model.generation_config
-        generation.use_cache = config.use_cache
-        generation.save_pretrained(directory)
-    if source and plan.config.model.trust_remote_code:
-        for file in source.glob("*.py"):
-            shutil.copyfile(file, directory / file.name)
-
-
-def _copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
-    """The tokenizer that the model was trained with; returns what the user should know of it."""
-    name = plan.config.data.tokenizer
-    source = plan.model_dir if name == "auto" else name
-    folder = user_path(source) if source else None
-    found = [folder / file for file in _TOKENIZER_FILES] if folder and name != "byte" else []
-    found = [file for file in found if file.is_file()]
-    for file in found:
-        shutil.copyfile(file, directory / file.name)
-    if found:
-        return []
-    if name in ("auto", "byte"):
-        return ["no tokenizer files: the model was trained on bytes"]
-    return [f"no tokenizer files: {name} is no directory; add them with save_pretrained"]

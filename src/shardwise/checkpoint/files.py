@@ -1,4 +1,7 @@
-"""Files that survive a power cut, and their hashes: every write of a checkpoint comes here."""
+"""Files that survive a power cut, and their hashes: every write of a checkpoint comes here.
+
+Reading them tells two things apart: what is not as it was written, and what cannot be read now.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,50 @@ import hashlib
 import os
 import stat
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Self
 
+from shardwise.errors import ExitCode, UserError
+
 _CHUNK_BYTES = 16 * 2**20
+# What is not there, or is no plain file. Any other error is the disk's or the system's word about
+# itself: permissions, EIO, a server that does not answer, too many open files.
+_ABSENT = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO),
+    errno.ENAMETOOLONG,
+}
+
+
+class Unreadable(UserError):
+    """Something of a checkpoint is there and cannot be read now, which says nothing of its bytes.
+
+    Never a reason to set a checkpoint aside, nor to begin without it.
+    """
+
+    reason: str = ""
+    """Which file, and what the system says of it."""
+
+
+def validate_absent(path: Path, error: OSError) -> None:
+    """Raise Unreadable unless `error` says that there is no such plain file."""
+    if error.errno not in _ABSENT:
+        raise unreadable(path, error.strerror or str(error)) from error
+
+
+def unreadable(path: Path, reason: str) -> Unreadable:
+    """The error for a path that cannot be looked at."""
+    error = Unreadable(
+        f"{path} cannot be read: {reason}",
+        why="whether it is whole is not known, so nothing was set aside and nothing begins anew",
+        fix=f"make it readable for this user on this machine: ls -ld {quote(str(path))}; then the "
+        "same command again",
+        code=ExitCode.ENVIRONMENT,
+    )
+    error.reason = f"{path.name}: {reason}"
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +134,46 @@ def write_file(path: Path, data: bytes) -> Fingerprint:
         return file.fingerprint()
 
 
-def fingerprint_of(path: Path) -> Fingerprint:
-    """Read a file again and hash it. Links are not followed: a checkpoint holds its own bytes."""
+def open_plain(path: Path) -> FileIO:
+    """To read. Links are not followed: a checkpoint holds its own bytes. A pipe does not hang."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "no plain file")
-    with os.fdopen(handle, "rb", buffering=0) as file:
+    return FileIO(handle, "rb")
+
+
+def fingerprint_of(path: Path, *, from_disk: bool = False) -> Fingerprint:
+    """Read a file again and hash it, `from_disk` past the page cache where the system can.
+
+    A file must be synced before: pages that wait to be written stay in the cache.
+    """
+    with open_plain(path) as file:
+        if from_disk and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         digest = hashlib.file_digest(file, "sha256")
         return Fingerprint(os.fstat(file.fileno()).st_size, digest.hexdigest())
+
+
+def fingerprint_of_bytes(data: bytes) -> Fingerprint:
+    """That of a file which holds them."""
+    return Fingerprint(len(data), hashlib.sha256(data).hexdigest())
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """A whole small file; ValueError where it is larger."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise ValueError(f"it is far too large: {size} bytes")
+        return file.read()
+
+
+def plain_size(path: Path) -> int | None:
+    """None where there is no plain file, and Unreadable where nobody can tell."""
+    try:
+        found = path.lstat()
+    except OSError as error:
+        validate_absent(path, error)
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

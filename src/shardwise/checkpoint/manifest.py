@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardwise.checkpoint.files import Fingerprint
+from shardwise.checkpoint.files import Fingerprint, read_small, validate_absent
+from shardwise.files import parse_json
 
 MANIFEST_NAME = "manifest.json"
 INDEX_NAME = "tensors.json"
 PLAN_NAME = "plan.json"
+# Beside the manifest where someone signed it; see signature.py.
+SIGNATURE_NAME = "manifest.hmac"
 FORMAT = 1
 _FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
 # A manifest is a few kilobytes a rank; anything larger is not one.
@@ -68,19 +71,14 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory, or Damaged."""
-    path = directory / MANIFEST_NAME
+    """The manifest of a checkpoint directory, or Damaged; Unreadable where nobody can tell."""
     try:
-        size = path.stat().st_size
-        if path.is_symlink() or not path.is_file() or size > _MAX_BYTES:
-            raise Damaged(MANIFEST_NAME, "is no plain file, or far too large")
-        text = path.read_bytes()
+        text = read_small(directory / MANIFEST_NAME, _MAX_BYTES)
+        manifest = _manifest_of(parse_json(text.decode("utf-8")))
     except OSError as error:
+        validate_absent(directory / MANIFEST_NAME, error)
         raise Damaged(MANIFEST_NAME, f"cannot be read: {error.strerror}") from error
-    try:
-        data = json.loads(text)
-        manifest = _manifest_of(data)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(MANIFEST_NAME, f"is not a manifest: {error}") from error
     if text != manifest.to_bytes():
         raise Damaged(MANIFEST_NAME, "does not match its own digest")

@@ -6,17 +6,22 @@ tensors of torch's dtypes.
 
 from __future__ import annotations
 
-import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from shardwise.checkpoint.files import plain_size, read_small, validate_absent
 from shardwise.checkpoint.manifest import INDEX_NAME, Damaged
+from shardwise.files import parse_json
 from shardwise.model.boxes import Box, Sizes, cover_once, validate_sizes
 
 _SHARD_NAME = re.compile(r"rank-\d{5}\.bin")
+# A line a piece: this many are those of thousands of ranks.
+_MAX_BYTES = 2**30
 # Bytes of one element, by torch's name of the dtype.
 ITEM_BYTES = {
     **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
@@ -48,14 +53,18 @@ class PlacedTensor:
 def read_places(directory: Path) -> dict[str, PlacedTensor]:
     """The tensors of a checkpoint directory; anything odd is Damaged, and nothing is run."""
     try:
-        data = json.loads((directory / INDEX_NAME).read_bytes())
+        data = parse_json(read_small(directory / INDEX_NAME, _MAX_BYTES).decode("utf-8"))
         tensors = {str(name): _tensor_of(entry) for name, entry in data.items()}
     except OSError as error:
+        validate_absent(directory / INDEX_NAME, error)
         raise Damaged(INDEX_NAME, f"cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(INDEX_NAME, f"is not an index: {error}") from error
+    files = {piece.file for tensor in tensors.values() for piece in tensor.pieces}
+    sizes = {file: plain_size(directory / file) for file in files if _SHARD_NAME.fullmatch(file)}
     for name, tensor in tensors.items():
-        _validate_pieces(directory, name, tensor)
+        _validate_pieces(name, tensor, sizes)
+    _validate_apart(tensors)
     return tensors
 
 
@@ -69,16 +78,31 @@ def _tensor_of(entry: Mapping[str, Any]) -> PlacedTensor:
     return PlacedTensor(entry["dtype"], validate_sizes(entry["shape"]), pieces)
 
 
-def _validate_pieces(directory: Path, name: str, tensor: PlacedTensor) -> None:
+def _validate_pieces(name: str, tensor: PlacedTensor, file_sizes: Mapping[str, int | None]) -> None:
     """Pieces lie inside their files and inside the tensor, and together are the whole of it."""
     for piece in tensor.pieces:
-        if not _SHARD_NAME.fullmatch(piece.file):
+        if piece.file not in file_sizes:
             raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is no shard")
-        end = piece.start + tensor.piece_bytes(piece)
-        path = directory / piece.file
-        if not piece.lies_in(tensor.shape) or path.is_symlink() or not path.is_file():
+        size = file_sizes[piece.file]
+        if not piece.lies_in(tensor.shape) or size is None:
             raise Damaged(INDEX_NAME, f"{name} has a piece outside of its tensor or file")
-        if end > path.stat().st_size:
+        end = piece.start + tensor.piece_bytes(piece)
+        if end > size:
             raise Damaged(INDEX_NAME, f"{name} ends at byte {end}, beyond {piece.file}")
     if not cover_once(tensor.shape, tensor.pieces):
         raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover it once")
+
+
+def _validate_apart(tensors: Mapping[str, PlacedTensor]) -> None:
+    """No byte belongs to two pieces: one of them would not be what was saved under its name."""
+    spans: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        for piece in tensor.pieces:
+            length = tensor.piece_bytes(piece)
+            if length:
+                spans[piece.file].append((piece.start, piece.start + length, name))
+    for file, found in spans.items():
+        found.sort()
+        for (_, end, before), (start, _, name) in pairwise(found):
+            if start < end:
+                raise Damaged(INDEX_NAME, f"{before} and {name} share bytes of {file}")

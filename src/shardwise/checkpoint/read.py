@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.files import unreadable
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import MANIFEST_NAME, PLAN_NAME
+from shardwise.checkpoint.signature import why_not_signed
 from shardwise.checkpoint.storage import open_piece
-from shardwise.checkpoint.store import Entry, list_entries
-from shardwise.errors import ExitCode, UserError
+from shardwise.checkpoint.store import Entry, list_entries, validate_kept, validate_readable
+from shardwise.errors import ExitCode, UserError, printable
 from shardwise.plan.plan import Plan
 
 
@@ -30,13 +32,19 @@ class VerifiedCheckpoint:
 def find_checkpoint(run: Path, step: int | None = None) -> Path:
     """The newest checkpoint of a run directory, or the one of `step`; `run` may itself be one.
 
-    A damaged one is found like any other: to pass over it would give an older model unasked.
+    A damaged one is found like any other: to pass over it would give an older model unasked. One
+    that cannot be read is an error.
     """
     if (run / MANIFEST_NAME).exists() or run.name.startswith("step-"):
         if step is not None:
             raise UserError(
                 f"{run} is one checkpoint, and --step {step} was asked for",
                 fix=f"leave --step out, or name the run directory {run.parent.parent}",
+            )
+        if not run.is_dir():
+            raise UserError(
+                f"there is no checkpoint {run}",
+                fix="name a run directory (runs/NAME) that has saved a checkpoint",
             )
         return run
     entries = _published(run)
@@ -49,27 +57,46 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
             if entries
             else "name a run directory (runs/NAME) that has saved a checkpoint",
         )
+    validate_readable(found[-1])
     return found[-1].path
 
 
-def verify_checkpoint(path: Path) -> VerifiedCheckpoint:
-    """Hash every file of a checkpoint, then read its plan and index; damage is a UserError."""
+def verify_checkpoint(path: Path, key: bytes | None = None) -> VerifiedCheckpoint:
+    """Hash every file of a checkpoint, then read its plan and index; damage is a UserError.
+
+    With a key, so is a checkpoint that was not signed with it.
+    """
     damages = check_checkpoint(path)
+    if not damages and key is not None and (unsigned := why_not_signed(path, key)):
+        raise UserError(
+            f"checkpoint {path} is not the one that was signed",
+            why=unsigned,
+            fix="restore it from a backup, or name the file of the key that signed it: --key FILE",
+            code=ExitCode.VERIFY_FAILED,
+        )
     if damages:
         others = [e for e in _published(path.parent) if e.checkpoint is not None and e.path != path]
         raise UserError(
             f"checkpoint {path} is damaged",
-            why="; ".join(str(damage) for damage in damages),
+            why=printable("; ".join(str(damage) for damage in damages)),
             fix=f"take another: --step {others[-1].step} (there are {_steps(others)})"
             if others
             else "there is no other checkpoint in this run; restore it from a backup",
             code=ExitCode.VERIFY_FAILED,
         )
-    return VerifiedCheckpoint(path, Plan.load(path / PLAN_NAME), read_index(path))
+    return VerifiedCheckpoint(path, _load_plan(path), read_index(path))
 
 
 def read_tensor(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     """The whole of one tensor, cast piece by piece."""
+    try:
+        return _assemble(directory, stored, dtype)
+    except OSError as error:
+        validate_kept(directory)
+        raise unreadable(directory, error.strerror or str(error)) from error
+
+
+def _assemble(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     whole = torch.empty(stored.shape, dtype=dtype)
     for piece in stored.pieces:
         if math.prod(piece.sizes):
@@ -81,7 +108,21 @@ def read_tensor(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Te
     return whole
 
 
+def _load_plan(path: Path) -> Plan:
+    try:
+        return Plan.load(path / PLAN_NAME)
+    except UserError as error:
+        raise UserError(
+            f"{path / PLAN_NAME} is not a plan that this version can read",
+            why=printable(error.why),
+            fix="use the shardwise that manifest.json names, or restore it from a backup",
+            code=ExitCode.VERIFY_FAILED,
+        ) from error
+
+
 def _published(run: Path) -> list[Entry]:
+    if not run.is_dir():
+        return []
     root = run / "checkpoints" if (run / "checkpoints").is_dir() else run
     return [entry for entry in list_entries(root) if entry.is_published]
 

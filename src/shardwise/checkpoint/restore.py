@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,21 +13,31 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 
-from shardwise.checkpoint.check import check_files, check_index
+from shardwise.checkpoint.check import check_contents, check_files
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors, set_optimizer_tensors
 from shardwise.checkpoint.storage import ShardReader
-from shardwise.checkpoint.store import Checkpoint, clear_partials, list_entries, quarantine
+from shardwise.checkpoint.store import (
+    Checkpoint,
+    clear_partials,
+    list_entries,
+    quarantine,
+    validate_readable,
+)
+from shardwise.checkpoint.structure import check_tensors, refuse_tensors
+from shardwise.errors import UserError
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.plan.plan import Plan
 
 Tell = Callable[[Path, list[str]], None]
+T = TypeVar("T")
 
 
 def find_good(root: Path, *, verify: bool, tell: Tell) -> Checkpoint | None:
     """The newest good checkpoint; damaged ones are quarantined and told on the way.
 
-    Called by all ranks together. Rank 0 alone looks at the directory, so that all see the same.
+    One that cannot be read is an error of all ranks: it may be the newest, and good. Called by all
+    ranks together. Rank 0 alone looks at the directory, so that all see the same.
     """
     while True:
         candidate = _newest_candidate(root, tell)
@@ -34,8 +46,7 @@ def find_good(root: Path, *, verify: bool, tell: Tell) -> Checkpoint | None:
         damages = _check_together(candidate) if verify else []
         if not damages:
             return candidate
-        if dist.get_rank() == 0:
-            quarantine(candidate.path, damages)
+        _on_first_rank(partial(quarantine, candidate.path, damages))
         tell(candidate.path, damages)
         dist.barrier()
 
@@ -43,12 +54,18 @@ def find_good(root: Path, *, verify: bool, tell: Tell) -> Checkpoint | None:
 def restore_checkpoint(
     checkpoint: Checkpoint, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Fill model and optimizer from `checkpoint`, each rank its own part."""
+    """Fill model and optimizer from `checkpoint`, each rank its own part.
+
+    It must hold their tensors and no others. Hashes say only that its files belong together.
+    """
     model_state = model_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)
+    index = read_index(checkpoint.path)
+    if wrong := check_tensors(index, {**model_state, **optimizer_state}):
+        raise refuse_tensors(checkpoint.path, wrong)
     dcp.load(
         {**model_state, **optimizer_state},
-        storage_reader=ShardReader(checkpoint.path, read_index(checkpoint.path)),
+        storage_reader=ShardReader(checkpoint.path, index),
         planner=DefaultLoadPlanner(flatten_state_dict=False),
     )
     set_optimizer_tensors(model, optimizer, optimizer_state)
@@ -56,26 +73,49 @@ def restore_checkpoint(
 
 
 def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:
-    found: list[Checkpoint | None] = [None]
-    if dist.get_rank() == 0 and root.is_dir():
+    def look() -> Checkpoint | None:
+        entries = list_entries(root)
         clear_partials(root)
-        for entry in reversed(list_entries(root)):
-            if entry.state == "damaged":
+        for entry in reversed(entries):
+            if entry.checkpoint is not None:
+                return entry.checkpoint
+            if entry.is_published:
+                validate_readable(entry)
                 quarantine(entry.path, [entry.reason])
                 tell(entry.path, [entry.reason])
-            elif entry.checkpoint is not None:
-                found = [entry.checkpoint]
-                break
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
+        return None
+
+    return _on_first_rank(look)
 
 
 def _check_together(checkpoint: Checkpoint) -> list[str]:
     """Each rank hashes its share of the files; all learn what any of them found."""
     names = sorted(checkpoint.manifest.files)[dist.get_rank() :: dist.get_world_size()]
-    mine = check_files(checkpoint, names)
-    if dist.get_rank() == 0 and not mine:
-        mine = check_index(checkpoint.path)
-    everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, [str(damage) for damage in mine])
-    return sorted(damage for rank in everyone for damage in rank)
+    mine: list[str] | UserError
+    try:
+        found = check_files(checkpoint, names)
+        if dist.get_rank() == 0 and not found:
+            found = check_contents(checkpoint.path)
+        mine = [str(damage) for damage in found]
+    except UserError as error:
+        mine = error
+    everyone: list[list[str] | UserError] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    for said in everyone:
+        if isinstance(said, UserError):
+            raise said
+    return sorted(damage for rank in everyone for damage in rank)  # type: ignore[union-attr]
+
+
+def _on_first_rank(act: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank; its UserError ends every rank alike."""
+    outcome: list[T | UserError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            outcome = [act()]
+        except UserError as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], UserError):
+        raise outcome[0]
+    return outcome[0]  # type: ignore[return-value]

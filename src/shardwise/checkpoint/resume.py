@@ -7,17 +7,18 @@ their tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.checkpoint.manifest import PLAN_NAME
-from shardwise.checkpoint.store import Checkpoint, list_checkpoints
+from shardwise.checkpoint.manifest import Damaged
+from shardwise.checkpoint.own_plan import read_own_plan
+from shardwise.checkpoint.store import Checkpoint, Entry, list_entries, validate_readable
 from shardwise.config.plain import config_to_dict
 from shardwise.config.reference import show_value
 from shardwise.config.schema import RunConfig
-from shardwise.errors import UserError
-from shardwise.files import free_name, read_json
+from shardwise.errors import ExitCode, UserError, printable
+from shardwise.files import free_name
 from shardwise.plan.plan import Plan
 
 Values = dict[str, Any]
@@ -50,7 +51,7 @@ class Change:
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}"
+        return printable(f"{self.name}: {_shown(self.old)} -> {_shown(self.new)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,15 @@ def validate_resume(plan: Plan) -> None:
 
     Reads settings only. Whether the tokens are the same is known when they are there.
     """
-    found = list_checkpoints(plan.run_dir / "checkpoints")
+    entries = list_entries(plan.run_dir / "checkpoints")
+    found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
+    newest = found[-1].step if found else 0
+    for entry in entries:
+        if entry.step >= newest:
+            # It may be the newest, and good.
+            validate_readable(entry)
     if not found:
+        _validate_begin(plan, entries)
         return
     if not plan.config.checkpoint.resume:
         raise UserError(
@@ -89,10 +97,22 @@ def validate_resume(plan: Plan) -> None:
     judge_resume(found[-1], plan)
 
 
+def validate_begin(plan: Plan) -> None:
+    """Raise where a run would begin at step 1 over checkpoints, none of which is good."""
+    _validate_begin(plan, list_entries(plan.run_dir / "checkpoints"))
+
+
 def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resumption:
     """How the plan goes on from `found`, or an error; `data` is the tokens' identity, if known."""
-    old, new = _plan_of(found), json.loads(json.dumps(plan.to_dict()))
-    _validate_model(plan, old.get("hf_config", plan.hf_config))
+    try:
+        old = read_own_plan(found.path)
+    except Damaged as damage:
+        if data is not None:
+            raise _unverified(found, damage) from damage
+        # The ranks will find it, and set this checkpoint aside.
+        old = {"config": {}, "hf_config": plan.hf_config, "choices": {}}
+    new = json.loads(json.dumps(plan.to_dict()))
+    _validate_model(plan, old["hf_config"])
     changes = tuple(_changes(found, old, new))
     broken = [str(change) for change in changes if change.name in ORDER]
     broken += _other_tokens(found.manifest.data, data, changes)
@@ -101,20 +121,38 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
     return Resumption(found, changes, bool(broken), found.manifest.data is not None)
 
 
-def _plan_of(found: Checkpoint) -> Values:
-    """As plain data: a plan of another version may have fields that this one cannot read."""
-    try:
-        plan = read_json(found.path / PLAN_NAME)
-    except (OSError, ValueError):
-        return {}  # damage, which the ranks find by its hash
-    return plan if isinstance(plan, dict) else {}
+def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
+    return UserError(
+        f"{found.path} is damaged",
+        why=f"{damage}; checkpoint.verify=false has left it unfound",
+        fix="leave checkpoint.verify out: then it is set aside, and the one before it is taken",
+        code=ExitCode.VERIFY_FAILED,
+    )
+
+
+def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
+    lost = [entry for entry in entries if entry.state != "partial"]
+    if not lost or plan.config.checkpoint.begin_anew:
+        return
+    shown = "".join(
+        f"\n    {entry.path.name}: {entry.reason.splitlines()[0] if entry.reason else entry.state}"
+        for entry in lost[-_MOST_NAMED:]
+    )
+    raise UserError(
+        f"{plan.run_dir} has checkpoints, and none of them is good:{shown}",
+        why="the run would begin at step 1 again, and what it has learnt be lost",
+        fix="restore it from a backup, or give the run another name: "
+        f"name={free_name(plan.run_dir).name}, or begin at step 1 and leave them where they are: "
+        "checkpoint.begin_anew=true",
+        code=ExitCode.VERIFY_FAILED,
+    )
 
 
 def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
     """Settings in the order of the configuration, then what the planner decides otherwise."""
     now = dict(_flat(new["config"]))
     before = now
-    if "config" in old:
+    if old["config"]:
         # A field that is newer than the checkpoint had its default's effect.
         defaults = dict(_flat(config_to_dict(RunConfig())))
         before = defaults | dict(_flat(old["config"]))
@@ -124,12 +162,12 @@ def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
     for name, value in now.items():
         if name not in PLACE and before.get(name) != value:
             yield Change(name, before.get(name), value)
-    decided = old.get("choices", {})
+    decided = old["choices"]
     for name, choice in new["choices"].items():
         if name == "global_batch" or choice["source"] == "user" or name not in decided:
             continue
-        if decided[name]["value"] != choice["value"]:
-            yield Change(f"{name} (planned)", decided[name]["value"], choice["value"])
+        if decided[name].get("value") != choice["value"]:
+            yield Change(f"{name} (planned)", decided[name].get("value"), choice["value"])
 
 
 def _other_tokens(

@@ -9,6 +9,7 @@ Needs no torch: reports and command lines list checkpoints too.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -16,9 +17,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
-from shardwise.checkpoint.files import rename, sync_directory, write_file
+from shardwise.checkpoint.files import (
+    Unreadable,
+    open_plain,
+    plain_size,
+    rename,
+    sync_directory,
+    unreadable,
+    write_file,
+)
 from shardwise.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST_NAME,
@@ -27,12 +37,16 @@ from shardwise.checkpoint.manifest import (
     Manifest,
     read_manifest,
 )
+from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import UNFENCED, Fence
 
 # What a kill leaves half removed.
 _REMOVED = ".removed"
-State = Literal["not verified", "damaged", "partial", "quarantined"]
+State = Literal["not verified", "damaged", "unreadable", "partial", "quarantined"]
 _NAME = re.compile(r"(?:(partial|quarantined)-)?step-(\d{8})(?:\.\d+)?")
+_REASON_NAME = "reason.txt"
+# A line a file of the checkpoint, and no more is shown.
+_MAX_REASON_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,12 @@ class Entry:
     @property
     def is_published(self) -> bool:
         """Whether a save of it ended and nobody has set it aside."""
-        return self.state in ("not verified", "damaged")
+        return self.state in ("not verified", "damaged", "unreadable")
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether someone should look at it."""
+        return self.state in ("damaged", "unreadable", "quarantined")
 
     @property
     def manifest(self) -> Manifest | None:
@@ -69,23 +88,22 @@ class Entry:
         return None if self.checkpoint is None else self.checkpoint.manifest
 
 
+class Pruned(UserError):
+    """A checkpoint went while it was read: a job that goes on prunes its run."""
+
+
 def list_entries(root: Path) -> list[Entry]:
-    """Everything in the store by step, judged by manifests and sizes (hashes: `check_files`)."""
-    entries = []
-    for path in root.glob("*step-*"):
-        match = _NAME.fullmatch(path.name)
-        if match is None or not path.is_dir():
-            continue
-        kind, step = match.group(1), int(match.group(2))
-        if kind is not None:
-            entries.append(Entry(path, step, kind, None, _reason(path)))  # type: ignore[arg-type]
-        else:
-            entries.append(_judge(path, step))
+    """Everything in the store by step, judged by manifests and sizes (hashes: `check_files`).
+
+    A store that cannot be looked into is an error: it may hold checkpoints.
+    """
+    found = (_entry(root / name) for name in _names(root))
+    entries = [entry for entry in found if entry is not None]
     return sorted(entries, key=lambda entry: (entry.step, entry.path.name))
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Whole checkpoints, oldest first."""
+    """Whole checkpoints, oldest first; those that cannot be read are not among them."""
     return [entry.checkpoint for entry in list_entries(root) if entry.checkpoint is not None]
 
 
@@ -154,57 +172,131 @@ def quarantine(path: Path, reasons: Iterable[str]) -> Path:
     """Move a damaged checkpoint out of the way, with what was found written beside it."""
     target = path.with_name(f"quarantined-{path.name}")
     number = 1
-    while target.exists():
+    while os.path.lexists(target):
         target = path.with_name(f"quarantined-{path.name}.{number}")
         number += 1
-    path.rename(target)
+    try:
+        path.rename(target)
+    except OSError as error:
+        raise UserError(
+            f"{path} is damaged and cannot be set aside: {error.strerror}",
+            why="; ".join(reasons),
+            fix=f"give this user the right to rename it: ls -ld {quote(str(path.parent))}; then "
+            "the same command again",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
     text = ("\n".join(reasons) + "\n").encode(errors="backslashreplace")
-    # On a full disk the name alone must do.
+    # On a full disk the name alone must do; so it must for a link to a directory elsewhere, which
+    # is not ours to write into.
     with suppress(OSError):
-        (target / "reason.txt").write_bytes(text)
+        _write_reason(target, text)
     return target
 
 
-def prune(root: Path, keep: int) -> list[Path]:
-    """Remove the oldest whole checkpoints beyond `keep`; the last whole one always stays."""
-    old = list_checkpoints(root)[: -max(1, keep)]
+def validate_readable(entry: Entry) -> None:
+    """Raise where a published checkpoint cannot be read."""
+    if entry.state == "unreadable":
+        raise unreadable(entry.path, entry.reason)
+
+
+def validate_kept(path: Path) -> None:
+    """Raise where a checkpoint that was listed is not there any more."""
+    if not os.path.lexists(path):
+        raise Pruned(
+            f"{path} was removed while it was read",
+            why="a job goes on with this run, and checkpoint.keep lets its oldest ones go",
+            fix="run the same command again; it finds the newer ones",
+            code=ExitCode.ENVIRONMENT,
+        )
+
+
+def outdated(root: Path, keep: int) -> list[Checkpoint]:
+    """The oldest whole checkpoints beyond `keep`; the last whole one is never among them."""
+    return list_checkpoints(root)[: -max(1, keep)]
+
+
+def remove(root: Path, old: Iterable[Checkpoint]) -> None:
+    """Let these go. Call it only when a newer one has been read and found good."""
     for found in old:
         # Renamed first: a kill half-way leaves a partial directory, not a damaged checkpoint.
         aside = partial_path(root, found.step)
-        rename(found.path, aside)
-        if aside.is_symlink():
-            aside.unlink()
-        else:
-            shutil.rmtree(aside)
-    return [found.path for found in old]
+        with suppress(FileNotFoundError):  # another command may have removed it
+            rename(found.path, aside)
+            if aside.is_symlink():
+                aside.unlink()
+            else:
+                shutil.rmtree(aside)
 
 
-def _judge(path: Path, step: int) -> Entry:
-    """By manifest and sizes only: cheap enough to do for every checkpoint at every start."""
+def prune(root: Path, keep: int) -> None:
+    """Let those beyond `keep` go."""
+    remove(root, outdated(root, keep))
+
+
+def _names(root: Path) -> list[str]:
     try:
-        checkpoint = Checkpoint(path, read_manifest(path))
-        if checkpoint.step != step:
-            raise Damaged(MANIFEST_NAME, f"is of step {checkpoint.step}, not {step}")
-        for name, expected in checkpoint.manifest.files.items():
-            actual = _size(path / name)
-            if actual != expected.bytes:
-                raise Damaged(name, f"has {actual} bytes, {expected.bytes} were written")
+        return os.listdir(root)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not root.is_symlink():
+            return []
+        # A link to nothing, for one, is a disk that is not mounted.
+        raise unreadable(root, error.strerror or str(error)) from error
+
+
+def _entry(path: Path) -> Entry | None:
+    """None where this is no checkpoint, or is one no longer."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        return None
+    kind, step = match.group(1), int(match.group(2))
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return None
+        if kind is not None:
+            return Entry(path, step, kind, None, _reason(path))  # type: ignore[arg-type]
+        return Entry(path, step, "not verified", _judge(path, step))
     except Damaged as damage:
-        return Entry(path, step, "damaged", None, str(damage))
-    return Entry(path, step, "not verified", checkpoint)
+        gone = not os.path.lexists(path)
+        return None if gone else Entry(path, step, "damaged", None, str(damage))
+    except Unreadable as error:
+        return Entry(path, step, "unreadable", None, error.reason)
+    except OSError as error:
+        if not os.path.lexists(path):
+            return None
+        # A link to a place that is not there, for one, or a directory of another user.
+        return Entry(path, step, "unreadable", None, error.strerror or str(error))
+
+
+def _judge(path: Path, step: int) -> Checkpoint:
+    """By manifest and sizes only: cheap enough to do for every checkpoint at every start."""
+    checkpoint = Checkpoint(path, read_manifest(path))
+    if checkpoint.step != step:
+        raise Damaged(MANIFEST_NAME, f"is of step {checkpoint.step}, not {step}")
+    for name, expected in checkpoint.manifest.files.items():
+        actual = plain_size(path / name)
+        if actual != expected.bytes:
+            raise Damaged(name, f"has {actual} bytes, {expected.bytes} were written")
+    return checkpoint
 
 
 def _reason(path: Path) -> str:
+    """The first of it; what is no plain file says nothing."""
     try:
-        return (path / "reason.txt").read_text(encoding="utf-8", errors="replace").strip()
+        with open_plain(path / _REASON_NAME) as file:
+            return file.read(_MAX_REASON_BYTES).decode("utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def _size(path: Path) -> int | None:
-    """None where there is no plain file; a checkpoint may be pruned while it is judged."""
+def _write_reason(directory: Path, text: bytes) -> None:
+    """Into this very directory and a new file: through no link that someone laid there."""
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+        with suppress(FileNotFoundError):
+            os.unlink(_REASON_NAME, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        handle = os.open(_REASON_NAME, flags, 0o644, dir_fd=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text)
+    finally:
+        os.close(folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -12,29 +13,25 @@ from typing import Annotated
 import typer
 
 from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, prune
-from shardwise.errors import ExitCode, UserError
+from shardwise.checkpoint.manifest import MANIFEST_NAME
+from shardwise.checkpoint.signature import read_key, sign, why_not_signed
+from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, remove
+from shardwise.cli.checkpoint_verdict import SHOWN, Judged, as_listed, judge, refuse_bad
+from shardwise.errors import ExitCode, UserError, printable
 from shardwise.lease.take import hold_run
 from shardwise.units import format_bytes, format_duration
 
 app = typer.Typer(
     name="checkpoint",
-    help="The checkpoints of a run: list them, verify every byte, make room.",
+    help="The checkpoints of a run: list them, verify every byte, sign them, make room.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A directory of checkpoints in the words of `ls`."""
-
-    entry: Entry
-    state: str
-    reason: str
-
-
-Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo.")]
+Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo, or one checkpoint.")]
+# While nothing that is listed stays long enough to be read.
+_MOST_ROUNDS = 5
 _HEADER = ("step", "size", "age", "state", "ranks", "loss", "reason")
 
 
@@ -60,45 +57,74 @@ def list_checkpoints_of(
     if not entries:
         typer.echo(f"{run} has no checkpoints yet")
         return
-    judged = [_judge(entry, verify_bytes) for entry in entries]
-    _echo_table([_HEADER, *map(_row, judged)])
-    _refuse_damage(run, [each.entry for each in judged if each.state == "damaged"])
+    judged = [judge(entry) if verify_bytes else as_listed(entry) for entry in entries]
+    rows = [_row(each) for each in judged if each.state != "gone"]
+    _echo_table([_HEADER, *(row for row in rows if row is not None)])
+    refuse_bad(run, judged)
 
 
 @app.command("verify")
 def verify(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Only this one; else all.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Refuse what was not signed with the key in this file.")
+    ] = None,
 ) -> None:
-    """Hash every file of every published checkpoint. Exits 5 where one is damaged.
+    """Hash every file of every published checkpoint, and compare its tensors with its model.
+
+    Exits 5 where one is damaged, and 4 where one cannot be read. One that a running job prunes
+    meanwhile is passed over.
 
     \b
     Examples:
       shardwise checkpoint verify runs/demo
       shardwise checkpoint verify runs/demo --step 60
+      shardwise checkpoint verify runs/demo --key signing.key
     Next: shardwise train goes on from the newest one that is good.
     """
-    published = [entry for entry in _entries_of(run) if entry.is_published]
-    chosen = [entry for entry in published if step in (None, entry.step)]
-    if step is not None and not chosen:
-        steps = ", ".join(str(entry.step) for entry in published)
-        raise UserError(
-            f"{run} has no checkpoint of step {step}",
-            fix=f"write --step {published[-1].step} (there are: {steps})"
-            if steps
-            else "leave --step out: nothing is saved yet",
-        )
-    damaged = []
-    for entry in chosen:
-        problems = _find_problems(entry)
-        size = format_bytes(_size_of(entry.path))
-        typer.echo(f"step {entry.step}: {'DAMAGED' if problems else f'good, {size}'}")
-        for problem in problems:
-            typer.echo(f"  {_printable(problem)}")
-        if problems:
-            damaged.append(entry)
-    typer.echo(f"{len(chosen)} verified, {len(damaged)} damaged")
-    _refuse_damage(run, damaged)
+    secret = None if key is None else read_key(key)
+    judged: dict[Path, Judged] = {}
+    # A job that goes on may have saved newer ones by the time those that were listed are gone.
+    for _ in range(_MOST_ROUNDS):
+        for entry in _chosen(run, step, optional=bool(judged)):
+            if entry.path not in judged:
+                judged[entry.path] = judge(entry, secret)
+                _echo_judged(judged[entry.path])
+        if any(each.state != "gone" for each in judged.values()):
+            break
+    found = Counter(each.state for each in judged.values())
+    gone = found.pop("gone", 0)
+    counts = [f"{found.total()} verified", f"{found.pop('damaged', 0)} damaged"]
+    counts += [f"{count} {state}" for state, count in found.items() if state != "good"]
+    typer.echo(", ".join([*counts, *([f"{gone} pruned meanwhile"] if gone else [])]))
+    refuse_bad(run, judged.values())
+
+
+@app.command("sign")
+def sign_run(
+    run: Run,
+    key: Annotated[Path, typer.Option(help="File with at least 32 bytes that only you know.")],
+    step: Annotated[int | None, typer.Option(help="Only this one; else all.")] = None,
+) -> None:
+    """Sign checkpoints with a key of yours, so that `verify --key` and `export --key` know them.
+
+    Each is verified first. Make a key with: head -c 32 /dev/urandom > signing.key
+
+    \b
+    Examples:
+      shardwise checkpoint sign runs/demo --key signing.key
+      shardwise checkpoint sign runs/demo --key signing.key --step 60
+    Next: shardwise checkpoint verify runs/demo --key signing.key
+    """
+    secret = read_key(key)
+    judged = [judge(entry) for entry in _chosen(run, step)]
+    refuse_bad(run, judged)
+    for each in judged:
+        if each.state == "good":
+            if why_not_signed(each.entry.path, secret) is not None:
+                sign(each.entry.path, secret)
+            typer.echo(f"step {each.entry.step}: signed")
 
 
 @app.command("prune")
@@ -120,13 +146,14 @@ def prune_run(
     """
     entries = _entries_of(run)
     good = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
-    old = {found.path for found in good[:-keep]}
+    oldest = good[:-keep]
+    old = {found.path for found in oldest}
     if old:
         _validate_one_stays(run, good[-keep:])
     partial = {entry.path for entry in entries if entry.state == "partial"}
     sizes = {entry.path: _size_of(entry.path) for entry in entries if entry.path in old | partial}
     if not dry_run:
-        prune(run / "checkpoints", keep)
+        remove(run / "checkpoints", oldest)
     if partial:
         try:
             # On a full disk the lock finds room only after the old ones are gone.
@@ -148,19 +175,32 @@ def _entries_of(run: Path) -> list[Entry]:
             f"there is no run directory {run}",
             fix="name the directory that `shardwise train` printed, such as runs/demo",
         )
+    if (run / MANIFEST_NAME).exists():
+        # One checkpoint, as it changes hands.
+        return [entry for entry in list_entries(run.parent) if entry.path.name == run.name]
     return list_entries(run / "checkpoints")
 
 
-def _judge(entry: Entry, verify_bytes: bool) -> _Judged:
-    if not verify_bytes or not entry.is_published:
-        return _Judged(entry, entry.state, entry.reason)
-    problems = _find_problems(entry)
-    return _Judged(entry, "damaged" if problems else "good", "\n".join(problems))
+def _chosen(run: Path, step: int | None, *, optional: bool = False) -> list[Entry]:
+    """Published ones: all, or that of `step`, which must be there unless it is optional."""
+    published = [entry for entry in _entries_of(run) if entry.is_published]
+    chosen = [entry for entry in published if step in (None, entry.step)]
+    if step is not None and not chosen and not optional:
+        steps = ", ".join(str(entry.step) for entry in published)
+        raise UserError(
+            f"{run} has no checkpoint of step {step}",
+            fix=f"write --step {published[-1].step} (there are: {steps})"
+            if steps
+            else "leave --step out: nothing is saved yet",
+        )
+    return chosen
 
 
-def _find_problems(entry: Entry) -> list[str]:
-    problems = [str(damage) for damage in check_checkpoint(entry.path)]
-    return problems or ([entry.reason] if entry.state == "damaged" else [])
+def _echo_judged(judged: Judged) -> None:
+    size = format_bytes(_size_of(judged.entry.path))
+    typer.echo(f"step {judged.entry.step}: {SHOWN.get(judged.state, f'good, {size}')}")
+    for line in (*judged.problems, *filter(None, [judged.note])):
+        typer.echo(f"  {printable(line)}")
 
 
 def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
@@ -173,20 +213,13 @@ def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
         )
 
 
-def _refuse_damage(run: Path, damaged: list[Entry]) -> None:
-    if damaged:
-        steps = ", ".join(str(entry.step) for entry in damaged)
-        raise UserError(
-            f"damaged checkpoints in {run}: step {steps}",
-            why="their bytes are not those that were written",
-            fix="the next `shardwise train` sets them aside and goes on from the newest good one",
-            code=ExitCode.VERIFY_FAILED,
-        )
-
-
-def _row(judged: _Judged) -> tuple[str, ...]:
+def _row(judged: Judged) -> tuple[str, ...] | None:
+    """None where it went meanwhile."""
     entry, manifest = judged.entry, judged.entry.manifest
-    created = manifest.created if manifest else entry.path.stat().st_mtime
+    try:
+        created = manifest.created if manifest else entry.path.lstat().st_mtime
+    except OSError:
+        return None
     return (
         str(entry.step),
         format_bytes(_size_of(entry.path)),
@@ -194,12 +227,17 @@ def _row(judged: _Judged) -> tuple[str, ...]:
         judged.state,
         str(manifest.world_size) if manifest else "-",
         f"{manifest.loss:.4f}" if manifest and manifest.loss is not None else "-",
-        _printable("; ".join(judged.reason.splitlines())),
+        printable("; ".join(judged.problems or filter(None, [judged.note]))),
     )
 
 
 def _size_of(directory: Path) -> int:
-    return sum(item.lstat().st_size for item in directory.rglob("*") if not item.is_dir())
+    """Of what can be seen of it: a job that goes on may remove it at the same time."""
+    total = 0
+    for item in directory.rglob("*"):
+        with suppress(OSError):
+            total += 0 if item.is_dir() else item.lstat().st_size
+    return total
 
 
 def _echo_table(rows: Iterable[tuple[str, ...]]) -> None:
@@ -208,8 +246,3 @@ def _echo_table(rows: Iterable[tuple[str, ...]]) -> None:
     for row in found:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
-
-
-def _printable(text: str) -> str:
-    """Names come from files: nothing in them may steer a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)

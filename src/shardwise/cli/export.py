@@ -27,7 +27,7 @@ class Format(StrEnum):
     TORCH = "torch"
 
 
-def export(
+def export(  # noqa: PLR0913  (each is an option)
     run: Annotated[Path, typer.Argument(help="Run directory, or one checkpoint in it.")],
     to: Annotated[Path, typer.Option(help="Directory to make; absent or empty.")],
     step: Annotated[int | None, typer.Option(help="Step to export; else the newest.")] = None,
@@ -38,6 +38,13 @@ def export(
     layout: Annotated[
         Format, typer.Option("--format", help="safetensors, or one pytorch_model.bin.")
     ] = Format.SAFETENSORS,
+    code: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the model's own code, which you trust and which is run."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Refuse what was not signed with the key in this file.")
+    ] = None,
 ) -> None:
     """Write a checkpoint as a directory that from_pretrained loads. No GPU and no ranks needed.
 
@@ -45,10 +52,19 @@ def export(
     Examples:
       shardwise export runs/demo --to exported
       shardwise export runs/demo --to exported --step 1000 --dtype bf16
+      shardwise export runs/demo --to exported --key signing.key
     Next: AutoModelForCausalLM.from_pretrained("exported")
     """
     from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
+    from shardwise.checkpoint.signature import read_key
+    from shardwise.errors import UserError
 
+    if code is not None and not (code / "config.json").is_file():
+        raise UserError(
+            f"{code} is no directory with a model's code",
+            why="it has no config.json",
+            fix="name the directory of the model, with config.json and its .py files: --code DIR",
+        )
     path = find_checkpoint(run, step)
     _quieten_transformers()
     import torch
@@ -58,9 +74,9 @@ def export(
 
     validate_target(to)
     dtypes = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
-    checkpoint = verify_checkpoint(path)
+    checkpoint = verify_checkpoint(path, None if key is None else read_key(key))
     with _progress() as (start, advance):
-        exporter = Exporter(checkpoint, dtypes[dtype] if dtype else None, advance)
+        exporter = Exporter(checkpoint, dtypes[dtype] if dtype else None, advance, code)
         start(exporter.num_bytes)
         done = export_checkpoint(exporter, to, layout=layout.value, max_shard_size=max_shard_size)
     typer.echo(f"{path} -> {to}: {done.num_files} files, {format_bytes(done.num_bytes)} of weights")

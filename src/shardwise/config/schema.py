@@ -377,6 +377,10 @@ class CheckpointConfig:
     resume: bool = True
     """Go on from the newest checkpoint in the run directory. `false` refuses to start over one."""
 
+    begin_anew: bool = False
+    """Begin at step 1 where the run directory has checkpoints and none of them is good. Otherwise
+    such a run stops and names them. They are set aside, and none is removed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatesConfig:

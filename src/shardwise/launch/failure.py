@@ -33,6 +33,8 @@ _PASSING_WORDS = re.compile(
     r"|\[Errno (5|70|104|107|110|112|113|116|121)\]",
     re.IGNORECASE,
 )
+# UserError and its kinds, as `record` spells them.
+_USER_ERROR = re.compile(r"(UserError|LostLease|Unreadable|Pruned): ")
 # CUDA and NCCL say these of a wrong index and of a wrong call.
 _LASTING_WORDS = re.compile(r"device-side assert|ncclInvalid(Usage|Argument)")
 
@@ -90,7 +92,7 @@ def _may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
     if failure.exitcode < 0 or not raised:
         return "what" not in details or failure.exitcode < 0
     kind = raised.partition(":")[0].rpartition(".")[2]
-    if kind == "UserError" or _LASTING_WORDS.search(raised):
+    if _USER_ERROR.match(raised) or _LASTING_WORDS.search(raised):
         return False
     return kind in _PASSING_TYPES or _PASSING_WORDS.search(raised) is not None
 
@@ -98,10 +100,11 @@ def _may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
 def _parse(text: str) -> dict[str, Any]:
     """`UserError: what / why: ... / fix: ...` as its parts, or the last line of anything else."""
     lines = text.strip().splitlines() or [""]
-    if not lines[0].startswith("UserError: "):
+    found = _USER_ERROR.match(lines[0])
+    if found is None:
         return {"what": lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1].strip()}"}
     parts: dict[str, Any] = {}
-    key, lines[0] = "what", lines[0].removeprefix("UserError: ")
+    key, lines[0] = "what", lines[0].removeprefix(found.group())
     for line in lines:
         for name in ("why", "fix"):
             if line.startswith(f"  {name}: "):

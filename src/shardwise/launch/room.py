@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from shardwise.checkpoint.store import list_checkpoints
@@ -58,5 +59,8 @@ def _saves_to_come(plan: Plan, start: int) -> int:
 
 def _partial_bytes(root: Path) -> int:
     """What a save that a kill cut off still takes: the next start gives it back."""
-    files = (path for partial in root.glob("partial-step-*") for path in partial.rglob("*"))
-    return sum(path.lstat().st_blocks * _BLOCK_BYTES for path in files)
+    total = 0
+    for path in (path for partial in root.glob("partial-step-*") for path in partial.rglob("*")):
+        with suppress(OSError):  # a job that still holds the directory may remove it
+            total += path.lstat().st_blocks * _BLOCK_BYTES
+    return total

@@ -100,6 +100,7 @@ def collect_run(path: Path) -> RunRecord:
     """Everything that a run directory tells."""
     notes: list[str] = []
     events = _read_events(path / "events.jsonl", notes)
+    checkpoints = _list_checkpoints(path / "checkpoints", notes)
     return RunRecord(
         path=path,
         name=path.resolve().name,
@@ -107,7 +108,7 @@ def collect_run(path: Path) -> RunRecord:
         planned_at=_modified_at(path / "plan.json"),
         config=_read_text(path / "config.yaml", notes),
         events=tuple(events),
-        checkpoints=tuple(list_entries(path / "checkpoints")),
+        checkpoints=checkpoints,
         notes=tuple(notes),
     )
 
@@ -149,6 +150,14 @@ def _read_plan(path: Path, notes: list[str]) -> Plan | None:
         # Cut off, or written by another version of shardwise.
         notes.append(f"plan.json cannot be read: {error.why or error.what}")
         return None
+
+
+def _list_checkpoints(root: Path, notes: list[str]) -> tuple[Entry, ...]:
+    try:
+        return tuple(list_entries(root))
+    except UserError as error:
+        notes.append(error.what)
+        return ()
 
 
 def _read_events(path: Path, notes: list[str]) -> list[Event]:

@@ -34,9 +34,7 @@ def gates_of(run: RunRecord) -> Sequence[Mapping[str, Any]]:
         return []
     timed = [event for event in run.history("collectives") if _names_late(event)]
     timed += [e for e in run.history("profile") if number(e, "exposed_share") is not None]
-    damaged = [
-        f"step {kept.step}" for kept in run.checkpoints if kept.state in ("damaged", "quarantined")
-    ]
+    damaged = [f"step {kept.step}" for kept in run.checkpoints if kept.is_bad]
     return [asdict(gate) for gate in check_gates(run.plan, [*steps, *timed], damaged)]
 
 

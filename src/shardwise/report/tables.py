@@ -215,7 +215,10 @@ def checkpoints_table(run: RunRecord) -> Html:
     return table(head, rows, numbers=(0, 2, 3, 4, 5), stacked=True)
 
 
-_STATE_STYLES = {"not verified": "pass", "damaged": "fail", "failed": "fail", "quarantined": "fail"}
+_STATE_STYLES = {
+    "not verified": "pass",
+    **dict.fromkeys(("damaged", "unreadable", "failed", "quarantined"), "fail"),
+}
 
 
 def happenings_table(run: RunRecord) -> Html:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
-from shardwise.checkpoint.resume import Resumption, validate_resume
+from shardwise.checkpoint.resume import Resumption, validate_begin, validate_resume
 from shardwise.checkpoint.save import Progress, SaveOutcome, Saver, software_versions
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.loader import eval_batches
@@ -65,6 +65,7 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
         decide_together(lambda: validate_resume(plan))
         found = find_newest(plan, events, say)
         if found is None:
+            decide_together(lambda: validate_begin(plan))
             decide_together(lambda: _write_as_holder(plan, fence))
         start_history(plan)
         session = build_session(plan, say, resuming=found is not None)

@@ -22,7 +22,7 @@ def judge_run(run: Path) -> list[Gate]:
     plan = Plan.load(find_file(run, "plan.json"))
     record = read_record(find_file(run, "events.jsonl"))
     entries = list_entries(run / "checkpoints")
-    damaged = [e.path.name for e in entries if e.state in ("damaged", "quarantined")]
+    damaged = [e.path.name for e in entries if e.is_bad]
     return [*check_gates(plan, record.whole, damaged), *check_record(record)]
 
 

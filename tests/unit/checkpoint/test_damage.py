@@ -13,27 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
+from trained import open_saver, save, start_session
 
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good
-from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import final_path, list_entries
-from shardwise.config.plain import config_from_dict
-from shardwise.launch.prepare import choose_plan
-from shardwise.training.session import build_session
 
 NUM_CHANGES = 2500 if os.environ.get("SHARDWISE_CHAOS") else 300
 KINDS = ("flip", "truncate", "delete", "append", "swap", "swap steps")
-TINY = {
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +36,10 @@ def one_rank() -> Iterator[None]:
 def saved(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real checkpoints of a training state, of steps 1 and 2."""
     root = tmp_path_factory.mktemp("damage")
-    config = config_from_dict(
-        {
-            "runs_dir": str(root),
-            "model": {"overrides": TINY},
-            "data": {"source": "synthetic", "seq_len": 8},
-            "cluster": {"name": "1xCPU"},
-            "train": {"global_batch": 2},
-        }
-    )
-    session = build_session(choose_plan(config, environ={}), lambda text: None)
-    saver = Saver(root / "checkpoints", session.plan, session.model, session.optimizer)
+    session = start_session(root)
+    saver = open_saver(session, root / "checkpoints")
     for step in (1, 2):
-        for param in session.model.parameters():
-            param.grad = torch.full_like(param, step)
-        session.optimizer.step()
-        saver.start(Progress(step=step, position=step, tokens=0, loss=None, loss_scale=None))
-        (outcome,) = saver.finish()
-        assert outcome.error is None
+        assert save(session, saver, step).error is None
     saver.close()
     return root / "checkpoints"
 

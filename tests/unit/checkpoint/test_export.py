@@ -271,7 +271,8 @@ def test_the_models_tokenizer_comes_along(
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (model_dir / name).write_text(f"of the model: {name}")
     (model_dir / "generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
-    assert run_export(run, tmp_path / "out").notes == []
+    (note,) = run_export(run, tmp_path / "out").notes
+    assert note == f"tokenizer: 3 files from {model_dir}"
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "of the model: tokenizer.json"
     assert (tmp_path / "out" / "chat_template.jinja").exists()
     assert "0.5" in (tmp_path / "out" / "generation_config.json").read_text()

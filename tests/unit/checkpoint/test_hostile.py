@@ -87,11 +87,11 @@ def test_a_sealed_honest_checkpoint_passes(path: Path) -> None:
     put_index(
         path,
         {
-            "x": tensor(),
+            "x": tensor(shape=[4], pieces=[[[0], [4], SHARD, 0]]),
             "y": tensor(
                 dtype="bool",
                 shape=[2, 4],
-                pieces=[[[0, 0], [2, 3], SHARD, 0], [[0, 3], [2, 1], SHARD, 6]],
+                pieces=[[[0, 0], [2, 3], SHARD, 16], [[0, 3], [2, 1], SHARD, 22]],
             ),
         },
     )

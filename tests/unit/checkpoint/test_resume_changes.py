@@ -12,7 +12,7 @@ from checkpoints import make_checkpoint
 from shardwise.checkpoint.resume import judge_resume
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.config.load import load_config
-from shardwise.errors import UserError
+from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 
@@ -96,7 +96,28 @@ def test_a_plan_of_another_version_is_compared_as_far_as_it_goes(tmp_path: Path)
         judge_resume(checkpoint_of(tmp_path / "bare", None), plan_of("train.seed=3"))
 
 
-def test_the_first_fields_of_another_model_are_named(tmp_path: Path) -> None:
-    found = checkpoint_of(tmp_path, plan_of("model.overrides.num_hidden_layers=2"))
-    with pytest.raises(UserError, match="num_hidden_layers: 2 -> 4"):
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("model.overrides.num_hidden_layers=2", "num_hidden_layers: 2 -> 4"),
+        ("model.overrides.hidden_size=128", "hidden_size: 128 -> "),
+        ("model.overrides.tie_word_embeddings=true", "tie_word_embeddings: true -> "),
+    ],
+)
+def test_the_first_fields_of_another_model_are_named(tmp_path: Path, word: str, says: str) -> None:
+    found = checkpoint_of(tmp_path, plan_of(word))
+    with pytest.raises(UserError, match=says):
         judge_resume(found, plan_of("data.on_change=restart"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"config": []}', "[" * 900])
+def test_a_plan_that_is_none_is_left_to_the_ranks_and_accepted_by_none(
+    tmp_path: Path, text: str
+) -> None:
+    found = checkpoint_of(tmp_path, plan_of())
+    (found.path / "plan.json").write_text(text)
+    assert judge_resume(found, plan_of()).changes == ()
+    with pytest.raises(UserError, match="is damaged") as caught:
+        judge_resume(found, plan_of(), "sha256:a")
+    assert caught.value.code == ExitCode.VERIFY_FAILED
+    assert "plan.json: is not a plan" in caught.value.why

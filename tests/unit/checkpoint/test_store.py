@@ -15,9 +15,16 @@ from shardwise.checkpoint.store import (
     final_path,
     list_checkpoints,
     list_entries,
-    prune,
+    outdated,
     quarantine,
+    remove,
 )
+
+
+def prune(root: Path, keep: int) -> list[Path]:
+    old = outdated(root, keep)
+    remove(root, old)
+    return [found.path for found in old]
 
 
 def states(root: Path) -> dict[str, str]:

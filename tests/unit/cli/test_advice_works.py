@@ -76,13 +76,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "records.jsonl").write_text("\n".join(lines))
     (home / "broken.jsonl").write_text("\n".join(["{"] * 40 + ['{"text": "whole"}'] * 40))
     config = load_config(None, ["model=tiny-llama", "cluster=2xCPU", "name=demo"])
-    for run in ("demo", "other", "bad"):
+    plan = choose_plan(config, {})
+    for run in ("demo", "other", "bad", "lost"):
         folder = home / "runs" / run
         folder.mkdir(parents=True)
-        choose_plan(config, {}).save(folder / "plan.json")
+        plan.save(folder / "plan.json")
         (folder / "events.jsonl").write_text("")
         for step in (20, 40, 60):
-            make_checkpoint(folder / "checkpoints", step)
+            made = make_checkpoint(folder / "checkpoints", step, plan=plan.to_dict())
+            if run == "lost":
+                (made.path / SHARD).write_bytes(b"cut")
     shard = home / "runs/bad/checkpoints/step-00000060" / SHARD
     shard.write_bytes(b"\1" + shard.read_bytes()[1:])
     return home

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import SHARD, make_checkpoint
+from checkpoints import SHARD, make_model_checkpoint
 
 from shardwise.checkpoint.files import write_file
 from shardwise.checkpoint.store import begin, quarantine
@@ -20,7 +20,9 @@ Cli = pytest.CaptureFixture[str]
 
 def save(run: Path, step: int, loss: float | None = 2.5) -> None:
     created = time.time() - 7200
-    make_checkpoint(run / "checkpoints", step, 1024, loss=loss, world_size=8, created=created)
+    make_model_checkpoint(
+        run / "checkpoints", step, SHARD_BYTES, loss=loss, world_size=8, created=created
+    )
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from shardwise.checkpoint.files import Unreadable
+from shardwise.checkpoint.store import Pruned
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import Passing, error_of
 from shardwise.launch.ranks import RankFailure
+from shardwise.lease.lease import LostLease
 
 
 def failure(
@@ -29,7 +32,7 @@ def error_from(folder: Path, *failures: RankFailure) -> UserError:
 
 
 def recorded(error: UserError) -> str:
-    return f"UserError: {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def test_a_user_error_of_a_rank_keeps_its_parts_and_its_code(tmp_path: Path) -> None:
@@ -41,6 +44,17 @@ def test_a_user_error_of_a_rank_keeps_its_parts_and_its_code(tmp_path: Path) -> 
         "free some",
     )
     assert error.code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize("kind", [LostLease, Unreadable, Pruned])
+def test_its_kinds_come_apart_too_and_start_no_rank_again(
+    tmp_path: Path, kind: type[UserError]
+) -> None:
+    raised = kind("step-1 cannot be read: timed out", why="a disk", fix="mend it")
+    error = error_from(tmp_path, failure(tmp_path, 1, 4, recorded(raised)))
+    assert error.what == "rank 1 failed: step-1 cannot be read: timed out"
+    assert (error.why, error.fix) == ("a disk", "mend it")
+    assert not isinstance(error, Passing)
 
 
 @pytest.mark.parametrize("code", [ExitCode.DOES_NOT_FIT, ExitCode.ENVIRONMENT])

@@ -1,0 +1,58 @@
+"""What lies beside the weights in a Hugging Face directory: configurations, tokenizer, code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from shardwise.errors import printable
+from shardwise.files import user_path
+from shardwise.plan.plan import Plan
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+
+def write_configs(model: PreTrainedModel, plan: Plan, dtype: torch.dtype, directory: Path) -> None:
+    """config.json and generation_config.json."""
+    config: Any = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = str(dtype).removeprefix("torch.")
+    config.use_cache = plan.hf_config.get("use_cache", True)
+    config.save_pretrained(directory)
+    source = Path(plan.model_dir) if plan.model_dir else None
+    if source and (source / "generation_config.json").is_file():
+        shutil.copyfile(source / "generation_config.json", directory / "generation_config.json")
+    elif model.can_generate():
+        generation: Any = model.generation_config
+        generation.use_cache = config.use_cache
+        generation.save_pretrained(directory)
+
+
+def copy_code(source: Path, directory: Path) -> None:
+    """The model's own code, from where whoever exports has it."""
+    for file in source.glob("*.py"):
+        shutil.copyfile(file, directory / file.name)
+
+
+def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
+    """The tokenizer that the model was trained with; returns what the user should know of it."""
+    name = plan.config.data.tokenizer
+    source = plan.model_dir if name == "auto" else name
+    folder = user_path(source) if source else None
+    found = [folder / file for file in _TOKENIZER_FILES] if folder and name != "byte" else []
+    found = [file for file in found if file.is_file()]
+    for file in found:
+        shutil.copyfile(file, directory / file.name)
+    if found:
+        return [f"tokenizer: {len(found)} files from {printable(str(folder))}"]
+    if name in ("auto", "byte"):
+        return ["no tokenizer files: the model was trained on bytes"]
+    return [f"no tokenizer files: {name} is no directory; add them with save_pretrained"]

@@ -1,0 +1,113 @@
+"""Whether a checkpoint holds the tensors of its model: names, shapes, dtypes, none missing or more.
+
+Hashes tell that files belong together. Who can write them can recompute them, so what is loaded is
+compared with the model too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+
+from torch import Tensor
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from shardwise.checkpoint.index import Index, StoredTensor, read_index
+from shardwise.checkpoint.manifest import INDEX_NAME, PLAN_NAME, Damaged
+from shardwise.checkpoint.own_plan import read_own_plan, wants_own_code
+from shardwise.checkpoint.state import model_tensors
+from shardwise.errors import ExitCode, UserError, printable
+from shardwise.model.build import build_on_meta
+
+_STATE = "optim.state."
+# Adam's moments may be rounded to bf16, and a run may go from one to the other.
+_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_MOST_NAMED = 5
+
+
+class NotCompared(Exception):
+    """Why nothing is said of a checkpoint's tensors."""
+
+
+def check_structure(path: Path) -> list[Damaged]:
+    """What is wrong with the tensors of a checkpoint whose bytes are good, by its own plan.
+
+    NotCompared where only code that came with the model could tell: none is run.
+    """
+    plan = read_own_plan(path)
+    if wants_own_code(plan):
+        raise NotCompared("its model has code of its own, which is not run here")
+    if str(plan["hf_config"].get("model_type")) not in CONFIG_MAPPING:
+        raise NotCompared("transformers does not know its model")
+    try:
+        # Nothing is computed, so the attention that every family has will do.
+        model = build_on_meta(plan["hf_config"], attention="eager")
+    except UserError as error:
+        return [Damaged(PLAN_NAME, f"describes no model: {error.why or error.what}")]
+    return check_model(read_index(path), model)
+
+
+def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
+    """The same where the model is there; Adam's state is told by the parameters."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    state = {name: tensor for name, tensor in index.items() if name.startswith(_STATE)}
+    rest = {name: tensor for name, tensor in index.items() if name not in state}
+    faults = [*_differences(rest, model_tensors(model)), *_state_faults(state, params)]
+    return [Damaged(INDEX_NAME, fault) for fault in faults]
+
+
+def check_tensors(index: Index, live: Mapping[str, Tensor]) -> list[Damaged]:
+    """What differs between a checkpoint and the tensors that it is to fill."""
+    return [Damaged(INDEX_NAME, fault) for fault in _differences(index, live)]
+
+
+def refuse_tensors(path: Path, wrong: list[Damaged]) -> UserError:
+    """The error where something differs."""
+    more = len(wrong) - _MOST_NAMED
+    shown = "".join(f"\n    {printable(str(damage))}" for damage in wrong[:_MOST_NAMED])
+    return UserError(
+        f"{path} does not hold the model that its plan describes:{shown}"
+        + (f"\n    and {more} more" if more > 0 else ""),
+        why="its hashes are right: another program altered it, or this transformers names the "
+        "tensors otherwise than the one that manifest.json names",
+        fix=f"take the one before it: mv {quote(str(path))} "
+        f"{quote(str(path.with_name('quarantined-' + path.name)))}; or restore it from a backup",
+        code=ExitCode.VERIFY_FAILED,
+    )
+
+
+def _differences(index: Index, wanted: Mapping[str, Tensor]) -> Iterator[str]:
+    for name in wanted:
+        if name not in index:
+            yield f"{name} is missing"
+    for name, stored in index.items():
+        if name not in wanted:
+            yield f"{name} is no tensor of the model"
+            continue
+        tensor = wanted[name]
+        if stored.shape != tuple(tensor.shape):
+            yield f"{name} has shape {list(stored.shape)}, the model's is {list(tensor.shape)}"
+        elif stored.dtype != tensor.dtype and not _may_be_cast(name, stored, tensor):
+            yield f"{name} is {_dtype(stored)}, the model's is {_dtype(tensor)}"
+
+
+def _may_be_cast(name: str, stored: StoredTensor, tensor: Tensor) -> bool:
+    floats = stored.dtype.is_floating_point and tensor.dtype.is_floating_point
+    return floats and name.startswith(_STATE) and name.endswith(_MOMENTS)
+
+
+def _state_faults(state: Index, params: Mapping[str, Tensor]) -> Iterator[str]:
+    for name, stored in state.items():
+        owner, _, _ = name.removeprefix(_STATE).rpartition(".")
+        if owner not in params:
+            yield f"{name} is the state of no parameter"
+        elif stored.shape not in ((), tuple(params[owner].shape)):
+            yield (
+                f"{name} has shape {list(stored.shape)}, its parameter's is "
+                f"{list(params[owner].shape)}"
+            )
+
+
+def _dtype(tensor: StoredTensor | Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
