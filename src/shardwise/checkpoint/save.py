@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from shardwise.checkpoint.files import Fingerprint
+from shardwise.checkpoint.check import check_written
+from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
@@ -30,10 +33,14 @@ from shardwise.checkpoint.store import (
     begin,
     discard,
     final_path,
+    outdated,
     partial_path,
-    prune,
     publish,
+    quarantine,
+    remove,
+    small_files,
 )
+from shardwise.errors import UserError
 from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
 from shardwise.plan.plan import Plan
@@ -69,6 +76,17 @@ class SaveOutcome:
     error: str | None
     no_room: bool = False
     """Whether it failed because the disk is full."""
+
+    check_s: float = 0.0
+    """Reading it back, in the background like the writing."""
+
+    misread: bool = False
+    """Whether it failed because the disk does not give back what was written to it."""
+
+    @property
+    def ails_disk(self) -> bool:
+        """Whether the next save will hardly fare better."""
+        return self.no_room or self.misread
 
     def to_dict(self) -> dict[str, Any]:
         """For events.jsonl."""
@@ -118,10 +136,11 @@ class Saver:
         self._needed_bytes = 0
         self._pending: Future[SaveOutcome] | None = None
 
-    def start(self, progress: Progress) -> list[SaveOutcome]:
+    def start(self, progress: Progress, *, hurried: bool = False) -> list[SaveOutcome]:
         """Stage now, write in the background; returns the outcome of the save before, if any.
 
-        The next save waits for the last one: two would share the staging memory.
+        The next save waits for the last one: two would share the staging memory. A hurried save is
+        not read back, and so lets no older one go.
         """
         before = self.finish()
         started = time.perf_counter()
@@ -130,7 +149,8 @@ class Saver:
         self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
-        self._pending = self._thread.submit(self._write, tensors, staged, progress, stage_s)
+        write = partial(self._write, tensors, staged, progress, hurried=hurried)
+        self._pending = self._thread.submit(lambda: replace(write(), stage_s=stage_s))
         return before
 
     def room(self) -> Room:
@@ -168,35 +188,71 @@ class Saver:
         tensors: dict[str, Tensor],
         staged: dict[str, Tensor],
         progress: Progress,
-        stage_s: float,
+        *,
+        hurried: bool,
     ) -> SaveOutcome:
-        """In the background thread of every rank: write, commit, or say why not."""
+        """In the background thread of every rank: write, commit, read back, or say why not."""
         started = time.perf_counter()
-        commit_s = 0.0
+        commit_s = check_s = 0.0
+        small: dict[str, Fingerprint] = {}
 
         def commit(index: Index, files: dict[str, Fingerprint]) -> None:
-            nonlocal commit_s
+            nonlocal commit_s, small
             begun = time.perf_counter()
             plan = json.dumps(self.plan.to_dict()).encode()
             manifest = self._manifest(progress, files)
-            publish(self.root, manifest, dump_index(index), plan, self.fence)
-            # The checkpoint is there; an old one that cannot be removed does not change that.
-            with suppress(OSError, LostLease):
-                self.fence.validate()
-                prune(self.root, self.plan.config.checkpoint.keep)
+            published = publish(self.root, manifest, dump_index(index), plan, self.fence)
+            small = small_files(published)
             commit_s = time.perf_counter() - begun
 
-        error, no_room = None, False
+        error, no_room, misread = None, False, False
         try:
             directory = self._begin(progress.step)
             writer = ShardWriter(directory, dist.get_rank(), commit)
             planner = StagedPlanner(staged)
             dcp.save(tensors, storage_writer=writer, planner=planner, process_group=self.group)
+            write_s = time.perf_counter() - started - commit_s
+            if not hurried:
+                error = self._read_back(progress.step, {**writer.written, **small})
+                check_s = time.perf_counter() - started - commit_s - write_s
+                misread = error is not None
         except (CheckpointException, OSError) as failure:
+            write_s = time.perf_counter() - started - commit_s
             error, no_room = _first_cause(failure), _is_no_room(failure)
             self._give_space_back(progress.step)
-        write_s = time.perf_counter() - started - commit_s
-        return SaveOutcome(progress.step, stage_s, write_s, commit_s, error, no_room)
+        return SaveOutcome(progress.step, 0.0, write_s, commit_s, error, no_room, check_s, misread)
+
+    def _read_back(self, step: int, written: Mapping[str, Fingerprint]) -> str | None:
+        """Whether the disk holds what was written to it; only then may an older one go.
+
+        Each rank reads what it wrote itself, past the page cache. What is not as it was written is
+        set aside, and every older one stays.
+        """
+        final = final_path(self.root, step)
+        wrong: list[str] = []
+        unread = None
+        try:
+            # Hosts of a shared file system may see a new name late, which is no damage.
+            unseen = [name for name in written if plain_size(final / name) is None]
+            if unseen:
+                unread = f"{final / unseen[0]} is not to be seen on this host"
+            else:
+                wrong = [str(damage) for damage in check_written(final, written, from_disk=True)]
+        except Unreadable as error:
+            unread = error.what
+        everyone: list[tuple[list[str], str | None]] = [([], None)] * dist.get_world_size()
+        dist.all_gather_object(everyone, (wrong, unread), group=self.group)
+        wrong = sorted(damage for damages, _ in everyone for damage in damages)
+        unread = next((what for _, what in everyone if what is not None), None)
+        if dist.get_rank() == 0:
+            # The checkpoint is there; an old one that cannot be removed does not change that.
+            with suppress(OSError, UserError):
+                self.fence.validate()
+                if wrong:
+                    quarantine(final, wrong)
+                elif unread is None:
+                    remove(self.root, outdated(self.root, self.plan.config.checkpoint.keep))
+        return f"the disk does not hold what was written: {'; '.join(wrong)}" if wrong else unread
 
     def _begin(self, step: int) -> Path:
         """Rank 0 makes the directory; the others learn of its failure as of any other."""

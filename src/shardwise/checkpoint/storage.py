@@ -54,6 +54,8 @@ class ShardWriter(StorageWriter):
         self.directory = directory
         self.name = f"rank-{rank:05d}.bin"
         self.commit = commit
+        self.written: dict[str, Fingerprint] = {}
+        """What this rank has written, to be compared with what the disk holds."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """All pieces of this rank, one after the other; a rank without any writes no file."""
@@ -70,6 +72,7 @@ class ShardWriter(StorageWriter):
                 written.append((item.index, file.position, len(data)))
                 file.write(data)
             fingerprint = file.fingerprint()
+        self.written = {self.name: fingerprint}
         return _done(
             [
                 WriteResult(index, size, _Place(self.name, start, fingerprint))

@@ -21,7 +21,9 @@ from shlex import quote
 from typing import Literal
 
 from shardwise.checkpoint.files import (
+    Fingerprint,
     Unreadable,
+    fingerprint_of_bytes,
     open_plain,
     plain_size,
     rename,
@@ -168,6 +170,13 @@ def publish(
     return Checkpoint(final, manifest)
 
 
+def small_files(published: Checkpoint) -> dict[str, Fingerprint]:
+    """What `publish` wrote, as it was written."""
+    manifest = published.manifest
+    own = fingerprint_of_bytes(manifest.to_bytes())
+    return {name: manifest.files[name] for name in (INDEX_NAME, PLAN_NAME)} | {MANIFEST_NAME: own}
+
+
 def quarantine(path: Path, reasons: Iterable[str]) -> Path:
     """Move a damaged checkpoint out of the way, with what was found written beside it."""
     target = path.with_name(f"quarantined-{path.name}")
@@ -226,11 +235,6 @@ def remove(root: Path, old: Iterable[Checkpoint]) -> None:
                 aside.unlink()
             else:
                 shutil.rmtree(aside)
-
-
-def prune(root: Path, keep: int) -> None:
-    """Let those beyond `keep` go."""
-    remove(root, outdated(root, keep))
 
 
 def _names(root: Path) -> list[str]:

@@ -144,7 +144,7 @@ class Loop:
         self.stopping = False
         self.last_loss: float | None = None
         self.saved_step: int | None = None
-        self.found_no_room = False
+        self.disk_ails = False
 
     def run(self, accepted: Resumption | None) -> None:
         """From the restored step to the last, then the final evaluation and checkpoint."""
@@ -303,7 +303,7 @@ class Loop:
         if saves:
             # Ranks see a save in the background end at different steps; here all know its end.
             self._report(self.saver.finish())
-            if self.found_no_room:
+            if self.disk_ails:
                 self._save_for_good(waits=True)
             else:
                 self._save(wait=not config.checkpoint.asynchronous)
@@ -419,7 +419,7 @@ class Loop:
         self.say(f"eval at step {self.place.step}: loss {loss:.4f} on held-out text")
         self.events.write("eval", step=self.place.step, loss=loss)
 
-    def _save(self, *, wait: bool) -> list[SaveOutcome]:
+    def _save(self, *, wait: bool, hurried: bool = False) -> list[SaveOutcome]:
         """Start a save of this step; returns outcomes that are known."""
         if self.place.step == self.saved_step:
             return []
@@ -432,7 +432,7 @@ class Loop:
             loss_scale=self.stepper.scale.to_dict(),
             data=self.session.data.identity,
         )
-        outcomes = self.saver.start(progress)
+        outcomes = self.saver.start(progress, hurried=hurried)
         self.saved_step = self.place.step
         if wait:
             outcomes += self.saver.finish()
@@ -446,11 +446,12 @@ class Loop:
         self.replicas.settle()
 
     def _save_for_good(self, *, waits: bool) -> None:
-        """A save that must succeed: nothing comes after it, or the one before found no room."""
+        """A save that must succeed: nothing comes after it, or the disk failed the one before."""
         self._validate_held()
-        failed = self._failure_of_save()
-        if failed is not None and failed.no_room and waits:
-            self._wait_for_room()
+        failed = self._failure_of_save(hurried=not waits)
+        if failed is not None and failed.ails_disk and waits:
+            if failed.no_room:
+                self._wait_for_room()
             failed = self._failure_of_save()
         if failed is not None:
             raise UserError(
@@ -461,9 +462,9 @@ class Loop:
                 code=ExitCode.ENVIRONMENT,
             )
 
-    def _failure_of_save(self) -> SaveOutcome | None:
+    def _failure_of_save(self, *, hurried: bool = False) -> SaveOutcome | None:
         """Save this step now; None where it is saved."""
-        outcomes = self._save(wait=True)
+        outcomes = self._save(wait=True, hurried=hurried)
         own = [outcome for outcome in outcomes if outcome.step == self.place.step]
         return next((outcome for outcome in own if outcome.error is not None), None)
 
@@ -494,9 +495,9 @@ class Loop:
         for outcome in outcomes:
             times = (
                 f"stage {outcome.stage_s:.2f} s, write {outcome.write_s:.2f} s, "
-                f"commit {outcome.commit_s:.2f} s"
+                f"commit {outcome.commit_s:.2f} s, read back {outcome.check_s:.2f} s"
             )
-            self.found_no_room = outcome.no_room
+            self.disk_ails = outcome.ails_disk
             if outcome.error is None:
                 self.say(f"saved step {outcome.step} ({times})")
                 self.events.write("checkpoint", **outcome.to_dict())
