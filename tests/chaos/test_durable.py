@@ -33,8 +33,8 @@ from shardwise.checkpoint.store import list_entries
 pytestmark = pytest.mark.dist
 
 DISTURBANCES = 500
-STEPS, SHORT_STEPS = 400, 40
-EVERY, KEEP = 8, 3
+STEPS, SHORT_STEPS = 150, 40
+EVERY, KEEP = 6, 3
 # Longer than the hang timeout.
 SUSPENDED_S, HANG_S = 4.0, 3.0
 # A job that has not ended or gone on by then does so no more.
