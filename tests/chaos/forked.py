@@ -131,8 +131,10 @@ def _become(
     args: Sequence[str], env: Mapping[str, str], streams: Mapping[int, Any], kept: Sequence[int]
 ) -> NoReturn:
     """Be what `python -u -m MODULE ARGUMENTS` would be: signals, variables and open files too."""
-    # What the parent holds must not be closed here by a collection: the numbers are used anew.
+    # What the parent holds must not be closed here by a collection: the numbers are used anew. Nor
+    # must it be cleaned up at the end: the parent's directories are not ours.
     gc.freeze()
+    atexit._clear()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)

@@ -33,7 +33,7 @@ from shardwise.checkpoint.store import list_entries
 pytestmark = pytest.mark.dist
 
 DISTURBANCES = 500
-STEPS, SHORT_STEPS = 150, 40
+STEPS, SHORT_STEPS = 150, 24
 EVERY, KEEP = 6, 3
 # Longer than the hang timeout.
 SUSPENDED_S, HANG_S = 4.0, 3.0
