@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
+from shardwise.metrics.appended import AppendedFile
 from shardwise.metrics.record import Event, read_events, read_whole_events
 
 __all__ = ["Event", "EventLog", "Observer", "read_events", "read_whole_events"]
@@ -26,6 +26,9 @@ class Observer(Protocol):
     @property
     def failure(self) -> str | None:
         """Why it sees no more events; None while it does."""
+
+    def news(self) -> list[str]:
+        """What people should hear of it since the last call."""
 
     def see(self, event: Event) -> None:
         """One event, as the line holds it."""
@@ -50,16 +53,12 @@ class EventLog:
         say: Callable[[str], None] = _say_nothing,
         fence: Fence = UNFENCED,
     ) -> None:
-        # Unbuffered: a line that could not be written must not come back with a later one.
-        self._file = path.open("ab", buffering=0) if enabled else None
+        self._file = AppendedFile(path) if enabled else None
+        self._name = path.name
         self._lost = 0
         self._observers = list(observers)
         self._say = say
         self._fence = fence
-        # A killed run may have left half a line; what follows must not be joined to it.
-        if self._file is not None and not _ends_whole(path):
-            with suppress(OSError):
-                self._file.write(b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
         """One line, written through, so that a killed run loses nothing it has said.
@@ -78,7 +77,7 @@ class EventLog:
             return
         for observer in self._observers:
             observer.see(record)
-        self._drop_failed()
+        self._tell_of_observers()
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +90,7 @@ class EventLog:
     ) -> None:
         for observer in self._observers:
             observer.close()
-        self._drop_failed()
+        self._tell_of_observers()
         if self._file is not None:
             self._file.close()
 
@@ -100,24 +99,23 @@ class EventLog:
             return
         try:
             self._fence.validate()
-            self._file.write(line.encode())
-            self._lost = 0
+            self._file.append(line.encode())
         except LostLease:
             return
-        except OSError:
+        except OSError as error:
             self._lost += 1
+            if self._lost == 1:
+                self._say(f"ALERT: {self._name} cannot be written: {error.strerror or error}")
+            return
+        if self._lost:
+            self._say(f"{self._name} can be written again; {self._lost} lines of it are missing")
+        self._lost = 0
 
-    def _drop_failed(self) -> None:
+    def _tell_of_observers(self) -> None:
         """An observer that failed is named once, in the record and on the console."""
+        for text in [text for observer in self._observers for text in observer.news()]:
+            self._say(text)
         for observer in [one for one in self._observers if one.failure is not None]:
             self._observers.remove(observer)
             self._say(f"ALERT: {observer.name} gets no more events: {observer.failure}")
             self.write("sink_failed", sink=observer.name, reason=observer.failure)
-
-
-def _ends_whole(path: Path) -> bool:
-    if path.stat().st_size == 0:
-        return True
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) == b"\n"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -149,3 +151,45 @@ def test_who_has_lost_the_directory_shows_observers_nothing_either(tmp_path: Pat
         log.write("checkpoint", step=14)
     assert file.read_bytes() == b""
     assert seen.events == ["closed"]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one page."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(place)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(full_disk: Path) -> None:
+    file, said = full_disk / "events.jsonl", list[str]()
+    with EventLog(file, enabled=True, say=said.append) as log:
+        for step in range(100):
+            log.write("step", step=step)
+        assert said == ["ALERT: events.jsonl cannot be written: No space left on device"]
+        written = [event["step"] for event in read_events(file)]
+        assert written == list(range(len(written))) and 10 < len(written) < 100
+        subprocess.run(["mount", "-o", "remount,size=1m", str(full_disk)], check=True)
+        log.write("step", step=100)
+        log.write("step", step=101)
+    # The line that was cut by the end of the disk is not joined to the next.
+    *before, first, second = read_events(file)
+    assert [event["step"] for event in before] == written
+    assert (first["step"], first["lines_lost"]) == (100, 100 - len(written))
+    assert second["step"] == 101 and "lines_lost" not in second
+    missing = 100 - len(written)
+    assert said[1:] == [f"events.jsonl can be written again; {missing} lines of it are missing"]
+
+
+def test_a_record_that_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "away"
+    with EventLog(folder / "events.jsonl", enabled=True) as log:
+        log.write("start")
+        folder.mkdir()
+        log.write("step", step=1)
+    (event,) = read_events(folder / "events.jsonl")
+    assert (event["event"], event["lines_lost"]) == ("step", 1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from shardwise.metrics.events import Event
@@ -14,10 +18,14 @@ from shardwise.metrics.events import Event
 MAX_BEHIND = 1000
 # How long the end of a run waits for a sink to write out what it has.
 CLOSE_S = 20.0
+# Between two tries to open a sink whose disk is full.
+RETRY_S = 10.0
+# What a disk or a file server says that may do better later.
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 
 
 class Sink(Protocol):
-    """Takes events in a thread of its own; whatever it raises ends it, and nothing else."""
+    """Takes events in a thread of its own; what it raises ends it, and nothing else."""
 
     def see(self, event: Event) -> None:
         """One event, in the order of the record."""
@@ -30,8 +38,8 @@ class Feed:
     """Opens a sink and feeds it, away from the training thread.
 
     The loop only puts a reference into a queue. The thread is a daemon: a sink that hangs does not
-    keep the process from ending. What a sink raises ends the thread, goes to the rank's log with
-    its stack, and is the feed's `failure`.
+    keep the process from ending. A full disk costs the sink events, and is said. Whatever else a
+    sink raises ends the thread, goes to the rank's log with its stack, and is the feed's `failure`.
     """
 
     def __init__(
@@ -41,8 +49,13 @@ class Feed:
         *,
         max_behind: int = MAX_BEHIND,
         close_s: float = CLOSE_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.name = name
+        self._retry_s = retry_s
+        self._news: deque[str] = deque()
+        self._lost = 0
+        self._is_over = False
         self._open_sink = open_sink
         self._close_s = close_s
         self._failure: str | None = None
@@ -72,18 +85,56 @@ class Feed:
         except queue.Full:
             self._fail(f"it is {self._events.maxsize} events behind")
 
+    def news(self) -> list[str]:
+        """What people should hear of the sink since the last call."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
     def _carry(self) -> None:
+        try:
+            while self._carry_until_the_disk_fails():
+                # Others write to that disk too: what it lacks is not there a moment later.
+                time.sleep(self._retry_s)
+        finally:
+            # Not caught: the stack goes on to the log of this rank.
+            if (error := sys.exc_info()[1]) is not None:
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _carry_until_the_disk_fails(self) -> bool:
+        """Open the sink and feed it; false when no event comes any more.
+
+        A sink whose disk is full is opened anew later on: what it was shown meanwhile is counted.
+        """
         try:
             sink = self._open_sink()
             try:
                 while (event := self._events.get()) is not None:
                     sink.see(event)
+                    self._tell_of_lost()
             finally:
                 sink.close()
-        finally:
-            # Not caught: the stack goes on to the log of this rank.
-            if (error := sys.exc_info()[1]) is not None:
-                self._fail(f"{type(error).__name__}: {error}")
+            return False
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            if not self._lost:
+                self._news.append(f"ALERT: {self.name} cannot be written: {error.strerror}")
+            # The event that it failed at, and those that come before the next try.
+            self._lost += 1 + self._drop_queued()
+            return not self._is_over
+
+    def _drop_queued(self) -> int:
+        dropped = 0
+        with suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                self._is_over = self._is_over or event is None
+                dropped += event is not None
+        return dropped
+
+    def _tell_of_lost(self) -> None:
+        if self._lost:
+            self._news.append(f"{self.name} can be written again; {self._lost} events are missing")
+            self._lost = 0
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason

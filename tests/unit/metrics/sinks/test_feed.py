@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -109,3 +110,41 @@ def test_a_log_that_writes_nothing_still_feeds_its_sinks(tmp_path: Path) -> None
         log.write("step", step=1)
     assert [event["step"] for event in memory.seen] == [1]
     assert not file.exists()
+
+
+def test_a_sink_on_a_full_disk_is_tried_again_and_what_it_missed_is_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    disk_is_full = threading.Event()
+    opened: list[Memory] = []
+
+    class OnDisk(Memory):
+        def see(self, event: dict[str, Any]) -> None:
+            if disk_is_full.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().see(event)
+
+    def open_sink() -> Memory:
+        opened.append(OnDisk())
+        return opened[-1]
+
+    feed = Feed("tensorboard", open_sink, retry_s=0.02)
+    with EventLog(
+        tmp_path / "events.jsonl", enabled=True, observers=[feed], say=said.append
+    ) as log:
+
+        def write_until(condition: Any) -> None:
+            deadline = time.monotonic() + 10
+            while not condition() and time.monotonic() < deadline:
+                log.write("step", step=1)
+                time.sleep(0.01)
+
+        write_until(lambda: opened and opened[0].seen)
+        disk_is_full.set()
+        write_until(lambda: len(opened) > 3)
+        assert said == ["ALERT: tensorboard cannot be written: No space left on device"]
+        disk_is_full.clear()
+        write_until(lambda: len(said) > 1)
+    assert feed.failure is None
+    missing = len(read_events(tmp_path / "events.jsonl")) - sum(len(one.seen) for one in opened)
+    assert missing > 3
+    assert said[1:] == [f"tensorboard can be written again; {missing} events are missing"]

@@ -1,0 +1,56 @@
+"""A file that lines are added to for as long as a run lasts, on a disk that may fail meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+
+class AppendedFile:
+    """Opened when it is needed, and again after a failure: its disk or its server may come back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self._is_cut = False
+        with suppress(OSError):  # the first line tries again
+            self._open()
+
+    def append(self, line: bytes) -> None:
+        """All of the line, written through, or OSError.
+
+        A disk that fills up takes a part of it: what follows must not be joined to that.
+        """
+        file = self._open()
+        data = b"\n" + line if self._is_cut else line
+        try:
+            while data:
+                data = data[file.write(data) :]
+                self._is_cut = bool(data)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of it. What a disk says at that moment was said before."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _open(self) -> FileIO:
+        if self._file is None:
+            # Unbuffered: a line that could not be written must not come back with a later one.
+            self._file = self._path.open("ab", buffering=0)
+            self._is_cut = not _ends_whole(self._path)
+        return self._file
+
+
+def _ends_whole(path: Path) -> bool:
+    """A killed run, or a full disk, may have left half a line."""
+    if path.stat().st_size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
