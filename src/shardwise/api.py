@@ -7,8 +7,9 @@ from pathlib import Path
 
 from shardwise.config.load import load_config
 from shardwise.config.schema import RunConfig
+from shardwise.launch.alive import come_alive
 from shardwise.launch.last_words import shared_errors
-from shardwise.launch.launcher import adopt_launcher
+from shardwise.launch.launcher import adopt_launcher, is_rank
 from shardwise.launch.local import run_plan
 from shardwise.launch.prepare import choose_plan, fetch_weights
 from shardwise.verify.judge import judge_run, record_gates, validate_passed
@@ -23,6 +24,8 @@ def train(config: RunConfig | str | Path, *overrides: str) -> Path:
     torchrun (RANK is set) this process is one rank and starts no others.
     """
     adopt_launcher(os.environ)
+    if is_rank(os.environ):
+        come_alive(os.environ)
     with shared_errors():
         if not isinstance(config, RunConfig):
             config = load_config(config, overrides)

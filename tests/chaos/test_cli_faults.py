@@ -184,14 +184,57 @@ def test_asked_to_stop_saves_and_goes_on(
     assert end_state(training.run_dir, STEPS) == reference
 
 
-def test_asked_to_stop_before_the_first_step(train: Callable[..., Training]) -> None:
-    """The ranks are still importing: the request must not be lost."""
+@pytest.mark.parametrize("name", SIGNALS if LONG else ["SIGINT"])
+def test_asked_to_stop_before_the_first_step(name: str, train: Callable[..., Training]) -> None:
+    """The ranks are still importing: there is nothing to save, and nothing to wait for."""
     training = train(train__steps=4, cluster__name="1xCPU")
     training.wait_until(training.ranks)
-    training.process.send_signal(signal.SIGTERM)
+    training.process.send_signal(signal.Signals[name])
     assert training.finish() == ExitCode.PREEMPTED, training.said()
-    assert not training.ranks()
-    assert len(training.steps()) <= 1
+    assert f"stopped by {name} before the first step; nothing was trained" in training.said()
+    assert "Traceback" not in training.said()
+    assert not training.ranks() and training.steps() == []
+
+
+# Longer than the job below may hang.
+SLOW_S = 7.0
+SLOW_DISK = f"""
+import os
+if "RANK" in os.environ:
+    import time
+    from shardwise.checkpoint import files
+    sync, pauses = files.sync_handle, [{SLOW_S}]
+    def sync_slowly(handle):
+        time.sleep(pauses.pop() if pauses else 0)
+        sync(handle)
+    files.sync_handle = sync_slowly
+"""
+
+
+def test_stopped_before_its_first_step_then_suspended_then_saving_for_long_then_asked_to_stop(
+    train: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    training = train(train__steps=12, cluster__name="1xCPU", train__hang_timeout_s=5)
+    training.wait_until(training.ranks)
+    os.kill(training.ranks()[0], signal.SIGSTOP)
+    training.wait_for_restarts(1)
+    (restart,) = events_of(training.run_dir, "restart")
+    assert restart["reason"] == "rank 0 hung: it was stopped for 5 s"
+    # The whole job is suspended for longer than it may hang, and is none the worse for it.
+    pids = [training.process.pid, *training.ranks().values()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(SLOW_S)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    training.wait_until(lambda: "finished 12 steps" in training.said())
+    training.process.send_signal(signal.SIGTERM)
+    assert training.finish() == 0, training.said()
+    assert len(events_of(training.run_dir, "restart")) == 1
+    # Stacks are for logs.
+    assert "Fatal Python error" not in training.said()
 
 
 def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., Training]) -> None:

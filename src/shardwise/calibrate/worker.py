@@ -28,7 +28,8 @@ from shardwise.facts.calibration import Calibration, device_key
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates
-from shardwise.launch.group import join_process_group, leave_with_launcher
+from shardwise.launch.group import join_process_group
+from shardwise.launch.parent import leave_with_launcher
 from shardwise.metrics.clock import QUICK, THOROUGH, Clock
 
 # Below this share of the processor other programs have slowed the measurements down.

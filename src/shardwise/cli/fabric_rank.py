@@ -54,7 +54,7 @@ def measure_as_rank(request: Request) -> Found:
 
 def main(question_path: str, answer_path: str) -> None:
     """A rank that `shardwise fabric` has started itself."""
-    from shardwise.launch.group import leave_with_launcher
+    from shardwise.launch.parent import leave_with_launcher
 
     leave_with_launcher()
     question = json.loads(Path(question_path).read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,43 +29,51 @@ def train(
       shardwise torchrun --nproc-per-node 8 run.yaml
     Next: look into the run directory that it names.
     """
-    from shardwise.cli.show import show_warnings
+    from shardwise.launch.alive import come_alive, show_life
     from shardwise.launch.last_words import shared_errors
-    from shardwise.launch.launcher import adopt_launcher
+    from shardwise.launch.launcher import adopt_launcher, is_rank
     from shardwise.launch.local import run_plan
     from shardwise.launch.prepare import choose_plan, fetch_weights
+    from shardwise.launch.say import say_on_console
     from shardwise.plan.explain import headline, input_lines
+    from shardwise.training.signals import stop_signals_handled_by
 
     adopt_launcher(os.environ)
+    if is_rank(os.environ):
+        come_alive(os.environ)
     with shared_errors():
         chosen_config = load_config(config, overrides or [])
+        if is_rank(os.environ):
+            show_life(os.environ, chosen_config.train.hang_timeout_s)
         fetch_weights(chosen_config)
         plan = choose_plan(chosen_config)
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:
-        typer.echo(headline(plan))
-        typer.echo(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
-        for line in input_lines(plan):
-            typer.echo(line)
-        show_warnings(plan)
+        say_on_console(headline(plan))
+        say_on_console(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
+        for line in [*input_lines(plan), *(f"warning: {text}" for text in plan.warnings)]:
+            say_on_console(line)
     run_plan(plan)
-    if is_first:
-        _conclude(plan, config, overrides or [])
+    # The run is done and saved: whoever asks to stop now gets that as an answer.
+    with stop_signals_handled_by(signal.SIG_IGN):
+        if is_first:
+            _conclude(plan, config, overrides or [])
 
 
 def _conclude(plan: Plan, config: str, overrides: list[str]) -> None:
     """Judge the run by its gates, write that down, and say how it went."""
     from shardwise.cli.next_steps import next_lines
     from shardwise.cli.summary import last_step, summary_lines
+    from shardwise.launch.say import say_on_console
     from shardwise.verify.judge import judge_run, record_gates, validate_passed
 
     gates = judge_run(plan.run_dir)
     record_gates(plan.run_dir, gates)
     for line in summary_lines(plan, gates):
-        typer.echo(line)
+        say_on_console(line)
     step = last_step(plan)
     if step is not None:
         for line in next_lines(plan, config, overrides, step):
-            typer.echo(line)
+            say_on_console(line)
     if plan.config.gates.enforce:
         validate_passed(plan.run_dir, gates)

@@ -51,7 +51,7 @@ def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
     cause = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
     if first.exitcode == ExitCode.PREEMPTED:
         return UserError(cause, fix=details.get("fix", ""), code=ExitCode.PREEMPTED)
-    kind = Passing if _may_pass(first, details) else UserError
+    kind = Passing if may_pass(first, details) else UserError
     return kind(
         f"rank {first.rank} failed: {cause}",
         why=details.get("why", "") or details.get("frame", ""),
@@ -79,10 +79,11 @@ def details_of(failure: RankFailure) -> dict[str, Any]:
     if not isinstance(message, dict):
         return {"what": str(message)}
     text = str(message.get("message", ""))
-    return _parse(text) | {"frame": _frame(message), "raised": text}
+    passing = message.get("extraInfo", {}).get("passing", False)
+    return _parse(text) | {"frame": _frame(message), "raised": text, "passing": passing}
 
 
-def _may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
+def may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
     """Deaths by signal or without a word, and errors of the network, the devices or the disk.
 
     Whatever else Python raises, a wrong index or a missing file, it raises again from the same
@@ -91,6 +92,12 @@ def _may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
     raised = str(details.get("raised", ""))
     if failure.exitcode < 0 or not raised:
         return "what" not in details or failure.exitcode < 0
+    # A rank of torchrun says it, since it tells its error in other words.
+    return bool(details.get("passing")) or comes_from_outside(raised)
+
+
+def comes_from_outside(raised: str) -> bool:
+    """Whether `Type: words` is of the network, the devices or the disk."""
     kind = raised.partition(":")[0].rpartition(".")[2]
     if _USER_ERROR.match(raised) or _LASTING_WORDS.search(raised):
         return False

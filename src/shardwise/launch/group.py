@@ -1,10 +1,8 @@
-"""How a rank joins the others, and how it leaves with the launcher that started it."""
+"""How a rank joins the others."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 from datetime import timedelta
 
 import torch
@@ -13,11 +11,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
+from shardwise.training.heartbeat import LONG_S
 
 # Long enough for one rank to tokenise a corpus while the others wait.
-TIMEOUT = timedelta(minutes=30)
-# From linux/prctl.h: the signal to get when the parent dies.
-_PR_SET_PDEATHSIG = 1
+TIMEOUT = timedelta(seconds=LONG_S)
 
 
 def join_process_group(
@@ -57,14 +54,6 @@ def open_store(timeout: timedelta) -> dist.Store:
     store.set_timeout(timeout)
     # torchrun may keep its store when it starts ranks again; what dead ones wrote is not read.
     return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def leave_with_launcher() -> None:
-    """A launcher that is killed must not leave ranks that hold the devices: they save and stop."""
-    launcher = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != launcher:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _join(backend: str, device: torch.device | None, store: dist.Store, timeout: timedelta) -> None:

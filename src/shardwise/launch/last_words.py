@@ -6,22 +6,20 @@ import json
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.launch.failure import comes_from_outside
 from shardwise.launch.launcher import is_rank
+from shardwise.launch.node import ERROR_FILE_VARIABLE, node_place
+from shardwise.launch.parent import AGENT_VARIABLE
 
-# Set for ranks whose agent is `shardwise torchrun`: it reads their error files and speaks for them.
-AGENT_VARIABLE = "SHARDWISE_AGENT"
-# The agent of torchrun names a file for each rank's error, and shows what it says.
-ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _LOG_NOTE = "log: "
 
 
@@ -79,11 +77,11 @@ def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
         return True
     file = environ.get(ERROR_FILE_VARIABLE)
     if AGENT_VARIABLE in environ and file:
-        _write_error_file(Path(file), f"UserError: {error}", error.code)
+        _write_error_file(Path(file), f"UserError: {error}", error)
         return False
     if file:
         shown = f"the error of the first rank to fail on {_host()} is shown above"
-        _write_error_file(Path(file), f"{shown}; each rank's own is in its log", error.code)
+        _write_error_file(Path(file), f"{shown}; each rank's own is in its log", error)
     return _is_first_of_node(environ)
 
 
@@ -120,24 +118,23 @@ def _log_of(error: BaseException | None) -> str:
     return next((n.removeprefix(_LOG_NOTE) for n in notes if n.startswith(_LOG_NOTE)), "")
 
 
-def _write_error_file(path: Path, text: str, code: ExitCode) -> None:
-    """As torch's `record` writes it, without the traceback that torchrun would show in full."""
-    extra = {"timestamp": str(int(time.time()))}
-    message = {"message": text, "extraInfo": extra, "errorCode": int(code)}
-    path.write_text(json.dumps({"message": message}), encoding="utf-8")
+def _write_error_file(path: Path, text: str, error: UserError) -> None:
+    """As torch's `record` writes it, without the traceback that torchrun would show in full.
+
+    Where it cannot be written, the exit code says the most of it.
+    """
+    cause = error.__cause__ or error
+    passing = comes_from_outside("".join(traceback.format_exception_only(cause)).strip())
+    extra = {"timestamp": str(int(time.time())), "passing": passing}
+    message = {"message": text, "extraInfo": extra, "errorCode": int(error.code)}
+    with suppress(OSError):
+        path.write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def _is_first_of_node(environ: Mapping[str, str]) -> bool:
     """Whoever makes the file is first; ranks that share no such place speak for themselves."""
-    if "TORCHELASTIC_RUN_ID" in environ and ERROR_FILE_VARIABLE in environ:
-        # The agent has a folder for each start, with one in it for each of its ranks.
-        place = Path(environ[ERROR_FILE_VARIABLE]).parent.parent / "said"
-    elif "SLURM_JOB_ID" in environ:
-        step = [
-            environ.get(f"SLURM_{name}", "0") for name in ("JOB_ID", "RESTART_COUNT", "STEP_ID")
-        ]
-        place = Path(tempfile.gettempdir(), f"shardwise-said-{os.getuid()}-{'.'.join(step)}")
-    else:
+    place = node_place(environ, "said")
+    if place is None:
         return True
     try:
         place.touch(exist_ok=False)

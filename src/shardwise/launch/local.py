@@ -9,22 +9,17 @@ from pathlib import Path
 from shardwise.checkpoint.resume import validate_resume
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
+from shardwise.launch.hang import describe_hang
 from shardwise.launch.last_words import RankTerminal, shared_errors
 from shardwise.launch.launcher import is_rank
+from shardwise.launch.lookout import Lookout
 from shardwise.launch.preflight import validate_run
 from shardwise.launch.prepare import validate_family, validate_machine
 from shardwise.launch.ranks import Ranks
+from shardwise.launch.relay import SignalRelay, relayed_signals
 from shardwise.launch.say import say_on_console
-from shardwise.launch.supervise import (
-    SignalRelay,
-    Watchdog,
-    announce_restart,
-    describe_hang,
-    last_step,
-    relayed_signals,
-    why_final,
-    with_reason,
-)
+from shardwise.launch.supervise import announce_restart, last_step, why_final, with_reason
+from shardwise.launch.watchdog import Watchdog
 from shardwise.lease.lease import Lease
 from shardwise.lease.take import hold_run
 from shardwise.plan.plan import Plan
@@ -58,7 +53,7 @@ def run_supervised(plan: Plan, lease: Lease) -> None:
                 return
             except UserError as error:
                 if relay.number is not None:
-                    raise
+                    raise relay.explain(error) from error
                 reason = why_final(error, plan, restarts, step_before)
                 if reason is not None:
                     raise with_reason(error, reason) from error
@@ -77,12 +72,13 @@ def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
         plan.save(plan_path)
         count = plan.cluster.devices_per_node
         ranks = Ranks(count, [str(plan_path)], Path(scratch), lease=lease)
-        relay.folder = ranks.heartbeats
-        watchdog = Watchdog(ranks.heartbeats, plan.config.train.hang_timeout_s, relay)
+        lookout = Lookout(ranks.heartbeats, launcher=os.getpid())
+        timeout_s = plan.config.train.hang_timeout_s
+        watchdog = Watchdog(lookout, say_on_console, timeout_s=timeout_s, relay=relay)
         with ranks, watchdog:
             failures = ranks.wait()
-        if watchdog.fired:
-            raise describe_hang(watchdog, plan.run_dir / "logs")
+        if watchdog.hang is not None:
+            raise describe_hang(watchdog.hang)
         if failures:
             raise error_of(failures, plan.run_dir)
 

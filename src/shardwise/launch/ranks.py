@@ -12,22 +12,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode
 from shardwise.launch.console import Console
-from shardwise.launch.last_words import ERROR_FILE_VARIABLE
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
+from shardwise.launch.node import ERROR_FILE_VARIABLE
+from shardwise.launch.parent import LAUNCHER_VARIABLE
 from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
-TRAINING = "shardwise.launch.worker"
+TRAINING = "shardwise.launch.rank"
 # Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 _POLL_S = 0.05
 # After one rank failed the others fail too when they next wait for it; with NCCL they would hang.
 _GRACE_S = 5.0
+# How long SIGKILL may take.
+_KILL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ class Ranks:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
-            process.wait()
+        for process in self._processes:
+            # A process that sits in the kernel is not worth the launcher's waiting.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_S)
         self._console.close()
 
     def wait(self) -> list[RankFailure]:
@@ -126,6 +133,7 @@ class Ranks:
             "WORLD_SIZE": str(self.count),
             "LOCAL_WORLD_SIZE": str(self.count),
             # Fresh for every start: addresses of dead ranks are never read.
+            LAUNCHER_VARIABLE: str(os.getpid()),
             RENDEZVOUS_VARIABLE: f"file://{self._scratch}/rendezvous",
             HEARTBEAT_VARIABLE: str(self.heartbeats),
             ERROR_FILE_VARIABLE: str(self._error_file(rank)),

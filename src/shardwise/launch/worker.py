@@ -2,77 +2,88 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import signal
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from shardwise.errors import UserError
-from shardwise.launch.group import TIMEOUT, join_process_group, leave_with_launcher, open_store
+from shardwise.launch.alive import keep_stacks
+from shardwise.launch.group import TIMEOUT, join_process_group, open_store
 from shardwise.launch.holding import hold_as_rank
 from shardwise.launch.last_words import errors_naming
 from shardwise.launch.meeting import meet
 from shardwise.launch.peers import Peers
-from shardwise.launch.say import say_on_console
+from shardwise.launch.say import Lines, say_on_console, write_to, write_to_console
 from shardwise.plan.plan import Plan
+from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.loop import run
+from shardwise.training.signals import handle_stop_signals
 
 
 @record
 def main(plan_path: str) -> None:
     """Train as the plan says; `record` writes down what went wrong for the launcher to show."""
-    leave_with_launcher()
     run_rank(Plan.load(Path(plan_path)))
 
 
 def run_rank(plan: Plan) -> None:
     """The life of one rank."""
+    rank, timeout_s = int(os.environ["RANK"]), plan.config.train.hang_timeout_s
+    # torch's `record` has pointed the fault handler at the console.
+    Heartbeat(rank, Phase.MEETING, timeout_s=timeout_s, log=keep_stacks(os.environ))
     store = open_store(TIMEOUT)
     meet(Peers(store), plan)
     join_process_group(plan.cluster.device, store=store)
-    is_first = dist.get_rank() == 0
     with hold_as_rank(plan.run_dir) as fence:
         path, log = _open_log(plan.run_dir / "logs")
+        places = [Lines(write_to_console), Lines(write_to(log))] if rank == 0 else []
 
         def say(text: str) -> None:
-            if is_first:
-                say_on_console(text)
-                # A full disk must not end the training that the line is about.
-                with suppress(OSError):
-                    os.write(log, f"{text}\n".encode())
+            for lines in places:
+                lines.say(text)
 
-        with errors_naming(path):
-            run(plan, say, fence)
+        heartbeat = Heartbeat(rank, Phase.READING, timeout_s=timeout_s, log=str(path))
+        try:
+            with errors_naming(path):
+                run(plan, say, fence, heartbeat)
+        except BaseException:
+            heartbeat.enter(Phase.ENDING)
+            raise
+        finally:
+            # Whatever there was to save is saved, or cannot be: who asks now gets what happened.
+            handle_stop_signals(signal.SIG_IGN)
     dist.destroy_process_group()
 
 
 def _open_log(root: Path) -> tuple[Path, int]:
-    """logs/attempt-N/rank-R.log takes all that libraries print; rank 0's stdout is the console."""
+    """logs/attempt-N/rank-R.log takes all that libraries print; rank 0's stdout is the console.
+
+    Without room for a log the rank trains without one.
+    """
     attempt = torch.zeros(1, dtype=torch.int64)
     if dist.get_rank() == 0:
         attempt += len(list(root.glob("attempt-*"))) + 1
     dist.broadcast(attempt, src=0)
     folder = root / f"attempt-{attempt.item()}"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{dist.get_rank()}.log"
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        say_on_console(f"ALERT: {path} cannot be written: {error.strerror}")
+        path, log = Path(os.devnull), os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, sys.stderr.fileno())
+    # A rank that hangs is sent SIGABRT: its stacks go here, even from inside a collective.
+    faulthandler.enable(file=sys.stderr, all_threads=True)
     if dist.get_rank() != 0:
         os.dup2(log, sys.stdout.fileno())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     warnings.simplefilter("default")
     return path, log
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-    except UserError as error:
-        # `record` has written the error down; the exit code tells the launcher its kind.
-        sys.exit(error.code)

@@ -1,36 +1,171 @@
-"""A sign of life after every step, for the launcher to watch."""
+"""Signs of life of a rank, from its first moment on, for whoever watches it.
+
+A rank says what it is at, and when it has got further. Whoever watches compares nothing but what
+was said before with what is said now, so that no clock of a rank matters.
+"""
 
 from __future__ import annotations
 
-import faulthandler
+import json
 import os
-import sys
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+# The folder that all ranks of a node leave their signs in.
 HEARTBEAT_VARIABLE = "SHARDWISE_HEARTBEATS"
+# How long anything but a step may take: then the collectives that wait for it give up as well.
+LONG_S = 1800.0
+# One rank alone, which nobody waits for, may tokenise a corpus for hours.
+READING_S = 6 * 3600.0
+# Signs are overwritten in place: a full disk has room for what is there already.
+_BLOCK_BYTES = 512
+
+
+class Phase(StrEnum):
+    """What a rank is at, as people are told."""
+
+    IMPORTING = "importing"
+    MEETING = "meeting the other ranks"
+    READING = "reading data and weights"
+    COMPILING = "compiling and making its first step"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    SAVING = "saving"
+    ENDING = "ending"
+    DONE = "ending after its last step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """What a rank says of itself."""
+
+    rank: int
+    pid: int
+    born: int
+    """When the kernel started the process: another one may get its number later."""
+
+    phase: Phase
+    beat: int
+    """Another number whenever the rank has got further."""
+
+    has_begun: bool = False
+    """Whether there is a step that would be lost without a save."""
+
+    timeout_s: float | None = None
+    """`train.hang_timeout_s`, once it is known."""
+
+    log: str = ""
+    """Where the stacks of the rank go."""
+
+    lost: int = 0
+    """Signs that could not be written."""
+
+    def allowance_s(self, timeout_s: float) -> float:
+        """How long the rank may be at it: steps take `timeout_s` at most, all else may be long."""
+        if self.phase == Phase.TRAINING:
+            return timeout_s
+        return max(timeout_s, READING_S if self.phase == Phase.READING else LONG_S)
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        data = json.dumps(asdict(self)).encode()
+        return data.ljust(-(-len(data) // _BLOCK_BYTES) * _BLOCK_BYTES)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sign:
+        """The inverse of `to_bytes`; ValueError or TypeError where it is none."""
+        found: dict[str, Any] = json.loads(data)
+        return cls(**{**found, "phase": Phase(found["phase"])})
 
 
 class Heartbeat:
-    """Touches a file that is named by the process id; does nothing where nobody watches."""
+    """Leaves signs in a file of this process; does nothing where nobody watches.
 
-    def __init__(self, rank: int) -> None:
-        folder = os.environ.get(HEARTBEAT_VARIABLE)
-        self._path = Path(folder, f"{rank}-{os.getpid()}") if folder else None
-        # A hung rank is sent SIGABRT: its stacks go to its log, even from inside a collective.
-        faulthandler.enable(file=sys.stderr, all_threads=True)
-        if self._path is not None:
-            self._path.touch()
+    A sign that cannot be written is counted, and the file goes: a rank that shows nothing is not
+    judged by what it showed last.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        phase: Phase = Phase.IMPORTING,
+        *,
+        timeout_s: float | None = None,
+        log: str = "",
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        pid = os.getpid()
+        folder = environ.get(HEARTBEAT_VARIABLE)
+        self._path = Path(folder, f"{rank}-{pid}") if folder else None
+        self._file: int | None = None
+        self._sign = Sign(
+            rank=rank,
+            pid=pid,
+            born=birth_of(pid),
+            phase=phase,
+            beat=0,
+            timeout_s=timeout_s,
+            log=log,
+        )
+        self.beat()
 
     def beat(self) -> None:
-        """Still here. From the first beat on the file is not empty, and its age counts.
+        """The rank has got further."""
+        self._say(beat=time.monotonic_ns())
 
-        A full disk has no room for the first beat, but new times for those after it.
-        """
+    def enter(self, phase: Phase) -> None:
+        """The rank is at something else from now on."""
+        self._say(beat=time.monotonic_ns(), phase=phase)
+
+    def begin(self) -> None:
+        """The first step is done: from now on there is something to save."""
+        self._say(beat=time.monotonic_ns(), phase=Phase.TRAINING, has_begun=True)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """The rank is at something else while the block runs."""
+        before = self._sign.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def _say(self, **changes: Any) -> None:
         if self._path is None:
             return
+        self._sign = replace(self._sign, **changes)
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.pwrite(self._file, self._sign.to_bytes(), 0)
+        except OSError:
+            self._sign = replace(self._sign, lost=self._sign.lost + 1)
+            self._forget()
+
+    def _forget(self) -> None:
+        file, self._file = self._file, None
         with suppress(OSError):
-            if self._path.stat().st_size:
-                os.utime(self._path)
-            else:
-                self._path.write_text("beats")
+            if file is not None:
+                os.close(file)
+        with suppress(OSError):
+            if self._path is not None:
+                self._path.unlink()
+
+
+def birth_of(pid: int) -> int:
+    """When the process was started, in the kernel's ticks; 0 where there is none."""
+    return int(fields[19]) if (fields := stat_of(pid)) else 0
+
+
+def stat_of(pid: int) -> list[str]:
+    """What /proc/PID/stat has from the state on; nothing of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -27,7 +27,7 @@ from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
 from shardwise.plan.plan import Plan
 from shardwise.training.documents import masks_by_position
-from shardwise.training.heartbeat import Heartbeat
+from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
@@ -55,11 +55,10 @@ from shardwise.training.units import float8_table, notes_of, unit_table
 from shardwise.training.window import Window
 
 
-def run(plan: Plan, say: Say, fence: Fence = UNFENCED) -> None:
+def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | None = None) -> None:
     """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
-    with _open_events(plan, say, fence) as events, stop_requests() as stop:
-        # The launcher passes signals on to ranks that show a sign of life: now they may come.
-        heartbeat = Heartbeat(dist.get_rank())
+    heartbeat = heartbeat or Heartbeat(dist.get_rank(), Phase.READING)
+    with stop_requests() as stop, _open_events(plan, say, fence) as events:
         torch.use_deterministic_algorithms(plan.config.train.deterministic)
         prepare_matmuls(plan)
         decide_together(lambda: validate_resume(plan))
@@ -145,6 +144,7 @@ class Loop:
         self.last_loss: float | None = None
         self.saved_step: int | None = None
         self.disk_ails = False
+        self.has_begun = False
 
     def run(self, accepted: Resumption | None) -> None:
         """From the restored step to the last, then the final evaluation and checkpoint."""
@@ -154,6 +154,7 @@ class Loop:
         attach_training_loss(self.session, self.say)
         start, end = self.place.step, self._end_step()
         if start >= end:
+            self.heartbeat.enter(Phase.DONE)
             self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
             return
         self.events.write(
@@ -173,6 +174,7 @@ class Loop:
             self._compare_replicas()
             if start == 0:
                 self._evaluate()
+            self.heartbeat.enter(Phase.COMPILING)
             while self.place.step < end:
                 self._read_and_step(end)
             self._finish(end)
@@ -210,7 +212,7 @@ class Loop:
             rate = learning_rate(self.plan.config.optim, place.step, train.steps)
             result = self.stepper.run(micro_batches, rate, wants_stop=self._wants_stop())
             self.timer.end_step()
-            self.heartbeat.beat()
+            self._begin_or_beat()
             place.position += 1
             if result.applied:
                 place.step, place.bad_in_a_row = place.step + 1, 0
@@ -224,6 +226,15 @@ class Loop:
             if place.bad_in_a_row > train.max_nonfinite:
                 self._roll_back()
                 return False
+
+    def _begin_or_beat(self) -> None:
+        """After a step. From the first on there is something to save, and signals ask for it."""
+        if self.has_begun:
+            self.heartbeat.beat()
+            return
+        self.has_begun = True
+        self.stop.listen()
+        self.heartbeat.begin()
 
     def _wants_stop(self) -> bool:
         """A signal came, or another job has taken the run directory."""
@@ -258,8 +269,9 @@ class Loop:
 
     def _roll_back(self) -> None:
         """Back to the newest checkpoint, and on with the batches after the offending ones."""
-        self._report(self.saver.finish())
-        found = find_newest(self.plan, self.events, self.say)
+        self._finish_save()
+        with self.heartbeat.during(Phase.READING):
+            found = find_newest(self.plan, self.events, self.say)
         config = self.plan.config
         if found is None or self.place.rollbacks >= config.train.max_nonfinite:
             warmup = max(100, 2 * config.optim.warmup_steps)
@@ -278,7 +290,8 @@ class Loop:
                 code=ExitCode.DIVERGED,
             )
         position, rollbacks = self.place.position, self.place.rollbacks + 1
-        self._restore(found)
+        with self.heartbeat.during(Phase.READING):
+            self._restore(found)
         self.place.position, self.place.rollbacks = position, rollbacks
         self.say(f"ALERT: rolled back to step {found.step}; going on with batch {position}")
         self.events.write("rollback", step=found.step, position=position)
@@ -302,7 +315,7 @@ class Loop:
             self._evaluate()
         if saves:
             # Ranks see a save in the background end at different steps; here all know its end.
-            self._report(self.saver.finish())
+            self._finish_save()
             if self.disk_ails:
                 self._save_for_good(waits=True)
             else:
@@ -314,7 +327,8 @@ class Loop:
         self._evaluate()
         if self.plan.config.checkpoint.at_end or end < steps:
             self._save_for_good(waits=True)
-        self._report(self.saver.finish())
+        self._finish_save()
+        self.heartbeat.enter(Phase.DONE)
         self.events.write("end", step=end, finished=end == steps, loss=self.last_loss)
         if end < steps:
             self.say(f"stopped after step {end} of {steps}, as train.stop_after says")
@@ -414,8 +428,8 @@ class Loop:
             num_ranks=dist.get_world_size(),
         )
         self.timer.enter("eval")
-        loss = evaluate(self.session.model, list(batches), self.session.device)
-        self.heartbeat.beat()
+        with self.heartbeat.during(Phase.EVALUATING):
+            loss = evaluate(self.session.model, list(batches), self.session.device)
         self.say(f"eval at step {self.place.step}: loss {loss:.4f} on held-out text")
         self.events.write("eval", step=self.place.step, loss=loss)
 
@@ -432,18 +446,24 @@ class Loop:
             loss_scale=self.stepper.scale.to_dict(),
             data=self.session.data.identity,
         )
-        outcomes = self.saver.start(progress, hurried=hurried)
-        self.saved_step = self.place.step
-        if wait:
-            outcomes += self.saver.finish()
+        with self.heartbeat.during(Phase.SAVING):
+            outcomes = self.saver.start(progress, hurried=hurried)
+            self.saved_step = self.place.step
+            if wait:
+                outcomes += self.saver.finish()
         self._report(outcomes)
-        self.heartbeat.beat()
         return outcomes
 
     def _compare_replicas(self) -> None:
         """A mixture of replicas that differ is no model: it is neither trained on nor saved."""
         self.replicas.compare(self.place.step)
         self.replicas.settle()
+
+    def _finish_save(self) -> None:
+        """Wait for the save in flight, and tell how it went."""
+        with self.heartbeat.during(Phase.SAVING):
+            outcomes = self.saver.finish()
+        self._report(outcomes)
 
     def _save_for_good(self, *, waits: bool) -> None:
         """A save that must succeed: nothing comes after it, or the disk failed the one before."""

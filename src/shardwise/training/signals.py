@@ -9,6 +9,7 @@ from types import FrameType
 
 # Schedulers warn with one of these before they kill; Ctrl-C is a person's way to say the same.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 class StopRequest:
@@ -24,21 +25,33 @@ class StopRequest:
         """The signal handler: nothing but a note, for it may run between any two instructions."""
         self.name = signal.Signals(number).name
 
+    def listen(self) -> None:
+        """Note signals from now on. Before the first step they end the process, as by default:
+        there is nothing to save, and libraries that import or compile would not let a handler run.
+        """
+        handle_stop_signals(self.note)
+
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn stop signals into a StopRequest while the block runs."""
-    request = StopRequest()
-    with stop_signals_handled_by(request.note):
-        yield request
-
-
-@contextmanager
-def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Send the stop signals to `handler` while the block runs; then as before."""
-    previous = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    """A request that may listen while the block runs; afterwards signals do what they did."""
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
-        yield
+        yield StopRequest()
     finally:
         for number, former in previous.items():
             signal.signal(number, former)
+
+
+@contextmanager
+def stop_signals_handled_by(handler: Handler) -> Iterator[None]:
+    """Send the stop signals to `handler` while the block runs; then as before."""
+    with stop_requests():
+        handle_stop_signals(handler)
+        yield
+
+
+def handle_stop_signals(handler: Handler) -> None:
+    """Send the stop signals to `handler` from now on."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)

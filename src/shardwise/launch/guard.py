@@ -1,0 +1,65 @@
+"""A thread in each rank that watches its node where no launcher of ours does."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from shardwise.launch.hang import describe_hang
+from shardwise.launch.last_words import leave_word
+from shardwise.launch.lookout import Lookout
+from shardwise.launch.stopping import stop_ranks
+from shardwise.launch.watchdog import Watchdog
+
+_POLL_S = 1.0
+_CLAIM = "hang"
+
+
+class Guard:
+    """Watches from the start under torchrun and srun, and once the launcher is gone under ours.
+
+    Every rank has one, since a rank that is stopped cannot watch; the first to see a hang ends the
+    ranks of the node, speaks, and goes last.
+    """
+
+    def __init__(self, folder: Path, launcher: int | None, environ: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._launcher = launcher
+        self._environ = environ
+        # Later the rank's own streams are its log.
+        self._terminal = os.dup(2)
+        threading.Thread(target=self._work, daemon=True, name="guard").start()
+
+    def _work(self) -> None:
+        while self._launcher is not None and os.getppid() == self._launcher:
+            time.sleep(_POLL_S)
+        siblings_of = os.getppid() if self._launcher is None else None
+        lookout = Lookout(self._folder, siblings_of)
+        hang = Watchdog(lookout, self._say).wait_for_hang()
+        if hang is None or not self._is_first():
+            return
+        stop_ranks(lookout, hang)
+        faulthandler.dump_traceback(file=2)
+        error = describe_hang(hang)
+        if leave_word(error, self._environ):
+            self._say(f"error: {error}")
+        os._exit(int(error.code))
+
+    def _is_first(self) -> bool:
+        try:
+            (self._folder / _CLAIM).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # better twice than never
+        return True
+
+    def _say(self, text: str) -> None:
+        try:
+            os.write(self._terminal, f"{text}\n".encode())
+        except OSError:
+            return

@@ -1,0 +1,81 @@
+"""Requests to stop that a launcher gets, on their way to its ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.lookout import Seen
+from shardwise.training.signals import stop_signals_handled_by
+
+
+class SignalRelay:
+    """Passes a request on to ranks that train, which save and leave; ends ranks that do not yet.
+
+    Where a rank has not made its first step no rank has anything to save, so all end at once. Who
+    presses Ctrl-C twice does not want to wait for the save.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.has_saved = True
+        """False where ranks were ended without a save: there was nothing to keep, or no wish to."""
+
+        self._insists = False
+        self._told: dict[int, signal.Signals] = {}
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self._insists = number == signal.SIGINT and self.number == signal.SIGINT
+        self.number = number
+
+    def deliver(self, ranks: list[Seen]) -> None:
+        """Tell each rank once; also ranks that come later."""
+        if self.number is None or not ranks:
+            return
+        request = signal.Signals(self.number)
+        if self._insists:
+            request, self.has_saved = signal.SIGKILL, False
+        elif not all(one.has_begun for one in ranks):
+            # By default it ends a process at once, wherever it is. A rank that trains already, and
+            # could not say so, saves.
+            request, self.has_saved = signal.SIGTERM, False
+        for one in ranks:
+            if self._told.get(one.pid) != request:
+                self._told[one.pid] = request
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, request)
+
+    def explain(self, error: UserError) -> UserError:
+        """What is told after a request, in place of how ranks ended by it."""
+        if self.number is None or self.has_saved or error.code == ExitCode.PREEMPTED:
+            return error
+        name = signal.Signals(self.number).name
+        if self._insists:
+            return UserError(
+                f"stopped by {name}, twice; what was trained since the last save is lost",
+                fix="the same command goes on from the newest checkpoint",
+                code=ExitCode.WORKER_DIED,
+            )
+        return stopped_before_training(name)
+
+
+def stopped_before_training(name: str) -> UserError:
+    """Nothing was lost, because nothing was trained since the start."""
+    return UserError(
+        f"stopped by {name} before the first step; nothing was trained",
+        fix="run the same command again",
+        code=ExitCode.PREEMPTED,
+    )
+
+
+@contextmanager
+def relayed_signals() -> Iterator[SignalRelay]:
+    """A relay for the signals that ask to stop, while the block runs."""
+    relay = SignalRelay()
+    with stop_signals_handled_by(relay.note):
+        yield relay
