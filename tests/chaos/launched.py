@@ -44,9 +44,10 @@ class Started:
     def text(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words: str, after: str = "") -> None:
+        """Until it has printed these words, after these others."""
         deadline = time.monotonic() + TIMEOUT_S
-        while words not in self.text:
+        while words not in (self.text.partition(after)[2] if after else self.text):
             assert self.process.poll() is None and time.monotonic() < deadline, self.text
             time.sleep(0.1)
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos_ranks import ranks_of
 from launched import SHARDWISE, TIMEOUT_S, Started, free_port
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
@@ -48,16 +49,24 @@ def test_torchrun_shows_a_ranks_error_once_with_its_log(config: str, tmp_path: P
     assert "is shown above" in run.text
 
 
-def test_our_agent_passes_a_signal_on_and_ends_as_its_ranks(config: str, tmp_path: Path) -> None:
+def test_our_agent_starts_ranks_again_passes_a_signal_on_and_ends_as_they_do(
+    config: str, tmp_path: Path
+) -> None:
     words = ("torchrun", "--standalone", "--nproc-per-node", "2", config, f"runs_dir={tmp_path}")
-    agent = Started((SHARDWISE, *words), tmp_path / "output")
-    agent.wait_for("step    2/4000")
+    settings = ("train.hang_timeout_s=6", "checkpoint.every=1")
+    agent = Started((SHARDWISE, *words, *settings), tmp_path / "output")
+    agent.wait_for("saved step 1")
+    os.kill(ranks_of(agent.process.pid)[1], signal.SIGSTOP)
+    agent.wait_for("; starting the ranks again (1 of 3)")
+    assert "ALERT: rank 1 hung: " in agent.text
+    agent.wait_for("resumed at step")
+    agent.wait_for("\nstep ", after="resumed at step")
     # torchrun would die of this one; SIGTERM takes the same way.
     agent.process.send_signal(signal.SIGUSR1)
     assert agent.end() == 75, agent.text
     assert agent.text.count("error:") == 1 and "Traceback" not in agent.text
     assert "error: stopped by SIGUSR1; step " in agent.text
-    assert f"log: {tmp_path}/run/logs/attempt-1/rank-" in agent.text
+    assert f"log: {tmp_path}/run/logs/attempt-2/rank-" in agent.text
     assert list(tmp_path.glob("run/checkpoints/step-*/manifest.json"))
 
 

@@ -14,24 +14,30 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import get_args_parser, run
 
+from shardwise.config.load import load_config
+from shardwise.config.schema import TrainConfig
 from shardwise.errors import ExitCode, UserError
+from shardwise.launch.agent import error_of_start, restarting_where_it_helps
 from shardwise.launch.failure import details_of, known_exit_code
-from shardwise.launch.last_words import AGENT_VARIABLE
+from shardwise.launch.hang import describe_hang
+from shardwise.launch.lookout import Lookout
+from shardwise.launch.parent import AGENT_VARIABLE
 from shardwise.launch.ranks import RankFailure
-from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
+from shardwise.launch.relay import stopped_before_training
+from shardwise.launch.say import say_on_console
+from shardwise.launch.watchdog import Watchdog
+from shardwise.training.heartbeat import HEARTBEAT_VARIABLE, Phase, Sign
 from shardwise.training.signals import STOP_SIGNALS
 
-# Failures so soon after the first may still be its cause: the agent looks ten times a second, and
-# notes whole seconds. Ranks that it had to kill come 30 s later.
-_TOGETHER_S = 5
 # How long ranks may save after a signal before they are killed, unless the user says. torchrun's
 # 30 s are less than a large checkpoint takes.
 _SHUTDOWN_TIMEOUT_S = 600
@@ -43,19 +49,25 @@ def run_agent(words: list[str]) -> None:
     # Until the agent has ranks, the default action ends it at once. Python's own handler would
     # wait for the rendezvous to return, which waits for the other nodes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shardwise-", ignore_cleanup_errors=True) as folder:
         heartbeats = Path(folder, "heartbeats")
         heartbeats.mkdir()
         os.environ |= {HEARTBEAT_VARIABLE: str(heartbeats), AGENT_VARIABLE: str(os.getpid())}
         arguments.log_dir = arguments.log_dir or folder
         _hush_agent()
-        _run(arguments, heartbeats)
+        lookout = Lookout(heartbeats, launcher=os.getpid())
+        settings = _settings(arguments)
+        timeout_s = settings.hang_timeout_s if settings else None
+        with Watchdog(lookout, say_on_console, timeout_s=timeout_s) as watchdog:
+            _run(arguments, lookout, watchdog)
 
 
 def parse_agent(words: list[str]) -> argparse.Namespace:
     """torchrun's options, then `run.yaml [a.b=v ...]`, or `-m shardwise VERB ...` as torchrun."""
     parser = get_args_parser()
     parser.prog = "shardwise torchrun"
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=None)
     arguments = parser.parse_args(words)
     if not arguments.module:
         program = ["train", arguments.training_script, *arguments.training_script_args]
@@ -66,19 +78,44 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
     arguments.signals_to_handle = ",".join(filter(None, passed_on))
     if arguments.shutdown_timeout is None and "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ:
         arguments.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
+    if arguments.max_restarts is None:
+        arguments.max_restarts = _max_restarts(arguments)
     return arguments
 
 
-def _run(arguments: argparse.Namespace, heartbeats: Path) -> None:
+def _max_restarts(arguments: argparse.Namespace) -> int:
+    """As `shardwise train` does it, on one node. Of several, torchrun counts the starts of each
+    node for itself, and ranks that count differently do not meet: there it is for users to say."""
+    settings = _settings(arguments)
+    is_one_node = arguments.nnodes in ("1", "1:1")
+    return settings.max_restarts if settings is not None and is_one_node else 0
+
+
+def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
+    """What the configuration says of training; None where it says nothing that makes sense, which
+    the ranks will say."""
+    program: list[str] = arguments.training_script_args
+    is_training = arguments.training_script == "shardwise" and program[:1] == ["train"]
+    if not is_training or len(program) < 2:
+        return None
+    try:
+        return load_config(program[1], program[2:]).train
+    except UserError:
+        return None
+
+
+def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) -> None:
     began = time.time()
     try:
-        run(arguments)
+        with restarting_where_it_helps(watchdog):
+            run(arguments)
     except ChildFailedError as failed:
-        raise error_of_ranks(failed.failures) from None
+        raise error_of_start(failed.failures, watchdog) from None
     except SignalException as stopped:
         words = list(_words_since(began, Path(arguments.log_dir)))
-        had_begun = any(heartbeats.iterdir())
-        raise _stopped(stopped.sigval, words, had_begun=had_begun) from None
+        error = _stopped(stopped.sigval, words, lookout.newest_signs(), watchdog)
+        if error is not None:
+            raise error from None
     except (RendezvousError, dist.DistError) as error:
         raise UserError(
             "the agents of the nodes did not meet",
@@ -91,44 +128,30 @@ def _run(arguments: argparse.Namespace, heartbeats: Path) -> None:
         raise UserError(f"torchrun: {error}", fix="torchrun --help lists its options") from error
 
 
-def error_of_ranks(failures: Mapping[int, ProcessFailure]) -> UserError:
-    """The first cause among the ranks of this node, in the words of the rank where it left any."""
-    first = _first_failure(failures)
-    details = details_of(first)
-    code = known_exit_code(first.exitcode)
-    what = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
-    if first.exitcode < 0 or not details:
-        what = f"rank {first.rank} on {os.uname().nodename} failed: {what}"
-    fix = details.get("fix") or "run the same command again to resume"
-    return UserError(what, why=details.get("why", ""), fix=fix, code=code)
-
-
-def _first_failure(failures: Mapping[int, ProcessFailure]) -> RankFailure:
-    """SIGTERM is how the agent ends the others; a rank that was killed otherwise is a cause."""
-    ended = [
-        RankFailure(rank, failure.exitcode, Path(failure.error_file), float(failure.timestamp))
-        for rank, failure in failures.items()
-    ]
-    causes = [one for one in ended if one.exitcode != -signal.SIGTERM] or ended
-    begin = min(one.time for one in causes)
-    together = [one for one in causes if one.time <= begin + _TOGETHER_S]
-    killed = [one for one in together if one.exitcode < 0]
-    return min(killed or together, key=lambda one: one.time)
-
-
 def _words_since(began: float, log_dir: Path) -> Iterator[RankFailure]:
     """What the ranks have left in their error files; after a signal the agent does not read them.
 
     `log_dir` may be the user's and have those of earlier starts.
     """
     for file in log_dir.glob("*/attempt_*/*/error.json"):
-        if file.stat().st_mtime >= began:
-            code = json.loads(file.read_text(encoding="utf-8"))["message"]["errorCode"]
-            yield RankFailure(int(file.parent.name), code, file, file.stat().st_mtime)
+        # Nothing is known of a rank that could not write it whole.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            when = file.stat().st_mtime
+            if when >= began:
+                code = json.loads(file.read_text(encoding="utf-8"))["message"]["errorCode"]
+                yield RankFailure(int(file.parent.name), int(code), file, when)
 
 
-def _stopped(number: signal.Signals, words: list[RankFailure], *, had_begun: bool) -> UserError:
-    """After a signal, which the agent has passed on to its ranks and waited for them."""
+def _stopped(
+    number: signal.Signals,
+    words: list[RankFailure],
+    signs: Mapping[int, Sign],
+    watchdog: Watchdog,
+) -> UserError | None:
+    """After a signal, which the agent has passed on to its ranks and waited for them. None where
+    they were about to end anyway."""
+    if watchdog.hang is not None and not any(one.exitcode == ExitCode.PREEMPTED for one in words):
+        return describe_hang(watchdog.hang)
     if words:
         first = min(words, key=lambda one: one.time)
         details = details_of(first)
@@ -136,18 +159,16 @@ def _stopped(number: signal.Signals, words: list[RankFailure], *, had_begun: boo
         return UserError(
             details["what"], why=details.get("why", ""), fix=details.get("fix", ""), code=code
         )
-    if had_begun:
+    if signs and all(sign.phase == Phase.DONE for sign in signs.values()):
+        return None
+    if any(sign.has_begun for sign in signs.values()):
         return UserError(
             f"stopped by {number.name}, and no rank has saved",
             why="SIGHUP and SIGQUIT end ranks at once; others have --shutdown-timeout to save in",
             fix="the same command goes on from the newest checkpoint",
             code=ExitCode.WORKER_DIED,
         )
-    return UserError(
-        f"stopped by {number.name} before the first step; nothing was trained",
-        fix="run the same command again",
-        code=ExitCode.PREEMPTED,
-    )
+    return stopped_before_training(number.name)
 
 
 def _hush_agent() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.launch.agent import error_of_ranks
+from shardwise.launch.failure import Passing
+from shardwise.launch.hang import Hang
 from shardwise.launch.last_words import (
     AGENT_VARIABLE,
     ERROR_FILE_VARIABLE,
@@ -16,7 +20,10 @@ from shardwise.launch.last_words import (
     errors_naming,
     leave_word,
 )
-from shardwise.launch.torchrun import error_of_ranks, parse_agent
+from shardwise.launch.lookout import Lookout
+from shardwise.launch.torchrun import _stopped, parse_agent
+from shardwise.launch.watchdog import Watchdog
+from shardwise.training.heartbeat import Phase, Sign
 
 AT = 1_000
 
@@ -157,3 +164,107 @@ def test_without_a_log_the_traceback_is_shown() -> None:
     with pytest.raises(UserError) as raised, RankTerminal():
         raise ValueError("too early")
     assert raised.value.why.startswith("Traceback") and "too early" in raised.value.why
+
+
+# ---- restarts --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: tiny-llama\ndata: synthetic\ncluster: 2xCPU\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("words", "restarts"),
+    [
+        (["CONFIG"], 3),
+        (["-m", "shardwise", "train", "CONFIG", "train.max_restarts=5"], 5),
+        (["--max-restarts", "0", "CONFIG"], 0),
+        (["--max-restarts=7", "CONFIG"], 7),
+        # Nodes count for themselves.
+        (["--nnodes", "2", "CONFIG"], 0),
+        (["-m", "shardwise", "fabric", "CONFIG"], 0),
+        # What is wrong with it is for the ranks to say.
+        (["nowhere.yaml"], 0),
+        (["CONFIG", "train.max_restarts=many"], 0),
+    ],
+)
+def test_one_node_starts_its_ranks_again_as_the_configuration_says(
+    words: list[str], restarts: int, config: str
+) -> None:
+    given = [config if word == "CONFIG" else word for word in words]
+    assert parse_agent(["--standalone", *given]).max_restarts == restarts
+
+
+def test_torchruns_own_variable_counts(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "1")
+    assert int(parse_agent([config]).max_restarts) == 1
+
+
+def told_by_a_rank(
+    error: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, ProcessFailure]:
+    """A rank that ends with this error, and the file that it leaves."""
+    file = folder / "error.json"
+    environ = {"RANK": "0", AGENT_VARIABLE: "1", ERROR_FILE_VARIABLE: str(file)}
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError) as raised, RankTerminal(), errors_naming(folder / "rank-0.log"):
+        raise error
+    leave_word(raised.value, environ)
+    code = int(raised.value.code)
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=code, error_file=str(file))
+    failure.timestamp = AT
+    return {0: failure}
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError("Connection reset by peer"), True),
+        (RuntimeError("[gloo] Connection closed by peer"), True),
+        (IndexError("index 1024 is out of bounds"), False),
+        (UserError("lr is wrong", fix="write another"), False),
+        (UserError("stopped by SIGTERM; step 3 is saved", code=ExitCode.PREEMPTED), False),
+    ],
+)
+def test_only_what_may_pass_is_answered_by_a_restart(
+    error: Exception, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = error_of_ranks(told_by_a_rank(error, tmp_path, monkeypatch))
+    assert isinstance(told, Passing) == passes
+
+
+# ---- after a signal --------------------------------------------------------------------------
+
+
+def sign(phase: Phase, *, begun: bool) -> dict[int, Sign]:
+    return {0: Sign(rank=0, pid=1, born=1, phase=phase, beat=1, has_begun=begun)}
+
+
+def stopped(signs: dict[int, Sign], hang: Hang | None = None) -> UserError | None:
+    watchdog = Watchdog(Lookout(Path("/nowhere")), lambda text: None)
+    watchdog.hang = hang
+    return _stopped(signal.SIGTERM, [], signs, watchdog)
+
+
+def test_a_signal_after_the_last_step_changes_nothing() -> None:
+    assert stopped(sign(Phase.DONE, begun=True)) is None
+
+
+def test_a_signal_before_the_first_step_loses_nothing() -> None:
+    for signs in ({}, sign(Phase.READING, begun=False)):
+        error = stopped(signs)
+        assert error is not None and error.code == ExitCode.PREEMPTED
+        assert "before the first step" in error.what
+
+
+def test_a_signal_that_no_rank_has_answered_is_a_loss() -> None:
+    error = stopped(sign(Phase.TRAINING, begun=True))
+    assert error is not None and error.code == ExitCode.WORKER_DIED
+
+
+def test_ranks_that_hang_while_they_should_save_are_named() -> None:
+    error = stopped(sign(Phase.TRAINING, begun=True), Hang("no step for 6 s", 6.0, 1, False, ()))
+    assert error is not None and error.what == "rank 1 hung: no step for 6 s"

@@ -1,0 +1,94 @@
+"""torchrun's agent, which starts its ranks again only where that may help."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
+
+from shardwise.errors import UserError
+from shardwise.launch.failure import Passing, details_of, known_exit_code, may_pass
+from shardwise.launch.hang import describe_hang
+from shardwise.launch.ranks import RankFailure
+from shardwise.launch.say import say_on_console
+from shardwise.launch.watchdog import Watchdog
+
+# Failures so soon after the first may still be its cause: the agent looks ten times a second, and
+# notes whole seconds. Ranks that it had to kill come 30 s later.
+_TOGETHER_S = 5
+
+
+class Agent(LocalElasticAgent):
+    """PyTorch's own starts ranks again after whatever happened, also after a request to stop."""
+
+    def __init__(self, *args: Any, watchdog: Watchdog, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._watchdog = watchdog
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if not result.is_failed():
+            return result
+        error = error_of_start(result.failures, self._watchdog)
+        budget = worker_group.spec.max_restarts
+        if not isinstance(error, Passing):
+            self._remaining_restarts = 0
+        elif self._remaining_restarts > 0:
+            number = budget - self._remaining_restarts + 1
+            cause = f"{error.what} ({error.why})" if error.why else error.what
+            say_on_console(f"ALERT: {cause}; starting the ranks again ({number} of {budget})")
+            self._watchdog.hang = None
+        return result
+
+
+@contextmanager
+def restarting_where_it_helps(watchdog: Watchdog) -> Iterator[None]:
+    """torchrun makes our agent while the block runs; it has no option for another one."""
+    former = api.LocalElasticAgent
+    api.LocalElasticAgent = partial(Agent, watchdog=watchdog)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        api.LocalElasticAgent = former  # type: ignore[misc]
+
+
+def error_of_start(failures: Mapping[int, ProcessFailure], watchdog: Watchdog) -> UserError:
+    """Why the ranks of this node ended: they hung, or the first of them failed."""
+    if watchdog.hang is not None:
+        return describe_hang(watchdog.hang)
+    return error_of_ranks(failures)
+
+
+def error_of_ranks(failures: Mapping[int, ProcessFailure]) -> UserError:
+    """The first cause among the ranks of this node, in the words of the rank where it left any."""
+    first = _first_failure(failures)
+    details = details_of(first)
+    code = known_exit_code(first.exitcode)
+    what = details.get("what") or f"it ended with exit code {first.exitcode} and no message"
+    if first.exitcode < 0 or not details:
+        what = f"rank {first.rank} on {os.uname().nodename} failed: {what}"
+    fix = details.get("fix") or "run the same command again to resume"
+    kind = Passing if may_pass(first, details) else UserError
+    return kind(what, why=details.get("why", ""), fix=fix, code=code)
+
+
+def _first_failure(failures: Mapping[int, ProcessFailure]) -> RankFailure:
+    """SIGTERM is how the agent ends the others; a rank that was killed otherwise is a cause."""
+    ended = [
+        RankFailure(rank, failure.exitcode, Path(failure.error_file), float(failure.timestamp))
+        for rank, failure in failures.items()
+    ]
+    causes = [one for one in ended if one.exitcode != -signal.SIGTERM] or ended
+    begin = min(one.time for one in causes)
+    together = [one for one in causes if one.time <= begin + _TOGETHER_S]
+    killed = [one for one in together if one.exitcode < 0]
+    return min(killed or together, key=lambda one: one.time)
