@@ -321,11 +321,13 @@ class TrainConfig:
     named. One more goes back to the newest checkpoint and on past these batches."""
 
     max_restarts: int = 3
-    """How often `shardwise train` starts its ranks again after one died or hung."""
+    """How often `shardwise train`, and on one node `shardwise torchrun`, starts its ranks again
+    after one died or hung."""
 
     hang_timeout_s: float = 900.0
-    """Seconds without a finished step after which ranks are taken to hang. They are stopped with
-    their stacks in their logs, and started again. Must exceed compilation and one evaluation."""
+    """Seconds without a finished step, or with a rank that is stopped, after which ranks are taken
+    to hang. They are ended with their stacks in their logs, and started again. All else that a rank
+    does (importing, compiling, evaluating, saving) has at least 1800 s, reading 6 hours."""
 
     gc_every: int = 50
     """Steps between garbage collections, at the same step edge on all ranks."""
