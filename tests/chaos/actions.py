@@ -20,7 +20,7 @@ from chaos_ranks import ranks_of
 
 # Longer than the hang timeout of the jobs that are suspended.
 SUSPENDED_S = 10.0
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

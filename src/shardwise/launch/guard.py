@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from shardwise.errors import UserError
 from shardwise.launch.hang import describe_hang
 from shardwise.launch.last_words import leave_word
 from shardwise.launch.lookout import Lookout
@@ -42,11 +43,13 @@ class Guard:
         hang = Watchdog(lookout, self._say).wait_for_hang()
         if hang is None or not self._is_first():
             return
-        stop_ranks(lookout, hang)
-        faulthandler.dump_traceback(file=2)
-        error = describe_hang(hang)
+        # Said first: once a rank has died, its agent ends this one too.
+        told = describe_hang(hang)
+        error = UserError(told.what, fix=told.fix, code=told.code)
         if leave_word(error, self._environ):
             self._say(f"error: {error}")
+        faulthandler.dump_traceback(file=2)
+        stop_ranks(lookout, hang)
         os._exit(int(error.code))
 
     def _is_first(self) -> bool:
