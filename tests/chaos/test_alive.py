@@ -65,6 +65,7 @@ class Life:
             start_new_session=True,
             env=clean_environment(),
         )
+        self.known.add(process.pid)
         return Job(process.pid, output), process
 
     def note(self, job: Job) -> None:
