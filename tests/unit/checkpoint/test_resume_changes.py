@@ -100,7 +100,7 @@ def test_a_plan_of_another_version_is_compared_as_far_as_it_goes(tmp_path: Path)
     ("word", "says"),
     [
         ("model.overrides.num_hidden_layers=2", "num_hidden_layers: 2 -> 4"),
-        ("model.overrides.hidden_size=128", "hidden_size: 128 -> "),
+        ("model.overrides.hidden_size=64", "hidden_size: 64 -> 128"),
         ("model.overrides.tie_word_embeddings=true", "tie_word_embeddings: true -> "),
     ],
 )
