@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,11 +12,19 @@ from typing import Any
 
 import pytest
 
+import forked
+
 GOLDEN = Path(__file__).with_name("losses.json")
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+TIMEOUT_S = 240
+# What every command and every rank imports.
+PRELOAD = [
+    *("shardwise.cli.main", "shardwise.launch.worker", "torch.distributed.run"),
+    *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto"),
+]
 
 
 def rank_environment() -> dict[str, str]:
@@ -29,8 +39,8 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def shardwise() -> Run:
-    """Runs the installed command; `expect` is the exit code that it must have."""
+def installed() -> Run:
+    """Runs the installed command, or another; `expect` is the exit code that it must have."""
 
     def run(
         *words: str, expect: int = 0, command: tuple[str, ...] = (SHARDWISE,)
@@ -40,11 +50,36 @@ def shardwise() -> Run:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=TIMEOUT_S,
             env=rank_environment(),
         )
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shardwise(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The command in a process that is forked off, as are its ranks: none has to import torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    folder = tmp_path_factory.mktemp("output")
+    number = itertools.count()
+
+    def run(*words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        call = next(number)
+        stdout, stderr = folder / f"{call}.out", folder / f"{call}.err"
+        place = (stdout, stderr, rank_environment(), os.getcwd())
+        process = context.Process(target=forked.command, args=(words, *place))
+        process.start()
+        process.join(TIMEOUT_S)
+        if process.exitcode is None:
+            process.kill()
+        said = [path.read_text() if path.exists() else "" for path in (stdout, stderr)]
+        code = process.exitcode
+        assert code == expect, f"exit {code}\n{said[0]}\n{said[1]}"
+        return subprocess.CompletedProcess(words, expect, *said)
 
     return run
 

@@ -56,9 +56,9 @@ def config(home: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path, config: str, shardwise: Run) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def whole(home: Path, config: str, installed: Run) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A run from the first step to the last."""
-    done = shardwise("train", config, f"runs_dir={home}", "name=whole")
+    done = installed("train", config, f"runs_dir={home}", "name=whole")
     return home / "whole", done
 
 
@@ -102,7 +102,7 @@ def test_the_run_directory_is_complete(
 
 
 def test_every_command_that_a_run_ends_with_works(
-    whole: tuple[Path, subprocess.CompletedProcess[str]], shardwise: Run, tmp_path: Path
+    whole: tuple[Path, subprocess.CompletedProcess[str]], installed: Run, tmp_path: Path
 ) -> None:
     lines = whole[1].stdout.partition("\nnext: ")[2].splitlines()
     assert len(lines) == 4
@@ -111,7 +111,7 @@ def test_every_command_that_a_run_ends_with_works(
         assert program == "shardwise"
         # A plan is as far as this goes: the run that it is for takes twice as long as the first.
         verb = "plan" if verb == "train" else verb
-        shardwise("-c", 'cd "$0" && exec "$@"', str(tmp_path), SHARDWISE, verb, *words,
+        installed("-c", 'cd "$0" && exec "$@"', str(tmp_path), SHARDWISE, verb, *words,
                   command=("sh",))  # fmt: skip
 
 
@@ -274,12 +274,12 @@ def test_another_model_in_the_same_directory_is_refused(
 def test_torchrun_gives_the_same_losses(
     whole: tuple[Path, subprocess.CompletedProcess[str]],
     config: str,
-    shardwise: Run,
+    installed: Run,
     losses_of: Losses,
 ) -> None:
     home = whole[0].parent
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    done = shardwise(
+    done = installed(
         *("--nproc-per-node", "2", "-m", "shardwise", "train", config),
         *(f"runs_dir={home}", "name=torchrun"),
         command=launcher,

@@ -136,6 +136,9 @@ class Seen:
     def __init__(self) -> None:
         self.events: list[str] = []
 
+    def news(self) -> list[str]:
+        return []
+
     def see(self, event: dict[str, object]) -> None:
         self.events.append(str(event["event"]))
 

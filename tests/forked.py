@@ -67,16 +67,37 @@ def launch(kind: str, words: Sequence[str], output: Path, writer: str, folder: P
     """In a process of its own: be this launcher. `folder` takes the trail of all writes, and has
     the switches of faults."""
     os.setsid()
-    out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for number in (1, 2):
-        os.dup2(out, number)
+    _print_into(output, output)
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    ranks.subprocess = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[attr-defined]
-    of_torchrun.Popen = Forked  # type: ignore[misc, assignment]
+    _fork_ranks()
     local.hold_run = holding.hold_run = partial(take.hold_run, patience_s=PATIENCE_S)  # type: ignore[attr-defined, assignment]
     _leave_trail(folder, writer)
     _be(lambda: LAUNCHERS[kind](words))
+
+
+def command(
+    words: Sequence[str], stdout: Path, stderr: Path, environ: Mapping[str, str], folder: str
+) -> None:
+    """In a process of its own: be `shardwise WORDS`, called in `folder`."""
+    os.setsid()
+    _print_into(stdout, stderr)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    _fork_ranks()
+    _be(lambda: shardwise(words))
+
+
+def _print_into(stdout: Path, stderr: Path) -> None:
+    for number, path in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+
+
+def _fork_ranks() -> None:
+    """Let launchers of this process fork their ranks."""
+    torch.set_num_threads(1)
+    ranks.subprocess = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[attr-defined]
+    of_torchrun.Popen = Forked  # type: ignore[misc, assignment]
 
 
 class Forked:
