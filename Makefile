@@ -45,7 +45,7 @@ lint: $(READY)
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
 	@echo "parts of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rest test-command test-ranks test-faults test-float8 test-files
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rest test-faults test-ranks test-command test-float8 test-files
 
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
