@@ -152,7 +152,7 @@ def _stopped(
     they were about to end anyway."""
     if watchdog.hang is not None and not any(one.exitcode == ExitCode.PREEMPTED for one in words):
         return describe_hang(watchdog.hang)
-    if words:
+    if words and _may_have_saved(words, signs):
         first = min(words, key=lambda one: one.time)
         details = details_of(first)
         code = known_exit_code(first.exitcode)
@@ -161,7 +161,7 @@ def _stopped(
         )
     if signs and all(sign.phase == Phase.DONE for sign in signs.values()):
         return None
-    if any(sign.has_begun for sign in signs.values()):
+    if signs and all(sign.has_begun for sign in signs.values()):
         return UserError(
             f"stopped by {number.name}, and no rank has saved",
             why="SIGHUP and SIGQUIT end ranks at once; others have --shutdown-timeout to save in",
@@ -169,6 +169,13 @@ def _stopped(
             code=ExitCode.WORKER_DIED,
         )
     return stopped_before_training(number.name)
+
+
+def _may_have_saved(words: list[RankFailure], signs: Mapping[int, Sign]) -> bool:
+    """A rank that has not made its first step dies of the signal, and the others of its death."""
+    return all(sign.has_begun for sign in signs.values()) or any(
+        one.exitcode == ExitCode.PREEMPTED for one in words
+    )
 
 
 def _hush_agent() -> None:

@@ -234,6 +234,10 @@ class Loop:
             return
         self.has_begun = True
         self.stop.listen()
+        # Whoever sees one rank train may ask all of them to stop: by then all listen.
+        everyone = torch.zeros(1, device=self.session.device)
+        dist.all_reduce(everyone)
+        everyone.item()
         self.heartbeat.begin()
 
     def _wants_stop(self) -> bool:
