@@ -234,9 +234,9 @@ def _as_launched(cluster: ClusterSpec, environ: Mapping[str, str]) -> ClusterSpe
     if "WORLD_SIZE" not in environ or "LOCAL_WORLD_SIZE" not in environ:
         return cluster
     world, local = environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"]
-    if not (world.isdecimal() and local.isdecimal() and int(local) and int(world)) or (
-        int(world) % int(local)
-    ):
+    # Python reads no number of thousands of digits.
+    are_counts = all(text.isdecimal() and len(text) < 10 and int(text) for text in (world, local))
+    if not are_counts or int(world) % int(local):
         raise UserError(
             f"WORLD_SIZE={world} and LOCAL_WORLD_SIZE={local} do not fit together",
             why="every node must run the same number of ranks",

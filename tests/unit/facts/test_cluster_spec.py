@@ -231,6 +231,11 @@ def test_inside_torchrun_the_launcher_counts(tmp_path: Path) -> None:
     assert cpus.memory_bytes == probe_cpu().memory_bytes // 8
     named = resolve_cluster(ClusterConfig(name="4xH100"), launched)
     assert named.world_size == 4
-    for bad in ({"WORLD_SIZE": "7"}, {"WORLD_SIZE": "many"}, {"LOCAL_WORLD_SIZE": "0"}):
+    for bad in (
+        {"WORLD_SIZE": "7"},
+        {"WORLD_SIZE": "many"},
+        {"WORLD_SIZE": "9" * 5000},
+        {"LOCAL_WORLD_SIZE": "0"},
+    ):
         with pytest.raises(UserError, match="WORLD_SIZE"):
             resolve_cluster(ClusterConfig(), NO_GPUS | launched | bad)
