@@ -46,7 +46,7 @@ class Common:
 
 
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
-    """The seeds' decision tree, each answer followed by what to try when it does not fit."""
+    """The decision tree, each answer followed by what to try when it does not fit."""
     found = list(_all_meshes(config, cluster))
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
     if not usable:
