@@ -16,6 +16,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -213,9 +214,12 @@ class Life:
         self._judge_checkpoints()
 
     def _judge_checkpoints(self) -> None:
-        """Announced ones are there, but for those that newer ones have replaced, and whole."""
+        """Announced ones are there, but for those that newer ones have replaced, and whole.
+
+        Only at rest: whoever trains on replaces some while they are read.
+        """
         announced = {event["step"] for event in events_of(self.run_dir, "checkpoint")}
-        if any(job.alive() for job in self.jobs) or not announced:
+        if not self._is_at_rest() or not announced:
             return
         entries = self._entries()
         whole = {entry.step: entry.path for entry in entries if entry.checkpoint}
@@ -224,6 +228,19 @@ class Life:
         assert set(newer) <= whole.keys(), f"{newer} were announced, {sorted(whole)} are there"
         for path in whole.values():
             assert check_checkpoint(path) == []
+
+    def _is_at_rest(self) -> bool:
+        """Whether no job is left, nor any process that has a file of this life open: a killed
+        launcher leaves ranks that save once more, and no list has those that it started last."""
+        if any(job.alive() for job in self.jobs):
+            return False
+        for file in Path("/proc").glob("[0-9]*/fd/*"):
+            # Processes and files that have ended since.
+            with suppress(OSError):
+                is_own = file.parts[2] == str(os.getpid())
+                if not is_own and file.readlink().is_relative_to(self.folder):
+                    return False
+        return True
 
     def _entries(self) -> list[Any]:
         return list_entries(self.run_dir / "checkpoints")
