@@ -186,6 +186,7 @@ def _build_data(plan: Plan) -> DataSplits:
             config.data,
             vocab_size=plan.model.vocab_size,
             model_name=config.model.name,
+            model_revision=config.model.revision,
             seed=config.train.seed,
             cache_root=Path(config.runs_dir) / ".cache",
             verify=is_first,
