@@ -70,17 +70,21 @@ def verify(
     key: Annotated[
         Path | None, typer.Option(help="Refuse what was not signed with the key in this file.")
     ] = None,
+    hashes_only: Annotated[
+        bool, typer.Option("--hashes-only", help="Do not build the model: needs no torch.")
+    ] = False,
 ) -> None:
     """Hash every file of every published checkpoint, and compare its tensors with its model.
 
     Exits 5 where one is damaged, and 4 where one cannot be read. One that a running job prunes
-    meanwhile is passed over.
+    meanwhile is passed over. With --hashes-only the tensors are not compared with the model.
 
     \b
     Examples:
       shardwise checkpoint verify runs/demo
       shardwise checkpoint verify runs/demo --step 60
       shardwise checkpoint verify runs/demo --key signing.key
+      shardwise checkpoint verify runs/demo --hashes-only
     Next: shardwise train goes on from the newest one that is good.
     """
     secret = None if key is None else read_key(key)
@@ -89,7 +93,7 @@ def verify(
     for _ in range(_MOST_ROUNDS):
         for entry in _chosen(run, step, optional=bool(judged)):
             if entry.path not in judged:
-                judged[entry.path] = judge(entry, secret)
+                judged[entry.path] = judge(entry, secret, hashes_only=hashes_only)
                 _echo_judged(judged[entry.path])
         if any(each.state != "gone" for each in judged.values()):
             break

@@ -120,6 +120,23 @@ def test_looking_after_checkpoints_needs_no_torch(run: Path, words: tuple[str, .
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_hashing_files_imports_no_torch_where_there_is_one(run: Path) -> None:
+    code = (
+        "import sys; from shardwise.cli.main import app; "
+        f"app(['checkpoint', 'verify', {str(run)!r}, '--hashes-only'], standalone_mode=False); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["3 verified, 0 damaged", "[]"]
+    assert done.stdout.count("not compared with its model: --hashes-only") == 3
+
+
+def test_hashes_alone_tell_damage(run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    flip(shard_of(run, 40))
+    assert shardwise(monkeypatch, "verify", run, "--hashes-only") == 5
+    assert "step 40: DAMAGED" in capsys.readouterr().out
+
+
 def test_a_run_without_checkpoints(
     tmp_path: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
