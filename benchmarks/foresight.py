@@ -2,10 +2,11 @@
 
     python benchmarks/foresight.py [--rows FILE] [--worst 15] [--fit]
 
-FILE is a CSV with the columns of ../shared/data/published_runs.csv. Every error is of a row that
-the numbers behind its prediction have not seen. A stack with a profile is predicted by that,
-fitted without the row; and every stack also by the generic profile, fitted without the whole stack.
-`--fit` fits the profiles to FILE's rows and writes them to foresight_profiles.json.
+FILE is a CSV with the columns of published_runs.csv beside this script, which is read without
+`--rows`. Every error is of a row that the numbers behind its prediction have not seen. A stack with
+a profile is predicted by that, fitted without the row; and every stack also by the generic profile,
+fitted without the whole stack. `--fit` fits the profiles to FILE's rows and writes them to
+foresight_profiles.json.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from foresight_profiles import PROFILES, Parameters, Profiles, family_of, predic
 from foresight_rows import Run, Skipped, Table, read_table
 from shardwise.plan.time import TimeEstimate
 
-ROWS = Path(__file__).parents[2] / "shared" / "data" / "published_runs.csv"
+ROWS = Path(__file__).with_name("published_runs.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +75,19 @@ class Outcome:
 
     @property
     def blame(self) -> str:
-        """The term that would have to be least out of character to explain the miss alone."""
+        """The term that would have to be least out of character to explain the miss alone.
+
+        A run that was many times faster than predicted has no such term: a step would take longer
+        than was published even without any one of them.
+        """
         missing = self.estimate.total * self.error
         factors = {
             name: (seconds + missing) / seconds
             for name, seconds in asdict(self.estimate).items()
             if seconds > 0 and seconds + missing > 0
         }
+        if not factors:
+            return "no term alone"
         strange = {name: abs(log(factor)) / _DOUBT[name] for name, factor in factors.items()}
         name = min(strange, key=lambda each: strange[each])
         return f"{name.replace('_', ' ')} x{factors[name]:.2f}"

@@ -105,6 +105,21 @@ def test_a_calibrated_stack_is_held_to_its_own_bar(tmp_path: Path) -> None:
     assert "6,667 published" not in worst
 
 
+def test_a_run_that_no_single_term_explains_is_shown_too(tmp_path: Path) -> None:
+    # Ten times as fast as predicted: no term takes nine tenths of a step.
+    text = run(tmp_path, [{**LLAMA_8B, "tokens_per_s_per_gpu": "90000"}])
+    assert "no term alone" in text
+    assert "90,000 published" in text
+
+
+def test_the_published_runs_give_the_errors_that_the_pages_state() -> None:
+    text = foresee()
+    assert "PASS  calibrated stacks: 181 rows, median 3.3% (bar 6%), 90th percentile 12.9%" in text
+    assert "PASS  stacks never seen: 213 rows, median 6.4% (bar 12%), 90th percentile 27.4%" in text
+    readme = (BENCHMARKS.parent / "README.md").read_text(encoding="utf-8")
+    assert "181 published runs" in readme and "3.3%" in readme and "12.9%" in readme
+
+
 def test_a_share_of_the_peak_stands_for_tokens(tmp_path: Path) -> None:
     # 6 x 8.03e9 + 12 x 32 x 4096 x 8192 FLOPs a token, of 989.4e12.
     flops = 6 * 8_030_261_248 + 12 * 32 * 4096 * 8192
@@ -142,6 +157,6 @@ def test_the_shipped_profiles_foresee_a_published_run(tmp_path: Path) -> None:
 
 
 def test_the_documentation_shows_the_tables_of_quoted_figures() -> None:
-    command = [sys.executable, str(BENCHMARKS / "seeds.py"), "--markdown"]
+    command = [sys.executable, str(BENCHMARKS / "quoted_figures.py"), "--markdown"]
     tables = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert tables.strip() in (BENCHMARKS.parent / "docs/foresight.md").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The sizing and cost tables that the product was asked for, beside what the planner says of them.
+"""Commonly quoted sizing and cost figures of FSDP, beside what the planner says of them.
 
-    python benchmarks/seeds.py [--markdown]
+    python benchmarks/quoted_figures.py [--markdown]
 
 For each row: the published throughput and memory, the planner's, and the ceiling: tokens per second
 if every FLOP of the row, recompute included, ran at the chip's dense peak. A row above its ceiling
