@@ -36,7 +36,7 @@ from torch.distributed.fsdp import FSDPModule
 from peers.child import WARM_UP_STEPS, Task, answer, read_task
 from shardwise.facts.cluster import parse_cluster
 from shardwise.parallel.comm import apply_to_unit
-from shardwise.tunnel.clock import Clock, CudaClock, HostClock
+from shardwise.tunnel.clock import CudaClock, HostClock, LinkClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.timed import time_steps
@@ -101,7 +101,7 @@ def take_the_processor_for_a_gpu() -> None:
 
 def emulator_of(task: Task) -> Emulator:
     """Links of infinite speed, whichever cluster's they are."""
-    clock: Clock = CudaClock() if task.device == "cuda" else HostClock()
+    clock: LinkClock = CudaClock() if task.device == "cuda" else HostClock()
     fabric = parse_cluster(f"{task.shape.world}xH200").fabric
     return Emulator(Links.of(fabric, float("inf")), clock, free=True)
 

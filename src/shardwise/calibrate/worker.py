@@ -36,7 +36,7 @@ from shardwise.metrics.clock import QUICK, THOROUGH, Clock
 _UNDISTURBED = 0.85
 
 
-class Progress:
+class MeasurementLog:
     """Says on the first rank what is being measured, and keeps every point of it."""
 
     def __init__(self) -> None:
@@ -68,13 +68,13 @@ def main(question_path: str, answer_path: str) -> None:
     index = torch.cuda.current_device() if cluster.device == "cuda" else 0
     device = torch.device(cluster.device, index)
     choice = QUICK if question["quick"] else THOROUGH
-    found = measure(cluster, Clock(device, choice[cluster.device]), Progress())
+    found = measure(cluster, Clock(device, choice[cluster.device]), MeasurementLog())
     if dist.get_rank() == 0:
         Path(answer_path).write_text(json.dumps(asdict(found)), encoding="utf-8")
     dist.destroy_process_group()
 
 
-def measure(cluster: ClusterSpec, clock: Clock, progress: Progress) -> Calibration:
+def measure(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Calibration:
     """Everything, in the order in which it is said."""
     rates = _measure_rates(cluster, clock, progress)
     share = clock.processor_share()
@@ -98,7 +98,7 @@ def measure(cluster: ClusterSpec, clock: Clock, progress: Progress) -> Calibrati
     )
 
 
-def _measure_rates(cluster: ClusterSpec, clock: Clock, progress: Progress) -> Rates:
+def _measure_rates(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Rates:
     base = next(name for name in ("bf16", "fp16", "fp32") if name in cluster.compute_formats)
     dtype = DTYPES[base]
     points = progress.follow("matmul", measure_matmul(clock, base, cluster.compute_formats))
@@ -123,7 +123,7 @@ def _measure_rates(cluster: ClusterSpec, clock: Clock, progress: Progress) -> Ra
 
 
 def _measure_links(
-    cluster: ClusterSpec, clock: Clock, progress: Progress
+    cluster: ClusterSpec, clock: Clock, progress: MeasurementLog
 ) -> tuple[Link | None, Link | None]:
     """(between the ranks of a domain, between all of them)."""
     world, domain = cluster.world_size, cluster.nvlink_domain

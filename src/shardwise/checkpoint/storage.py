@@ -36,7 +36,7 @@ Commit = Callable[[Index, dict[str, Fingerprint]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _WrittenPiece:
     """Where a piece was written; every rank tells the coordinator."""
 
     file: str
@@ -75,7 +75,7 @@ class ShardWriter(StorageWriter):
         self.written = {self.name: fingerprint}
         return _done(
             [
-                WriteResult(index, size, _Place(self.name, start, fingerprint))
+                WriteResult(index, size, _WrittenPiece(self.name, start, fingerprint))
                 for index, start, size in written
             ]
         )

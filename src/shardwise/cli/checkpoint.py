@@ -16,7 +16,7 @@ from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.manifest import MANIFEST_NAME
 from shardwise.checkpoint.signature import read_key, sign, why_not_signed
 from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, remove
-from shardwise.cli.checkpoint_verdict import SHOWN, Judged, as_listed, judge, refuse_bad
+from shardwise.cli.checkpoint_verdict import SHOWN, JudgedCheckpoint, as_listed, judge, refuse_bad
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.lease.take import hold_run
 from shardwise.units import format_bytes, format_duration
@@ -88,7 +88,7 @@ def verify(
     Next: shardwise train goes on from the newest one that is good.
     """
     secret = None if key is None else read_key(key)
-    judged: dict[Path, Judged] = {}
+    judged: dict[Path, JudgedCheckpoint] = {}
     # A job that goes on may have saved newer ones by the time those that were listed are gone.
     for _ in range(_MOST_ROUNDS):
         for entry in _chosen(run, step, optional=bool(judged)):
@@ -200,7 +200,7 @@ def _chosen(run: Path, step: int | None, *, optional: bool = False) -> list[Entr
     return chosen
 
 
-def _echo_judged(judged: Judged) -> None:
+def _echo_judged(judged: JudgedCheckpoint) -> None:
     size = format_bytes(_size_of(judged.entry.path))
     typer.echo(f"step {judged.entry.step}: {SHOWN.get(judged.state, f'good, {size}')}")
     for line in (*judged.problems, *filter(None, [judged.note])):
@@ -217,7 +217,7 @@ def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
         )
 
 
-def _row(judged: Judged) -> tuple[str, ...] | None:
+def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
     """None where it went meanwhile."""
     entry, manifest = judged.entry, judged.entry.manifest
     try:

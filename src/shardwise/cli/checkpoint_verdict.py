@@ -25,7 +25,7 @@ SHOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedCheckpoint:
     """A directory of checkpoints, and what was found of it."""
 
     entry: Entry
@@ -35,12 +35,12 @@ class Judged:
     """What of a good one could not be looked at."""
 
 
-def as_listed(entry: Entry) -> Judged:
+def as_listed(entry: Entry) -> JudgedCheckpoint:
     """By its manifest and sizes."""
-    return Judged(entry, entry.state, tuple(entry.reason.splitlines()))
+    return JudgedCheckpoint(entry, entry.state, tuple(entry.reason.splitlines()))
 
 
-def judge(entry: Entry, key: bytes | None = None, *, hashes_only: bool = False) -> Judged:
+def judge(entry: Entry, key: bytes | None = None, *, hashes_only: bool = False) -> JudgedCheckpoint:
     """Judge a checkpoint by all its bytes, with a key by its signature, and by its model.
 
     The model is what torch is needed for; `hashes_only` leaves it out.
@@ -53,19 +53,21 @@ def judge(entry: Entry, key: bytes | None = None, *, hashes_only: bool = False) 
         if not problems and entry.state == "damaged":
             problems = [entry.reason]
         if problems:
-            return Judged(entry, "damaged", tuple(problems))
+            return JudgedCheckpoint(entry, "damaged", tuple(problems))
         if key is not None and (unsigned := why_not_signed(entry.path, key)):
-            return Judged(entry, "not signed", (unsigned,))
+            return JudgedCheckpoint(entry, "not signed", (unsigned,))
         if hashes_only:
-            return Judged(entry, "good", note="not compared with its model: --hashes-only")
+            return JudgedCheckpoint(
+                entry, "good", note="not compared with its model: --hashes-only"
+            )
         return _compare_with_model(entry)
     except Unreadable as error:
-        return Judged(entry, "unreadable", (error.reason,))
+        return JudgedCheckpoint(entry, "unreadable", (error.reason,))
     except Pruned:
-        return Judged(entry, "gone")
+        return JudgedCheckpoint(entry, "gone")
 
 
-def refuse_bad(run: Path, judged: Iterable[Judged]) -> None:
+def refuse_bad(run: Path, judged: Iterable[JudgedCheckpoint]) -> None:
     """Raise where a checkpoint is not good; damage is named before the rest."""
     steps: dict[str, list[str]] = {}
     for each in judged:
@@ -114,17 +116,19 @@ _REFUSALS = {
 }
 
 
-def _compare_with_model(entry: Entry) -> Judged:
+def _compare_with_model(entry: Entry) -> JudgedCheckpoint:
     try:
         # It builds the model on meta, for which torch and transformers are needed.
         from shardwise.checkpoint.structure import NotCompared, check_structure
     except ImportError:
-        return Judged(entry, "good", note="not compared with its model: there is no torch here")
+        return JudgedCheckpoint(
+            entry, "good", note="not compared with its model: there is no torch here"
+        )
     try:
         wrong = [str(damage) for damage in check_structure(entry.path)]
     except NotCompared as reason:
-        return Judged(entry, "good", note=f"not compared with its model: {reason}")
+        return JudgedCheckpoint(entry, "good", note=f"not compared with its model: {reason}")
     except Damaged as damage:
         validate_kept(entry.path)
-        return Judged(entry, "damaged", (str(damage),))
-    return Judged(entry, "other model" if wrong else "good", tuple(wrong))
+        return JudgedCheckpoint(entry, "damaged", (str(damage),))
+    return JudgedCheckpoint(entry, "other model" if wrong else "good", tuple(wrong))

@@ -34,7 +34,7 @@ KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class ConfigTree:
     """A file's tree, the place of every key in it, and what was wrong with its keys."""
 
     tree: Any
@@ -42,7 +42,7 @@ class Document:
     faults: list[Fault] = field(default_factory=list)
 
 
-def read_file(file: Path) -> Document:
+def read_file(file: Path) -> ConfigTree:
     """The tree of a YAML, TOML or JSON file, by its suffix."""
     if (why := why_no_path(str(file))) is not None:
         raise UserError(f"{shorten(str(file))}: no such file: {why}", fix=start_from_example())
@@ -72,7 +72,7 @@ def read_file(file: Path) -> Document:
         ) from error
     document = _READERS[file.suffix.lower()](text, lambda line: f"{file}:{line}")
     if document.tree is None:
-        return Document({})
+        return ConfigTree({})
     if not isinstance(document.tree, dict):
         raise UserError(
             f"{file}: the top level is {show_value(document.tree)}, expected a mapping of sections",
@@ -113,7 +113,7 @@ def _near_files(directory: Path, name: str) -> str:
     return start_from_example()
 
 
-def _read_json(text: str, place_of: PlaceOfLine) -> Document:
+def _read_json(text: str, place_of: PlaceOfLine) -> ConfigTree:
     """json judges the syntax; the YAML reader, which knows lines, then reads the same text."""
     if text.strip():
         try:
@@ -125,7 +125,7 @@ def _read_json(text: str, place_of: PlaceOfLine) -> Document:
     return read_yaml(text.replace("\t", " "), place_of)
 
 
-def _read_toml(text: str, place_of: PlaceOfLine) -> Document:
+def _read_toml(text: str, place_of: PlaceOfLine) -> ConfigTree:
     if deep := _DEEP_KEY.search(text):
         place = place_of(text.count("\n", 0, deep.start()) + 1)
         raise _syntax_error("TOML", place, "nested too deeply")
@@ -140,7 +140,7 @@ def _read_toml(text: str, place_of: PlaceOfLine) -> Document:
     except ValueError as error:  # Python converts no number of thousands of digits
         raise _syntax_error("TOML", place_of(1), _TOO_LARGE) from error
     _validate_tree(tree, place_of)
-    return Document(tree, _toml_places(text, place_of))
+    return ConfigTree(tree, _toml_places(text, place_of))
 
 
 def _validate_tree(tree: Any, place_of: PlaceOfLine) -> None:
@@ -251,7 +251,7 @@ _read_scalars_with(YamlLoader)
 _read_scalars_with(YamlDumper)
 
 
-def read_yaml(text: str, place_of: PlaceOfLine) -> Document:
+def read_yaml(text: str, place_of: PlaceOfLine) -> ConfigTree:
     """The tree of YAML text; a key that stands twice is a fault."""
     try:
         root = yaml.compose(text, Loader=YamlLoader)
@@ -267,9 +267,9 @@ def read_yaml(text: str, place_of: PlaceOfLine) -> Document:
     except (ValueError, OverflowError) as error:  # an escape such as "\U99999999"
         raise _syntax_error("YAML", place_of(1), str(error)) from error
     if root is None:
-        return Document(None)
+        return ConfigTree(None)
     walk = _YamlWalk(place_of)
-    return Document(walk.value(root, ()), walk.places, walk.faults)
+    return ConfigTree(walk.value(root, ()), walk.places, walk.faults)
 
 
 class _YamlWalk:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shardwise.config.documents import MAX_DEPTH, Document, KeyPath, read_file, read_yaml
+from shardwise.config.documents import MAX_DEPTH, ConfigTree, KeyPath, read_file, read_yaml
 from shardwise.config.plain import assemble
 from shardwise.config.reference import (
     TOP_LEVEL,
@@ -43,7 +43,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
     Without a file there is nothing but the overrides.
     """
     file = Path(path or "run")
-    said = _flatten(Document({}) if path is None else read_file(file), str(file))
+    said = _flatten(ConfigTree({}) if path is None else read_file(file), str(file))
     for override in _join_flags(overrides):
         _apply_override(said, override)
     said.values.setdefault((TOP_LEVEL, "name"), file.stem)
@@ -73,7 +73,7 @@ class _Said:
         return self.places.get((section, name), self.file)
 
 
-def _flatten(document: Document, file: str) -> _Said:
+def _flatten(document: ConfigTree, file: str) -> _Said:
     said = _Said(file, document.faults)
     for key, value in document.tree.items():
         place = document.places.get((key,), file)

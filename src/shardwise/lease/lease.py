@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease.record import FOLDER, Record, newest_record, record_path
+from shardwise.lease.record import FOLDER, LeaseRecord, newest_record, record_path
 
 LEASE_VARIABLE = "SHARDWISE_LEASE"
 LEASE_S = 20.0
@@ -62,7 +62,7 @@ class LostLease(UserError):
 class Lease:
     """The right to write into a run directory. Several processes of one job may share it."""
 
-    def __init__(self, run_dir: Path, lock: int, handle: int, record: Record) -> None:
+    def __init__(self, run_dir: Path, lock: int, handle: int, record: LeaseRecord) -> None:
         self.run_dir = run_dir
         self.lost = False
         self._lock = lock
@@ -126,7 +126,7 @@ class Lease:
         finally:
             os.close(found)
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: LeaseRecord) -> None:
         os.pwrite(self._handle, record.to_bytes(), 0)
         os.fsync(self._handle)
 
@@ -140,7 +140,7 @@ def inherit_lease(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Lea
     for number in (lock, handle):
         # What this process starts in its turn is no part of the job.
         os.set_inheritable(number, False)
-    record = Record.from_bytes(os.pread(handle, 4096, 0))
+    record = LeaseRecord.from_bytes(os.pread(handle, 4096, 0))
     return Lease(run_dir, lock, handle, record)
 
 
@@ -169,7 +169,7 @@ def renewed(lease: Lease, every_s: float = RENEW_S) -> Iterator[Lease]:
         thread.join(every_s)
 
 
-def _lost(run_dir: Path, now: Record | None) -> LostLease:
+def _lost(run_dir: Path, now: LeaseRecord | None) -> LostLease:
     if now is None:
         why = f"{run_dir / FOLDER} was removed while this job ran"
     else:

@@ -24,7 +24,7 @@ _BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """One holding of the run directory."""
 
     epoch: int
@@ -48,7 +48,7 @@ class Record:
         return json.dumps(asdict(self)).encode().ljust(_BYTES - 1) + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Record:
+    def from_bytes(cls, data: bytes) -> LeaseRecord:
         """The inverse of `to_bytes`; ValueError or TypeError where it is not a record."""
         record = cls(**parse_json(data))
         for item in fields(cls):
@@ -57,9 +57,9 @@ class Record:
         return record
 
 
-def own_record(epoch: int) -> Record:
+def own_record(epoch: int) -> LeaseRecord:
     """The record of this process."""
-    return Record(
+    return LeaseRecord(
         epoch=epoch,
         # Room for any name that DNS allows would not leave room for the rest.
         host=socket.gethostname()[:64],
@@ -83,7 +83,7 @@ def record_path(run_dir: Path, epoch: int) -> Path:
     return run_dir / FOLDER / f"epoch-{epoch}"
 
 
-def newest_record(run_dir: Path) -> Record | None:
+def newest_record(run_dir: Path) -> LeaseRecord | None:
     """The record with the highest epoch; None where the directory was never taken."""
     epochs = _epochs(run_dir)
     return _read(run_dir, max(epochs)) if epochs else None
@@ -102,12 +102,12 @@ def _epochs(run_dir: Path) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _read(run_dir: Path, epoch: int) -> Record:
+def _read(run_dir: Path, epoch: int) -> LeaseRecord:
     """A record that cannot be read (yet) is one of a holder that nothing is known of."""
     path = record_path(run_dir, epoch)
-    unknown = Record(epoch=epoch, host="an unknown host", kernel="", pid=0, since=0.0, beat=0)
+    unknown = LeaseRecord(epoch=epoch, host="an unknown host", kernel="", pid=0, since=0.0, beat=0)
     try:
-        found = Record.from_bytes(read_bytes(path, _BYTES))
+        found = LeaseRecord.from_bytes(read_bytes(path, _BYTES))
     except (FileNotFoundError, ValueError, TypeError):
         return unknown
     return found if found.epoch == epoch else unknown

@@ -15,7 +15,7 @@ from shardwise.lease.holders import lock_holders
 from shardwise.lease.lease import LEASE_S, Lease, renewed
 from shardwise.lease.record import (
     FOLDER,
-    Record,
+    LeaseRecord,
     newest_record,
     own_record,
     record_path,
@@ -118,7 +118,7 @@ def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
         time.sleep(_POLL_S)
 
 
-def _watch(run_dir: Path, before: Record, patience_s: float, say: Say) -> Record:
+def _watch(run_dir: Path, before: LeaseRecord, patience_s: float, say: Say) -> LeaseRecord:
     """The record, once it is released or unchanged for `patience_s` by this host's clock."""
     if before.released:
         return before
@@ -139,7 +139,7 @@ def _watch(run_dir: Path, before: Record, patience_s: float, say: Say) -> Record
     return before
 
 
-def _claim(run_dir: Path, record: Record) -> int:
+def _claim(run_dir: Path, record: LeaseRecord) -> int:
     """Create the record, which only one job can; then the ones before have lost."""
     path = record_path(run_dir, record.epoch)
     try:
@@ -158,7 +158,7 @@ def _claim(run_dir: Path, record: Record) -> int:
     return handle
 
 
-def _held(run_dir: Path, record: Record | None, orphans: list[int]) -> Held:
+def _held(run_dir: Path, record: LeaseRecord | None, orphans: list[int]) -> Held:
     other = f"give this run another name, such as name={run_dir.name}-2"
     if orphans:
         here = record.host if record is not None else "this host"

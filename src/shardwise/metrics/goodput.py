@@ -70,7 +70,7 @@ class Productive:
     """
 
     def __init__(self) -> None:
-        self._place = _Place()
+        self._place = _RunPosition()
         self._furthest = 0
         self._recent: deque[float] = deque(maxlen=99)
         self._waiting: list[tuple[_Window, float]] = []
@@ -111,7 +111,7 @@ class _Window:
         return extra, waited, seconds - extra - waited
 
 
-class _Place:
+class _RunPosition:
     """Where a run is, as its events tell."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Place:
 def _windows(events: Sequence[_Event]) -> list[_Window]:
     """All logged windows; of each, how many of its steps were made again later."""
     found: list[_Window] = []
-    place = _Place()
+    place = _RunPosition()
     for event in events:
         if (window := place.follow(event)) is not None:
             found.append(window)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
-from shardwise.metrics.trace import NO_UNIT, Span, Trace, Window
+from shardwise.metrics.trace import NO_UNIT, Span, StepSpan, Trace
 
 # A device needs a few microseconds from one kernel to the next; longer, and it waits for the host.
 GAP_S = 1e-5
@@ -139,7 +139,7 @@ def profile_of(trace: Trace) -> Profile:
     compute, moved = Cover(computing), Cover(moving)
     useful, busy = Cover([*computing, *moving]), Cover(trace.spans)
 
-    def split(window: Window) -> StepTime:
+    def split(window: StepSpan) -> StepTime:
         times = (window.start, window.end)
         covered = [cover.seconds(*times) for cover in (compute, useful, busy)]
         return StepTime(
@@ -186,7 +186,7 @@ def _common(values: Sequence[str]) -> str:
     return values[0] if len(set(values)) == 1 else NO_UNIT
 
 
-def _rows(spans: Sequence[Span], steps: Sequence[Window], compute: Cover) -> Iterator[Row]:
+def _rows(spans: Sequence[Span], steps: Sequence[StepSpan], compute: Cover) -> Iterator[Row]:
     """By name and unit, a step on average; of a span that leaves its step, the part inside."""
     calls: dict[tuple[str, str], int] = defaultdict(int)
     seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -204,7 +204,7 @@ def _rows(spans: Sequence[Span], steps: Sequence[Window], compute: Cover) -> Ite
         yield Row(name, unit, calls[name, unit] / count, ran / count, exposed / count)
 
 
-def _gaps(spans: Sequence[Span], busy: Cover, window: Window) -> Iterator[Gap]:
+def _gaps(spans: Sequence[Span], busy: Cover, window: StepSpan) -> Iterator[Gap]:
     starts = [span.start for span in spans]
     for start, end in busy.holes(window.start, window.end):
         if end - start < GAP_S:

@@ -101,7 +101,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepSpan:
     """The time of one step."""
 
     step: int
@@ -116,7 +116,7 @@ class Trace:
     rank: int
     world_size: int
     device: str
-    steps: tuple[Window, ...]
+    steps: tuple[StepSpan, ...]
     spans: tuple[Span, ...]
     """In the order of their starts."""
 
@@ -163,8 +163,8 @@ def parse_trace(data: Mapping[str, Any]) -> Trace:
 
 
 def _device_windows(
-    steps: list[Window], on_device: Iterable[Event], launches: Mapping[int, Launch]
-) -> Iterator[Window]:
+    steps: list[StepSpan], on_device: Iterable[Event], launches: Mapping[int, Launch]
+) -> Iterator[StepSpan]:
     """The host is ahead of the device: a step lasts until the device has done what it was told in
     it, and the next one begins there."""
     until = {step.step: step.end for step in steps[-1:]}
@@ -178,7 +178,7 @@ def _device_windows(
     start = steps[0].start
     for step in steps:
         end = until.get(step.step, step.end)
-        yield Window(step.step, start, end)
+        yield StepSpan(step.step, start, end)
         start = end
 
 
@@ -254,7 +254,7 @@ class _HostSweep:
     units: Mapping[frozenset[str], str]
     """Units by the modules that they hold."""
 
-    steps: list[Window] = field(default_factory=list)
+    steps: list[StepSpan] = field(default_factory=list)
     noted: list[Span | None] = field(default_factory=list)
     launches: dict[int, Launch] = field(default_factory=dict)
     """By correlation id."""
@@ -319,7 +319,7 @@ class _HostSweep:
             self.launches[event["args"].get("correlation", -1)] = launch
         elif category == "user_annotation" and name.startswith(_STEP):
             self.thread = event["tid"]
-            self.steps.append(Window(int(name.removeprefix(_STEP)), start, end))
+            self.steps.append(StepSpan(int(name.removeprefix(_STEP)), start, end))
         elif category == "user_annotation" and name.startswith(_PLAYED):
             kind = name.removeprefix(_PLAYED)
             self.noted.append(Span("communication", kind, frame.unit, start, end))

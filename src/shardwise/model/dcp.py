@@ -67,7 +67,7 @@ class _Item:
     def copy_box(self, box: Box, target: Tensor) -> None:
         """Copy a box of the piece to `target`, from the places in the file where it lies."""
         with self.path.open("rb") as file:
-            view = _Window(file, self.piece.start, self.piece.length)
+            view = _FilePart(file, self.piece.start, self.piece.length)
             data = self._find_data(view)
             # On meta: torch reads the tensor's description, and not one of its bytes.
             described = self._load(view, "meta")
@@ -86,7 +86,7 @@ class _Item:
             if part is not target:
                 target.copy_(part)
 
-    def _load(self, view: _Window, device: str) -> Tensor:
+    def _load(self, view: _FilePart, device: str) -> Tensor:
         view.seek(0)
         tensor = load_torch(cast(BinaryIO, view), self._name, device=device)
         if (
@@ -97,7 +97,7 @@ class _Item:
             raise self._broken("it is not the tensor that .metadata speaks of")
         return tensor.detach()
 
-    def _find_data(self, view: _Window) -> range:
+    def _find_data(self, view: _FilePart) -> range:
         """Where the tensor's bytes lie. Nothing may be packed: it could unpack to any size."""
         try:
             with zipfile.ZipFile(cast(BinaryIO, view)) as archive:
@@ -127,7 +127,7 @@ class _Item:
         )
 
 
-class _Window(io.RawIOBase):
+class _FilePart(io.RawIOBase):
     """A part of an open file, as a file of its own."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:

@@ -18,7 +18,7 @@ from shardwise.kernels.float8 import cast
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
-from shardwise.parallel.float8_linear import GatedMLP, Linear
+from shardwise.parallel.float8_linear import Float8GatedMLP, Linear
 from shardwise.parallel.gated_mlp import PARTS, gated_forward, is_swiglu
 from shardwise.plan.float8 import (
     is_float8,
@@ -93,7 +93,7 @@ def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
         and not any(modules[f"{name}.{part}"].bias is not None for part in PARTS)
         and is_swiglu(module)
     ]
-    override_forward(gated, "Float8", lambda cls: gated_forward(GatedMLP))
+    override_forward(gated, "Float8", lambda cls: gated_forward(Float8GatedMLP))
 
 
 def _linear_forward(self: Any, x: Tensor, after_attention: bool = False) -> Tensor:

@@ -56,7 +56,7 @@ class Linear(torch.autograd.Function):
 
 
 @torch.compiler.allow_in_graph
-class GatedMLP(torch.autograd.Function):
+class Float8GatedMLP(torch.autograd.Function):
     """(silu(x @ gate.T) * (x @ up.T)) @ down.T"""
 
     @staticmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND
 from shardwise.plan.plan import Plan
 from shardwise.report.collect import RunRecord, first_of_starts
-from shardwise.report.plots import Band, Mark, Plot, Point, Series
+from shardwise.report.plots import Band, Mark, Plot, PlotPoint, Series
 from shardwise.report.values import Event, number, of_kind, short_seconds, whole
 from shardwise.units import GIB, format_count
 
@@ -115,14 +115,14 @@ def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:
 def collective_plot(run: RunRecord, name: str) -> Plot | None:
     """The median latency of every kind of collective over the steps; None where none was timed."""
     events = run.history("collectives")
-    kinds: dict[str, list[Point]] = {}
+    kinds: dict[str, list[PlotPoint]] = {}
     for event in events:
         for row in rows_of(event):
             seconds, step = number(row, "p50_s"), whole(event, "step")
             if seconds is None or step is None:
                 continue
             kinds.setdefault(row_name(row), []).append(
-                Point(step, seconds * 1e3, short_seconds(seconds))
+                PlotPoint(step, seconds * 1e3, short_seconds(seconds))
             )
     if not kinds:
         return None
@@ -164,13 +164,13 @@ def _series(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
         value = number(event, *curve.path)
         if value is not None:
             at = value / curve.unit
-            points.append(Point(event["step"], at, curve.show(value), id(event) in first))
+            points.append(PlotPoint(event["step"], at, curve.show(value), id(event) in first))
     return Series(name=name, points=tuple(points), colour=colour)
 
 
 def _held_out(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
     points = [
-        Point(event["step"], loss, curve.show(loss))
+        PlotPoint(event["step"], loss, curve.show(loss))
         for event in run.history("eval")
         if (loss := number(event, "loss")) is not None
     ]

@@ -21,7 +21,7 @@ _NUM_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PlotPoint:
     """One measurement."""
 
     x: float
@@ -38,7 +38,7 @@ class Series:
     """One line."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     colour: int
     dashed: bool = False
 
@@ -110,13 +110,13 @@ def draw_plot(plot: Plot) -> Html:
     )
 
 
-def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
+def thin(points: Sequence[PlotPoint], limit: int = MAX_POINTS) -> Sequence[PlotPoint]:
     """At most `limit` points: of every stretch the lowest and the highest, in order."""
     if len(points) <= limit:
         return points
     num_parts = limit // 2
     edges = [len(points) * part // num_parts for part in range(num_parts + 1)]
-    kept: list[Point] = []
+    kept: list[PlotPoint] = []
     for first, last in pairwise(edges):
         part = range(first, last)
         low = min(part, key=lambda place: points[place].y)
@@ -125,7 +125,7 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> Sequence[Point]:
     return kept
 
 
-def _svg(plot: Plot, thinned: Sequence[tuple[Series, Sequence[Point]]], drawn: int) -> Html:
+def _svg(plot: Plot, thinned: Sequence[tuple[Series, Sequence[PlotPoint]]], drawn: int) -> Html:
     points = [point for _, found in thinned for point in found]
     # Warm-up would flatten everything else; without anything else it is all there is.
     ordinary = [point.y for point in points if not point.warming] or [point.y for point in points]
@@ -187,7 +187,7 @@ def _draw_mark(mark: Mark, across: Axis) -> Html:
     return tag("g", tag("title", mark.text), shape, class_=kind)
 
 
-def _draw_series(series: Series, points: Sequence[Point], across: Axis, upward: Axis) -> Html:
+def _draw_series(series: Series, points: Sequence[PlotPoint], across: Axis, upward: Axis) -> Html:
     places = [(_at(across.place(point.x)), _at(upward.place(point.y))) for point in points]
     inside = [place for point, place in zip(points, places, strict=True) if upward.holds(point.y)]
     # A line that left the axis would say that it stays there.
@@ -208,7 +208,7 @@ def _draw_series(series: Series, points: Sequence[Point], across: Axis, upward: 
     return tag("g", tag("path", d=path), *circles, class_=kind)
 
 
-def _tooltip(series: Series, point: Point, upward: Axis) -> str:
+def _tooltip(series: Series, point: PlotPoint, upward: Axis) -> str:
     beyond = "" if upward.holds(point.y) else ", beyond the axis"
     warming = ", the first of a start" if point.warming else ""
     return f"{series.name}, step {point.x:.0f}: {point.shown}{warming}{beyond}"

@@ -26,7 +26,7 @@ class Spent:
     took_s: float
 
 
-class Clock(Protocol):
+class LinkClock(Protocol):
     """Where the time of collectives passes."""
 
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from shardwise.facts.fabric import Collective as Kind
 from shardwise.metrics.trace import collective_label
 from shardwise.parallel.comm import Carrier
-from shardwise.tunnel.clock import Clock
+from shardwise.tunnel.clock import LinkClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.traffic import Collective, Traffic
 from shardwise.tunnel.world import place_of
@@ -29,7 +29,7 @@ class Emulator(Carrier):
     """Carries every collective of a model, and writes it down."""
 
     links: Links
-    clock: Clock
+    clock: LinkClock
     traffic: Traffic = field(default_factory=Traffic)
     free: bool = False
     """Links of infinite speed: the local copies remain, no time is added."""

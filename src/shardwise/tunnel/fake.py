@@ -13,7 +13,7 @@ from shardwise.plan.plan import Choice, Plan
 from shardwise.training.surroundings import steady_collector
 from shardwise.tunnel.clock import StoppedClock
 from shardwise.tunnel.emulate import Emulator
-from shardwise.tunnel.fakes import Observer, fake_tensors
+from shardwise.tunnel.fakes import OperatorObserver, fake_tensors
 from shardwise.tunnel.ledger import Class, Ledger, Peak, resizes_seen
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
@@ -43,10 +43,10 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
         with fake_tensors():
             rank = fill_rank(shell, notes.append, has_values=False)
             batches = [_without_values(batch) for batch in rank.loader.step_batches(0)]
-            with Observer(Ledger(), Traffic(), links, groups):
+            with OperatorObserver(Ledger(), Traffic(), links, groups):
                 _make_first_update(rank)
             _open_ledger(ledger, rank, batches)
-            with resizes_seen(ledger), Observer(ledger, emulator.traffic, links, groups):
+            with resizes_seen(ledger), OperatorObserver(ledger, emulator.traffic, links, groups):
                 rank.stepper.run(batches, here.config.optim.lr)
     return TunnelResult(
         plan=plan,

@@ -55,7 +55,7 @@ _MOVES_NOTHING = frozenset(
 _FSDP_COPIES = frozenset({"fsdp::all_gather_copy_in", "fsdp::chunk_cat"})
 
 
-class Observer(TorchDispatchMode):
+class OperatorObserver(TorchDispatchMode):
     """Sees every operator: new storages, and the collectives that FSDP2 has no hook for."""
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.facts.fabric import Collective as Kind
 from shardwise.facts.fabric import Fabric
-from shardwise.tunnel.world import Place
+from shardwise.tunnel.world import GroupPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Links:
         """Whether their speed is infinite."""
         return math.isinf(self.speed)
 
-    def seconds(self, kind: Kind, num_bytes: int, place: Place) -> float:
+    def seconds(self, kind: Kind, num_bytes: int, place: GroupPlace) -> float:
         """The modelled time of one collective; `num_bytes` is the whole tensor's."""
         if self.are_free:
             return 0.0

@@ -19,7 +19,7 @@ from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
 from shardwise.training.profile import StepProfiler
 from shardwise.training.surroundings import fast_attention, prepare_matmuls, steady_collector
-from shardwise.tunnel.clock import Clock, CudaClock, HostClock
+from shardwise.tunnel.clock import CudaClock, HostClock, LinkClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.ledger import held_bytes
 from shardwise.tunnel.links import Links
@@ -46,7 +46,7 @@ def run_timed(
     """
     here = plan_on(plan, device, compiled=device == "cuda")
     prepare_matmuls(here)
-    clock: Clock = CudaClock() if device == "cuda" else HostClock()
+    clock: LinkClock = CudaClock() if device == "cuda" else HostClock()
     emulator = Emulator(links, clock, free=True)
     notes: list[str] = []
     with rank_zero_of(plan.world_size):
@@ -77,7 +77,7 @@ def run_timed(
 
 
 def time_steps(
-    clock: Clock, device: torch.device, steps: Sequence[Callable[[], None]]
+    clock: LinkClock, device: torch.device, steps: Sequence[Callable[[], None]]
 ) -> list[float]:
     """Seconds of each, one right after the other; the peak of memory is theirs."""
     clock.finish()

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """Where the ranks of a group sit in the cluster: how many, and every how-many-th."""
 
     ranks: int
@@ -41,7 +41,7 @@ def groups_of(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
 
 
 @cache
-def place_of(group: dist.ProcessGroup) -> Place:
+def place_of(group: dist.ProcessGroup) -> GroupPlace:
     """The ranks of `group`; groups of a mesh are evenly spaced."""
     ranks = dist.get_process_group_ranks(group)
-    return Place(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+    return GroupPlace(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)

@@ -134,13 +134,13 @@ def test_only_what_is_asked_for_is_read(
     state = {"weight": torch.randn(shape)}
     weights = open_weights(save_dcp(tmp_path, state))
     counted = []
-    read = dcp._Window.readinto
+    read = dcp._FilePart.readinto
 
     def count(self: Any, buffer: Any) -> int:
         counted.append(read(self, buffer))
         return counted[-1]
 
-    monkeypatch.setattr(dcp._Window, "readinto", count)
+    monkeypatch.setattr(dcp._FilePart, "readinto", count)
     part = state["weight"].narrow(dim, 100, 10)
     offsets = tuple(100 if d == dim else 0 for d in range(3))
     assert torch.equal(weights.read("weight", Box(offsets, tuple(part.shape))), part)

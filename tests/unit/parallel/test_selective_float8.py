@@ -10,7 +10,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 
-from shardwise.parallel.float8_linear import GatedMLP, Linear
+from shardwise.parallel.float8_linear import Float8GatedMLP, Linear
 from shardwise.parallel.remat import apply_remat
 
 
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         output, *mlp = self.weights
-        y: Tensor = GatedMLP.apply(Linear.apply(x, output, True), *mlp)
+        y: Tensor = Float8GatedMLP.apply(Linear.apply(x, output, True), *mlp)
         return y
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardwise.report.plots import MAX_POINTS, Band, Plot, Point, Series, draw_plot, thin
+from shardwise.report.plots import MAX_POINTS, Band, Plot, PlotPoint, Series, draw_plot, thin
 from shardwise.report.scale import Axis, axis_of, labels
 
 
@@ -52,8 +52,8 @@ def test_whole_ticks_have_no_fractions() -> None:
     assert Axis(0.9, 2.1, 0, 1).ticks(5, whole=True) == [1.0, 2.0]
 
 
-def points(*heights: float) -> tuple[Point, ...]:
-    return tuple(Point(at, height, f"{height:g}") for at, height in enumerate(heights))
+def points(*heights: float) -> tuple[PlotPoint, ...]:
+    return tuple(PlotPoint(at, height, f"{height:g}") for at, height in enumerate(heights))
 
 
 def test_thinning_keeps_the_extremes_and_the_order() -> None:
@@ -74,7 +74,7 @@ def test_a_plot_says_how_many_points_it_has() -> None:
 
 
 def test_warm_up_does_not_stretch_the_axis() -> None:
-    slow = Point(0, 500.0, "500 s", warming=True)
+    slow = PlotPoint(0, 500.0, "500 s", warming=True)
     series = Series(name="a", points=(slow, *points(1.0, 1.1, 1.0)), colour=0)
     page = draw_plot(Plot(name="p", title="P", series=(series,)))
     assert "500 s, the first of a start, beyond the axis" in page

@@ -16,7 +16,7 @@ from shardwise.plan.plan import Plan
 from shardwise.tunnel.clock import StoppedClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.fake import _make_first_update, _open_ledger, run_fake
-from shardwise.tunnel.fakes import Observer, fake_tensors
+from shardwise.tunnel.fakes import OperatorObserver, fake_tensors
 from shardwise.tunnel.ledger import Ledger, resizes_seen
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
@@ -180,10 +180,10 @@ def test_real_tensors_hold_the_same_bytes(
         rank = fill_rank(shell, lambda text: None, has_values=False)
         groups = groups_of(shell.mesh)
         batches = rank.loader.step_batches(0)
-        with Observer(Ledger(), Traffic(), links, groups):
+        with OperatorObserver(Ledger(), Traffic(), links, groups):
             _make_first_update(rank)
         _open_ledger(ledger, rank, batches)
-        with resizes_seen(ledger), Observer(ledger, Traffic(), links, groups):
+        with resizes_seen(ledger), OperatorObserver(ledger, Traffic(), links, groups):
             rank.stepper.run(batches, 1e-3)
     real, fake = ledger.peak(), run_fake(plan, links).memory
     assert fake.allocated_bytes == real.total

@@ -44,7 +44,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramSample:
     """Cumulative counts by upper bound, since the ranks started."""
 
     buckets: list[tuple[str, float]]
@@ -58,7 +58,7 @@ class Exposition(Collector):
         self._told = told
         self._lock = threading.Lock()
         self._values: dict[tuple[names.Metric, Labels], float] = {}
-        self._histograms: dict[names.Metric, Histogram] = {}
+        self._histograms: dict[names.Metric, HistogramSample] = {}
         self._productive = Productive()
         self.version = 0
         self._on: dict[str, Callable[[Event], None]] = {"step": self._own_step}
@@ -205,11 +205,11 @@ class Exposition(Collector):
             yield family
 
 
-def _histogram(seconds: dict[str, Any]) -> Histogram:
+def _histogram(seconds: dict[str, Any]) -> HistogramSample:
     """Cumulative buckets; the last one, +Inf, holds them all."""
     bounds = [(_spell_bound(bound), float(count)) for bound, count in seconds["buckets"]]
     finite = [(bound, count) for bound, count in bounds if bound != "+Inf"]
-    return Histogram([*finite, ("+Inf", float(seconds["count"]))], float(seconds["sum"]))
+    return HistogramSample([*finite, ("+Inf", float(seconds["count"]))], float(seconds["sum"]))
 
 
 def _spell_bound(bound: float | str | None) -> str:
