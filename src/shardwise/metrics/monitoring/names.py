@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# The endpoint's own label: `job` is Prometheus's, and the seeds' alerts say `job_name`.
+# The endpoint's own label. `job` is taken: Prometheus gives it to every target.
 JOB = "job_name"
 
 

@@ -1,4 +1,4 @@
-"""rules.yaml: recording rules under the seeds' names, and the alerts."""
+"""rules.yaml: recording rules for dashboards and alerts, and the alerts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD = """\
 # promtool check rules FILE, then list FILE under rule_files in prometheus.yml.
 """
 
-# Names with colons are for rules: an exporter must not use them, and the seeds' alerts do.
+# Names with colons are for recording rules. An exporter must not use them.
 RECORDED = {
     "fsdp:step_time_seconds": names.STEP_DURATION.name,
     "fsdp:allgather_seconds_bucket": f"{names.ALL_GATHER.name}_bucket",

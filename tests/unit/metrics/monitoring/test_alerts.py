@@ -68,6 +68,6 @@ def test_every_alert_says_what_to_do() -> None:
         assert all(annotations[key] for key in ("summary", "description", "runbook")), alert.name
 
 
-def test_the_seeds_names_are_recorded() -> None:
+def test_names_for_dashboards_are_recorded() -> None:
     recorded = {rule["record"] for rule in rules_document()["groups"][0]["rules"]}
     assert {"fsdp:step_time_seconds", "fsdp:allgather_seconds_bucket", "fsdp:grad_norm"} < recorded

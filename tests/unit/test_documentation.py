@@ -1,0 +1,34 @@
+"""What the pages promise about the repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Where the two ends of a link within the documentation meet.
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_every_file_of_results_is_cited_and_every_cited_one_is_there() -> None:
+    files = {path.name for path in (ROOT / "benchmarks" / "results").iterdir()}
+    cited = {name for page in PAGES for name in re.findall(r"\bh200_\w+\.json", _text(page))}
+    assert files == cited
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target, anchor in _LINK.findall(_text(page)):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), target
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", _text(file), flags=re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert anchor in slugs, f"{target}#{anchor}"
