@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foresight_rows import Run
+from shardwise.plan.decisions import computes_float8
 from shardwise.plan.software import Software
 from shardwise.plan.time import TimeEstimate, estimate_time
 
@@ -158,9 +159,9 @@ def families_of(runs: Sequence[Run]) -> list[str]:
 
 def predict(run: Run, parameters: Parameters) -> tuple[float, TimeEstimate]:
     """Tokens per second and GPU, and where the step goes."""
-    layout, software = run.layout, software_of(run, parameters)
-    estimate = estimate_time(run.model, run.fabric, layout, run.rates, software)
-    tokens = layout.tokens * layout.accumulation / (layout.tensor * layout.pipeline)
+    decided, software = run.decided, software_of(run, parameters)
+    estimate = estimate_time(run.model, run.fabric, decided, run.rates, software)
+    tokens = decided.tokens * decided.accumulation / (decided.tensor * decided.pipeline)
     return tokens / estimate.total, estimate
 
 
@@ -187,7 +188,7 @@ def software_of(run: Run, parameters: Parameters) -> Software:
 
 
 def _float8(run: Run, parameters: Parameters) -> dict[str, Any]:
-    if not run.layout.float8:
+    if not computes_float8(run.model, run.decided):
         return {}
     if not run.traits.rowwise:
         return {"narrow_factor": parameters["float8_narrow"]}

@@ -19,7 +19,7 @@ from shardwise.facts.fabric import NETWORK_SHARE, Fabric, fabric_of
 from shardwise.facts.gpus import NODE, GpuSpec, match_gpu
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates, rates_of
-from shardwise.plan.layout import Layout
+from shardwise.plan.decisions import Decisions, computes_float8
 
 
 class Unusable(Exception):
@@ -36,7 +36,7 @@ class Run:
     model: ModelSpec
     gpu: GpuSpec
     fabric: Fabric
-    layout: Layout
+    decided: Decisions
     rates: Rates
     traits: Traits
     gated: bool
@@ -93,27 +93,27 @@ def read_run(line: int, row: Row) -> Run:
     named = _named_gpu(row)
     gpu = _as_installed(named, row)
     shape = _shape(row)
-    layout = _layout(row)
+    decided = _decisions(row)
     if not row.get("activation_ckpt") and not _fits_without_recompute(
-        row, shape.model, gpu, layout
+        row, shape.model, gpu, decided
     ):
-        layout = replace(layout, checkpoint_activations="full")
+        decided = replace(decided, checkpoint_activations="full")
     rates = rates_of(gpu)
-    fmt = "fp8" if layout.float8 else layout.param_dtype
+    fmt = "fp8" if computes_float8(shape.model, decided) else decided.param_dtype
     if not rates.matmul_flops.get(fmt):
         raise Unusable(f"{gpu.name} has no {fmt}")
     return Run(
         line=line,
-        label=_label(row, layout),
+        label=_label(row, decided),
         source=row.get("source") or "(no source)",
         model=shape.model,
         gpu=gpu,
         fabric=_fabric(row, named),
-        layout=layout,
+        decided=decided,
         rates=rates,
         traits=read_traits(row, gpu),
         gated=shape.gated,
-        published=_tokens_per_s(row, shape.model, named, layout),
+        published=_tokens_per_s(row, shape.model, named, decided),
         doubted="flag:" in notes_of(row),
     )
 
@@ -213,7 +213,7 @@ def _shape(row: Row) -> Shape:
     return shape
 
 
-def _layout(row: Row) -> Layout:
+def _decisions(row: Row) -> Decisions:
     tensor, pipeline, context = (_count(row, key, 1) for key in ("tp", "pp", "cp"))
     replicas = _count(row, "dp_replicate", 1)
     left = _count(row, "n_gpus", 1) // (tensor * pipeline * context * replicas)
@@ -225,10 +225,10 @@ def _layout(row: Row) -> Layout:
     notes, precision = notes_of(row), row.get("precision", "").lower()
     micro_batch, accumulation = _batch(row, pipeline)
     chunk = re.search(r"loss chunk (\d+)", notes)
-    layout = Layout(
+    decided = Decisions(
         replicate=replicas,
         shard=shard,
-        keeps_gathered=strategy in ("SHARD_GRAD_OP", "ZERO2") or pipeline > 1,
+        reshard_after_forward=not (strategy in ("SHARD_GRAD_OP", "ZERO2") or pipeline > 1),
         param_dtype=next((fmt for fmt in ("fp16", "fp32") if precision.startswith(fmt)), "bf16"),
         reduce_dtype="bf16" if "reduce bf16" in notes else "fp32",
         checkpoint_activations=_checkpointing(row),
@@ -238,19 +238,21 @@ def _layout(row: Row) -> Layout:
         micro_batch=micro_batch,
         accumulation=accumulation,
         seq_len=_count(row, "seq_len"),
-        loss_chunk_tokens=int(chunk[1]) if chunk else None,
-        accumulates_unsharded=pipeline > 1,
-        float8="fp8" in precision,
-        own_kernels=False,
+        loss="chunked" if chunk else "full",
+        loss_chunk_tokens=int(chunk[1]) if chunk else 0,
+        accumulate="unsharded" if pipeline > 1 else "sharded",
+        linear="float8" if "fp8" in precision else "param",
+        float8_gather=True,
+        kernels="torch",
         tensor=tensor,
         context=context,
         expert=_count(row, "ep", 1),
         pipeline=pipeline,
         pipeline_chunks=2 if "interleaved" in notes else 1,
     )
-    if layout.tokens < 1:
+    if decided.tokens < 1:
         raise Unusable("there is less than one token for each rank")
-    return layout
+    return decided
 
 
 def _batch(row: Row, pipeline: int) -> tuple[int, int]:
@@ -270,21 +272,21 @@ def _checkpointing(row: Row) -> str | float:
     return "full" if mode.startswith("full") else "none"
 
 
-def _fits_without_recompute(row: Row, model: ModelSpec, gpu: GpuSpec, layout: Layout) -> bool:
+def _fits_without_recompute(row: Row, model: ModelSpec, gpu: GpuSpec, decided: Decisions) -> bool:
     """Whether the usual states and all activations would have had room; asked where the row does
     not say what was recomputed."""
     lora, light = "lora" in row.get("method", "").lower(), has_light_states(row)
-    split = layout.replicate if row.get("strategy", "").upper() == "ZERO1" else 1
+    split = decided.replicate if row.get("strategy", "").upper() == "ZERO1" else 1
     state_bytes = 2 if lora else 6 if light else 6 + 10 / split
-    params = model.total_params / (layout.shard * layout.tensor * layout.pipeline)
-    in_flight = min(layout.pipeline, layout.accumulation) * layout.tokens / layout.tensor
+    params = model.total_params / (decided.shard * decided.tensor * decided.pipeline)
+    in_flight = min(decided.pipeline, decided.accumulation) * decided.tokens / decided.tensor
     channels = 10 * model.hidden_size + 4 * model.ffn_size
-    kept = 2 * in_flight * channels * model.num_layers / layout.pipeline
-    logits = 12 * layout.tokens * model.vocab_size / layout.tensor
+    kept = 2 * in_flight * channels * model.num_layers / decided.pipeline
+    logits = 12 * decided.tokens * model.vocab_size / decided.tensor
     return state_bytes * params + kept + logits < 0.95 * gpu.memory_bytes
 
 
-def _tokens_per_s(row: Row, model: ModelSpec, gpu: GpuSpec, layout: Layout) -> float:
+def _tokens_per_s(row: Row, model: ModelSpec, gpu: GpuSpec, decided: Decisions) -> float:
     """As published, or worked back from a share of the peak.
 
     Where only a share is given it is by the convention that nearly all publish: 6 FLOPs a parameter
@@ -293,10 +295,10 @@ def _tokens_per_s(row: Row, model: ModelSpec, gpu: GpuSpec, layout: Layout) -> f
     """
     if (stated := _number(row, "tokens_per_s_per_gpu")) is not None:
         return stated
-    square = layout.seq_len * model.num_layers * model.num_heads * model.head_dim
+    square = decided.seq_len * model.num_layers * model.num_heads * model.head_dim
     flops = 6 * model.total_params + 12 * square
-    recomputed = 8 / 6 if layout.checkpoint_activations == "full" else 1.0
-    peak = gpu.peak_flops.get("fp8" if "fp8 peak" in notes_of(row) else layout.param_dtype)
+    recomputed = 8 / 6 if decided.checkpoint_activations == "full" else 1.0
+    peak = gpu.peak_flops.get("fp8" if "fp8 peak" in notes_of(row) else decided.param_dtype)
     if peak and (mfu := _number(row, "mfu_pct")) is not None:
         return mfu / 100 * peak / flops
     if peak and (hfu := _number(row, "hfu_pct")) is not None:
@@ -306,13 +308,13 @@ def _tokens_per_s(row: Row, model: ModelSpec, gpu: GpuSpec, layout: Layout) -> f
     raise Unusable("neither tokens per second nor a share of the peak is stated")
 
 
-def _label(row: Row, layout: Layout) -> str:
-    split = f"tp{layout.tensor} pp{layout.pipeline} cp{layout.context}"
+def _label(row: Row, decided: Decisions) -> str:
+    split = f"tp{decided.tensor} pp{decided.pipeline} cp{decided.context}"
     parts = [
         row.get("model_family", ""),
         row.get("model_size_label", ""),
         f"{row.get('n_gpus') or '?'}x{row.get('gpu', '?')}",
-        f"s{layout.seq_len} mb{layout.micro_batch}x{layout.accumulation}",
+        f"s{decided.seq_len} mb{decided.micro_batch}x{decided.accumulation}",
         "" if split == "tp1 pp1 cp1" else split,
         row.get("precision", ""),
         f"ac {row.get('activation_ckpt') or '?'}",

@@ -24,8 +24,8 @@ from forked import import_torch, measure, plan_of
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.choose import loss_slice_tokens
-from shardwise.plan.layout import Layout
+from shardwise.plan.basis import loss_slice_tokens
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, gradient_bytes, pool_bytes
 from shardwise.plan.plan import MemoryEstimate, Plan
 from shardwise.units import GIB
@@ -114,13 +114,13 @@ def spec_of(row: dict[str, Any]) -> ModelSpec:
     return spec_from_config(row["model"], config)
 
 
-def layout_of(row: dict[str, Any]) -> Layout:
-    """The layout of a row."""
+def decisions_of(row: dict[str, Any]) -> Decisions:
+    """What a row was run with."""
     chunk = loss_slice_tokens(spec_of(row).vocab_size, compiled=row["compile"])
-    return Layout(
+    return Decisions(
         replicate=_replicas(row),
         shard=row["world"] // _replicas(row),
-        keeps_gathered=row["strategy"] in ("no_shard", "shard_grad_op"),
+        reshard_after_forward=row["strategy"] not in ("no_shard", "shard_grad_op"),
         param_dtype="bf16",
         reduce_dtype="fp32",
         checkpoint_activations=row["checkpoint_activations"],
@@ -129,14 +129,21 @@ def layout_of(row: dict[str, Any]) -> Layout:
         micro_batch=row["micro_batch"],
         accumulation=row["accumulation"],
         seq_len=row["seq_len"],
-        loss_chunk_tokens=chunk if row["loss"] == "chunked" else None,
-        accumulates_unsharded=row["accumulate"] == "unsharded",
+        loss=row["loss"],
+        loss_chunk_tokens=chunk,
+        accumulate=row["accumulate"],
         offload_activations=row.get("offload_activations", 0.0),
-        float8=row["float8"],
-        float8_rowwise=row["float8"] and is_bare(row),  # torchao's layers keep what these keep
-        own_kernels="by" not in row,
-        gathers_in_place=row.get("gather_in_place", False),
+        linear=_linear(row),
+        float8_gather=True,
+        kernels="torch" if "by" in row else "own",
+        gather_in_place=row.get("gather_in_place", False),
     )
+
+
+def _linear(row: dict[str, Any]) -> str:
+    if not row["float8"]:
+        return "param"
+    return "float8_rowwise" if is_bare(row) else "float8"  # torchao's layers keep what those keep
 
 
 def _replicas(row: dict[str, Any]) -> int:
@@ -147,27 +154,27 @@ def _replicas(row: dict[str, Any]) -> int:
 
 def predict(row: dict[str, Any]) -> MemoryEstimate:
     """The planner's estimate for a measured row."""
-    spec, cluster, layout = spec_of(row), cluster_of(row), layout_of(row)
+    spec, cluster, decided = spec_of(row), cluster_of(row), decisions_of(row)
     if "by" not in row:
-        return estimate_memory(spec, cluster, layout)
-    loss_bytes = _loss_bytes_before(row, spec, layout) if row["loss"] == "chunked" else None
-    found = estimate_memory(spec, cluster, layout, loss_bytes=loss_bytes)
+        return estimate_memory(spec, cluster, decided)
+    loss_bytes = _loss_bytes_before(row, spec, decided) if row["loss"] == "chunked" else None
+    found = estimate_memory(spec, cluster, decided, loss_bytes=loss_bytes)
     if row["world"] == 1:
         return found
     # Gradient shards had memory of their own.
-    _, waiting = gradient_bytes(spec, layout, -(-spec.total_params // layout.shard))
+    _, waiting = gradient_bytes(spec, decided, -(-spec.total_params // decided.shard))
     return replace(found, allocator=waiting + pool_bytes(spec, cluster))
 
 
-def _loss_bytes_before(row: dict[str, Any], spec: ModelSpec, layout: Layout) -> int:
+def _loss_bytes_before(row: dict[str, Any], spec: ModelSpec, decided: Decisions) -> int:
     """The head's gradient and logits, when these were apart from their own gradient."""
     head = spec.vocab_size * spec.hidden_size
     if is_bare(row):
         # It scales the head's fp32 gradient into a second copy, and casts that.
         return (4 + 4 + 2) * head
-    chunk = layout.loss_chunk_tokens or layout.tokens
-    logits = min(layout.tokens, chunk) * spec.vocab_size
-    width = (6 if layout.tokens > chunk else 4) if layout.compile else 14
+    chunk = decided.slice_tokens or decided.tokens
+    logits = min(decided.tokens, chunk) * spec.vocab_size
+    width = (6 if decided.tokens > chunk else 4) if decided.compile else 14
     return max(6 * head, 4 * head + width * logits)
 
 

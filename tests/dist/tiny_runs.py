@@ -22,7 +22,8 @@ from shardwise.config.rules import validate_rules
 from shardwise.data.loader import MicroBatch
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.float8 import bare
-from shardwise.plan.plan import Choice, Plan
+from shardwise.plan.decisions import Choice
+from shardwise.plan.plan import Plan
 from shardwise.training.documents import masks_by_position
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import (
@@ -109,7 +110,7 @@ def on_processor(plan: Plan) -> Plan:
         return plan
     here = replace(plan, cluster=replace(plan.cluster, device="cpu"))
     eager = Choice(False, "start-up costs more than it gains", "rule")
-    return here if plan.compile.source == "user" else replace(here, compile=eager)
+    return here if plan.compile.source == "user" else here.with_choices(compile=eager)
 
 
 def train(world: int, settings: Settings) -> Trained | None:

@@ -11,7 +11,7 @@ import inspect
 import json
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, reduce
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -44,6 +44,11 @@ class FieldDoc:
 def field_path(section: str, name: str) -> str:
     """('optim', 'lr') -> 'optim.lr'; fields of the top level stand alone."""
     return f"{section}.{name}" if section else name
+
+
+def value_at(config: schema.RunConfig, path: str) -> Any:
+    """The value of a field by its path, such as `optim.lr`."""
+    return reduce(getattr, path.split("."), config)
 
 
 def show_value(value: object) -> str:

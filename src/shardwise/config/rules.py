@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from shardwise.config.reference import show_value
+from shardwise.config.reference import show_value, value_at
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import UserError
 from shardwise.files import why_no_path
@@ -56,7 +55,7 @@ class Rule:
 
     def fault(self, config: RunConfig, place: str) -> Fault:
         """What to tell the user when the rule is broken."""
-        value = show_value(_value_of(config, self.field))
+        value = show_value(value_at(config, self.field))
         what = f"{self.field} is {value}, but {self.needs.format(c=config)}"
         fix = self.fix.format(c=config) if isinstance(self.fix, str) else self.fix(config)
         return Fault(place, what, fix)
@@ -73,10 +72,6 @@ def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _:
         raise_faults([rule.fault(config, place_of(rule.field)) for rule in broken])
 
 
-def _value_of(config: RunConfig, field: str) -> Any:
-    return reduce(getattr, field.split("."), config)
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -85,7 +80,7 @@ def _number_rule(
     field: str, test: Callable[[float], bool], needs: str, fix: str, name: str
 ) -> Rule:
     def holds(config: RunConfig) -> bool:
-        value = _value_of(config, field)
+        value = value_at(config, field)
         return not _is_number(value) or test(value)
 
     return Rule(f"{field}-{name}", field, holds, needs, fix)
@@ -160,7 +155,7 @@ def _prefetch_rule(direction: str) -> Rule:
     field = f"shard.{direction}_prefetch"
 
     def holds(config: RunConfig) -> bool:
-        depth, limit = _value_of(config, field), config.shard.all_gather_limit
+        depth, limit = value_at(config, field), config.shard.all_gather_limit
         return isinstance(depth, str) or isinstance(limit, str) or depth <= max(0, limit - 1)
 
     return Rule(
@@ -170,7 +165,7 @@ def _prefetch_rule(direction: str) -> Rule:
         "shard.all_gather_limit is {c.shard.all_gather_limit}, which leaves room for one unit "
         "less than that ahead of the one in use",
         lambda config: (
-            f"write shard.all_gather_limit={_value_of(config, field) + 1}, or leave {field} out"
+            f"write shard.all_gather_limit={value_at(config, field) + 1}, or leave {field} out"
         ),
     )
 
@@ -241,7 +236,7 @@ def _path_rule(field: str) -> Rule:
     """A row for a field that may name a file: what no file can be called is no typing mistake."""
 
     def holds(config: RunConfig) -> bool:
-        value = _value_of(config, field)
+        value = value_at(config, field)
         texts = value if isinstance(value, list) else [value]
         return all(text is None or why_no_path(text) is None for text in texts)
 

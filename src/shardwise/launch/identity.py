@@ -112,7 +112,7 @@ def _model(plan: Plan) -> Values:
 
 def _choices(plan: Plan) -> Values:
     cluster = plan.cluster
-    named = {name: choice.value for name, choice in plan.choices().items()}
+    named = {name: choice.value for name, choice in plan.choices.items()}
     # Their content is compared; they may lie in another place on each node.
     paths = ("weights", "tokenizer")
     return {name: value for name, value in named.items() if name not in paths} | {

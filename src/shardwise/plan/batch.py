@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardwise.config.schema import Auto, TrainConfig
 from shardwise.errors import UserError
-from shardwise.plan.plan import Choice
+from shardwise.plan.decisions import Choice
 
 # An `auto` micro-batch stops here: larger ones fill memory and gain no speed.
 MAX_AUTO_TOKENS = {"cuda": 32768, "cpu": 2048}

@@ -13,22 +13,23 @@ def headline(plan: Plan) -> str:
     """One line: model, cluster, mesh, batch."""
     return (
         f"{plan.model.name} ({format_count(plan.model.total_params)} parameters) on "
-        f"{plan.cluster.name}: {plan.strategy.value}, mesh replicate={plan.replicate.value} x "
-        f"shard={plan.shard.value}, {format_count(plan.tokens_per_step)} tokens a step"
+        f"{plan.cluster.name}: {plan.decided.strategy}, mesh replicate={plan.decided.replicate} x "
+        f"shard={plan.decided.shard}, {format_count(plan.tokens_per_step)} tokens a step"
     )
 
 
 def input_lines(plan: Plan) -> list[str]:
     """What the run starts from: its first weights and its tokenizer, each with the reason."""
-    named = (("first weights", plan.weights), ("tokenizer", plan.tokenizer))
-    return [f"{name}: {choice.value} ({choice.why})" for name, choice in named]
+    named = (("first weights", "weights"), ("tokenizer", "tokenizer"))
+    choices = [(words, plan.choices[name]) for words, name in named]
+    return [f"{words}: {choice.value} ({choice.why})" for words, choice in choices]
 
 
 def choice_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
     """(decision, value, source, why) for every decision."""
     return [
         (name, _show(choice.value), choice.source, choice.why)
-        for name, choice in plan.choices().items()
+        for name, choice in plan.choices.items()
     ]
 
 
@@ -81,7 +82,7 @@ def difference_rows(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
 
 def _figures(plan: Plan) -> list[tuple[str, str]]:
     """The same names for every plan, in the same order."""
-    choices = [(name, _show(choice.value)) for name, choice in plan.choices().items()]
+    choices = [(name, _show(choice.value)) for name, choice in plan.choices.items()]
     forecast = plan.forecast
     speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} tok/s/gpu"
     usd = None if forecast is None else forecast.usd_per_billion_tokens

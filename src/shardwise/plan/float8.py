@@ -8,7 +8,7 @@ from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.plan import Choice
+from shardwise.plan.decisions import Choice
 
 _MULTIPLE = 16  # of both sides of a float8 matmul
 _OTHER_FORMATS = "write precision.linear=param, or leave precision.linear out"
@@ -66,11 +66,6 @@ def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Cho
         return Choice(False, why, "rule")
     why = "one byte a weight; all scales in one pass after each step"
     return Choice(True, why, "rule")
-
-
-def counts_as_float8(linear: str, model: ModelSpec) -> bool:
-    """Whether forecasts take a block for float8: not where most of it is stacked experts."""
-    return is_float8(linear) and model.num_experts == 1
 
 
 def validate_torchao(linear: str) -> None:

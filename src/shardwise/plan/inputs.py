@@ -9,7 +9,8 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.tokenizer_files import has_own_tokenizer
-from shardwise.plan.plan import Choice, Plan
+from shardwise.plan.decisions import Choice
+from shardwise.plan.plan import Plan
 
 # The embedded tokenizer: one token a byte, and one for the end of a document.
 NUM_BYTE_TOKENS = 257
@@ -64,7 +65,7 @@ def check_bytes(plan: Plan) -> list[UserError]:
     A model whose vocabulary is about that of bytes is taken to be made for them. Weights have to
     say so too: their end of a document is that of bytes.
     """
-    if plan.tokenizer.value != "byte" or plan.tokenizer.source == "user":
+    if plan.decided.tokenizer != "byte" or plan.choices["tokenizer"].source == "user":
         return []
     vocab_size, name = plan.model.vocab_size, plan.model.name
     is_far = vocab_size > FAR * NUM_BYTE_TOKENS

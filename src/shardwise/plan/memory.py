@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.host import chosen, patience
-from shardwise.plan.layout import (
+from shardwise.plan.decisions import (
     DTYPE_BYTES,
-    Layout,
+    Decisions,
+    computes_float8,
     gathered_block_params,
     gathered_params,
     makes_product_again,
 )
+from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
 
@@ -64,25 +65,25 @@ class _Moment:
 
 
 def estimate_memory(
-    model: ModelSpec, cluster: ClusterSpec, layout: Layout, *, loss_bytes: int | None = None
+    model: ModelSpec, cluster: ClusterSpec, decided: Decisions, *, loss_bytes: int | None = None
 ) -> MemoryEstimate:
     """Expected bytes of one rank at the peak of a step.
 
     `loss_bytes` is for other stacks: what the head's gradient and the logits take in theirs.
     """
-    shard_params = -(-model.total_params // layout.shard)
-    on_device = 0 if layout.offload else 1
-    moments = _at_loss(model, layout, loss_bytes), _at_backward(model, layout)
+    shard_params = -(-model.total_params // decided.shard)
+    on_device = 0 if decided.offload else 1
+    moments = _at_loss(model, decided, loss_bytes), _at_backward(model, decided)
     peak = max(moments, key=lambda moment: moment.total)
-    grads, waiting = gradient_bytes(model, layout, shard_params * on_device)
-    if layout.replicate == 1:
+    grads, waiting = gradient_bytes(model, decided, shard_params * on_device)
+    if decided.replicate == 1:
         room = int(peak.activations + peak.recompute)
-        waiting = max(_broken_bytes(model, layout, waiting), waiting - room)
+        waiting = max(_broken_bytes(model, decided, waiting), waiting - room)
     return MemoryEstimate(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
         grads=grads,
-        optimizer=shard_params * (ADAM_BYTES // 2 if layout.bf16_state else ADAM_BYTES) * on_device,
+        optimizer=shard_params * _adam_bytes(decided) * on_device,
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),
         activations=int(peak.activations),
@@ -93,155 +94,159 @@ def estimate_memory(
     )
 
 
-def _broken_bytes(model: ModelSpec, layout: Layout, shards: int) -> int:
+def _adam_bytes(decided: Decisions) -> int:
+    return ADAM_BYTES // 2 if decided.optimizer_state == "bf16" else ADAM_BYTES
+
+
+def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
     """What gradient shards between activations cost where backward asks for large tensors again."""
-    plain = layout.checkpoint_activations == "none" and not layout.offload_activations
-    if plain or layout.shard == 1:
+    plain = decided.checkpoint_activations == "none" and not decided.offload_activations
+    if plain or decided.shard == 1:
         return 0
-    largest = DTYPE_BYTES[layout.param_dtype] * _ffn_width(model) * layout.tokens
+    largest = DTYPE_BYTES[decided.param_dtype] * _ffn_width(model) * decided.tokens
     return min(shards, BROKEN_TENSORS * largest)
 
 
-def gradient_bytes(model: ModelSpec, layout: Layout, shard_params: int) -> tuple[int, int]:
+def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
     """(at the peak, later): earlier passes have left gradients, the only pass has not yet."""
     shards = shard_params * GRAD_BYTES
-    if layout.accumulation == 1:
+    if decided.accumulation == 1:
         return 0, shards
-    if layout.accumulates_unsharded:
+    if decided.accumulates_unsharded:
         return model.total_params * GRAD_BYTES, shards
     return shards, 0
 
 
-def _at_loss(model: ModelSpec, layout: Layout, loss_bytes: int | None) -> _Moment:
+def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None) -> _Moment:
     """The head's fp32 gradient, and beside it one slice of logits, or its copy to reduce."""
-    width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
-    tokens = layout.tokens
-    gathered = _gathered_bytes(model, layout)
+    width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
+    tokens = decided.tokens
+    gathered = _gathered_bytes(model, decided)
     # The last unit stays gathered. The block before it is gathered ahead, when what is kept of the
     # gather of the last has gone: in place that is little, and the peak is before.
-    ahead = 0 if layout.gathers_in_place else gathered_block_params(model, layout)
-    buffers = 0 if layout.keeps_gathered else width * (head + ahead)
-    loss = float(_loss_bytes(model, layout) if loss_bytes is None else loss_bytes)
+    ahead = 0 if decided.gather_in_place else gathered_block_params(model, decided)
+    buffers = 0 if decided.keeps_gathered else width * (head + ahead)
+    loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
     # The last hidden state, normed, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
-    kept = _kept_bytes(model, layout) + _router_bytes(model, layout)
+    kept = _kept_bytes(model, decided) + _router_bytes(model, decided)
     loss += tokens * tail + WORKSPACE_BYTES
     return _Moment("loss", gathered, buffers, tokens * kept, loss, 0.0)
 
 
-def _loss_bytes(model: ModelSpec, layout: Layout) -> int:
-    width, head = DTYPE_BYTES[layout.param_dtype], _head_params(model)
-    if layout.loss_chunk_tokens is None:
-        return layout.tokens * model.vocab_size * (width + 8) + 2 * width * head
-    logits = min(layout.tokens, layout.loss_chunk_tokens) * model.vocab_size
+def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
+    width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
+    if decided.slice_tokens is None:
+        return decided.tokens * model.vocab_size * (width + 8) + 2 * width * head
+    logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size
     # They become their gradient; without a kernel for it there are three fp32 copies on the way.
-    logit_bytes = width if layout.compile or layout.own_kernels else 12 + width
+    logit_bytes = width if decided.compile or decided.own_kernels else 12 + width
     return max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
-def _at_backward(model: ModelSpec, layout: Layout) -> _Moment:
+def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
     """Backward is inside the last block."""
-    width, reduce = DTYPE_BYTES[layout.param_dtype], DTYPE_BYTES[layout.reduce_dtype]
-    head, tokens = _head_params(model), layout.tokens
-    gathered = _gathered_bytes(model, layout)
-    own = 1 if layout.keeps_gathered else 3
-    recomputed = _recomputed_bytes(model, layout)
-    if layout.compile or not recomputed:
+    width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
+    head, tokens = _head_params(model), decided.tokens
+    gathered = _gathered_bytes(model, decided)
+    own = 1 if decided.keeps_gathered else 3
+    recomputed = _recomputed_bytes(model, decided)
+    if decided.compile or not recomputed:
         in_flight = reduce * head
         # An MLP's gradients: three in bf16, or one and five copies of a byte each.
-        halves = 7 if layout.float8 else 3 * width
-        transient = halves * _ffn_width(model) * tokens if layout.compile else 0
+        halves = 7 if computes_float8(model, decided) else 3 * width
+        transient = halves * _ffn_width(model) * tokens if decided.compile else 0
     else:
         # Without the compiler the head's gradients outlive the start of the recomputation.
         in_flight, transient = (8 + 2 * width) * head, 0
-    buffers = own * width * gathered_block_params(model, layout) + in_flight
-    kept = tokens * (_kept_bytes(model, layout) + _router_bytes(model, layout))
+    buffers = own * width * gathered_block_params(model, decided) + in_flight
+    kept = tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
 
 
-def _gathered_bytes(model: ModelSpec, layout: Layout) -> int:
+def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
     """Parameters that stay whole from forward to backward."""
-    if layout.keeps_gathered:
-        width = DTYPE_BYTES[layout.param_dtype]
-        in_block = 1 if layout.float8 and layout.float8_gather else width
-        blocks = model.num_layers * gathered_block_params(model, layout)
-        return blocks * in_block + (gathered_params(model, layout) - blocks) * width
-    if layout.float8_rowwise and layout.checkpoint_activations == "none":
+    if decided.keeps_gathered:
+        width = DTYPE_BYTES[decided.param_dtype]
+        in_block = 1 if computes_float8(model, decided) and decided.float8_gather else width
+        blocks = model.num_layers * gathered_block_params(model, decided)
+        return blocks * in_block + (gathered_params(model, decided) - blocks) * width
+    if decided.float8_rowwise and decided.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0
 
 
-def waiting_in_host(model: ModelSpec, layout: Layout) -> float:
+def waiting_in_host(model: ModelSpec, decided: Decisions) -> float:
     """Bytes of activations that a rank's micro-batch has in host memory when backward begins."""
-    return _share_in_host(model, layout) * layout.tokens * _saved_bytes(model, layout)
+    return _share_in_host(model, decided) * decided.tokens * _saved_bytes(model, decided)
 
 
-def _share_in_host(model: ModelSpec, layout: Layout) -> float:
+def _share_in_host(model: ModelSpec, decided: Decisions) -> float:
     """Of the blocks, of which there are no halves."""
-    return len(chosen(model.num_layers, layout.offload_activations)) / model.num_layers
+    return len(chosen(model.num_layers, decided.offload_activations)) / model.num_layers
 
 
-def _kept_bytes(model: ModelSpec, layout: Layout) -> float:
+def _kept_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for a token that stay on the device for backward."""
-    blocks, share = model.num_layers, layout.offload_activations
+    blocks, share = model.num_layers, decided.offload_activations
     sent = chosen(blocks, share)
     # Too late to have left when forward ends.
     late = [block for block in sent if block >= blocks - patience(share)]
-    return _saved_bytes(model, layout) * (blocks - len(sent) + len(late)) / blocks
+    return _saved_bytes(model, decided) * (blocks - len(sent) + len(late)) / blocks
 
 
-def _router_bytes(model: ModelSpec, layout: Layout) -> int:
+def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
     """Bytes for a token that the load-balancing loss keeps: logits, and probabilities in fp32."""
-    if not layout.balances_routers:
+    if not decided.router_aux_loss:
         return 0
-    return model.num_routers * model.num_experts * (DTYPE_BYTES[layout.param_dtype] + 4)
+    return model.num_routers * model.num_experts * (DTYPE_BYTES[decided.param_dtype] + 4)
 
 
-def _saved_bytes(model: ModelSpec, layout: Layout) -> float:
+def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for a token that all blocks save for backward."""
-    whole, mode = _block_bytes(model, layout), layout.checkpoint_activations
+    whole, mode = _block_bytes(model, decided), decided.checkpoint_activations
     if mode == "none":
         return model.num_layers * whole
     if mode == "selective":
-        return model.num_layers * _selective_bytes(model, layout)
-    entry = DTYPE_BYTES[layout.param_dtype] * model.hidden_size
-    recomputed = _num_recomputed(model, layout)
+        return model.num_layers * _selective_bytes(model, decided)
+    entry = DTYPE_BYTES[decided.param_dtype] * model.hidden_size
+    recomputed = _num_recomputed(model, decided)
     return (model.num_layers - recomputed) * whole + recomputed * entry
 
 
-def _recomputed_bytes(model: ModelSpec, layout: Layout) -> float:
+def _recomputed_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for a token that one block's recomputation brings back."""
-    if layout.checkpoint_activations == "selective":
-        return _block_bytes(model, layout) - _selective_bytes(model, layout)
-    return _block_bytes(model, layout) if _num_recomputed(model, layout) else 0
+    if decided.checkpoint_activations == "selective":
+        return _block_bytes(model, decided) - _selective_bytes(model, decided)
+    return _block_bytes(model, decided) if _num_recomputed(model, decided) else 0
 
 
-def _num_recomputed(model: ModelSpec, layout: Layout) -> int:
-    return round(recomputed_share(layout.checkpoint_activations) * model.num_layers)
+def _num_recomputed(model: ModelSpec, decided: Decisions) -> int:
+    return round(recomputed_share(decided.checkpoint_activations) * model.num_layers)
 
 
-def _block_bytes(model: ModelSpec, layout: Layout) -> float:
+def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for a token that one block keeps without checkpointing."""
-    width, statistics = DTYPE_BYTES[layout.param_dtype], 4 * model.num_heads + 8
-    if layout.float8:
+    width, statistics = DTYPE_BYTES[decided.param_dtype], 4 * model.num_heads + 8
+    if computes_float8(model, decided):
         # Inputs of the linear layers are kept in one byte each; torchao's own make them again.
-        inputs = 0 if layout.float8_rowwise else 3 * model.hidden_size
-        return _selective_bytes(model, layout) + inputs
-    hidden, ffn = (4, 3) if layout.compile else (9, 4)
-    if makes_product_again(model, layout):
+        inputs = 0 if decided.float8_rowwise else 3 * model.hidden_size
+        return _selective_bytes(model, decided) + inputs
+    hidden, ffn = (4, 3) if decided.compile else (9, 4)
+    if makes_product_again(model, decided):
         ffn = 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
-    norms = 0.0 if layout.compile or not model.head_norms else 4.5 * _qkv_width(model)
+    norms = 0.0 if decided.compile or not model.head_norms else 4.5 * _qkv_width(model)
     return width * channels + norms * width / 2 + statistics
 
 
-def _selective_bytes(model: ModelSpec, layout: Layout) -> float:
+def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
     """The same where only matmul results and attention are kept."""
-    width = DTYPE_BYTES[layout.param_dtype]
-    hidden = 2 if layout.compile else 4
+    width = DTYPE_BYTES[decided.param_dtype]
+    hidden = 2 if decided.compile else 4
     # Our SwiGLU's product is a result of the operator that the second half is of, and where nothing
     # is compiled torch keeps all of an operator's.
-    ffn = 3 if makes_product_again(model, layout) and not layout.compile else 2
+    ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     return width * channels + 4 * model.num_heads
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from shardwise.config.plain import config_from_dict, config_to_dict
 from shardwise.config.schema import RunConfig
@@ -15,22 +16,18 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.files import read_json, replace_file
+from shardwise.plan.decisions import Choice, Choices, Decisions, explained
+from shardwise.plan.settings import Settings, settle
 
-T = TypeVar("T")
-Source = Literal["user", "rule", "search", "measured"]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[T]):
-    """A decided value, why it was decided so, and who decided."""
-
-    value: T
-    why: str
-    source: Source
-
-
-# Saved plans that are older say nothing of it.
-_BEFORE_FLOAT8: Choice[str] = Choice("param", "this plan is older than float8", "rule")
+# What every plan has said from the first version on; what is newer, an older plan leaves out.
+FIRST = frozenset(
+    (
+        *("strategy", "replicate", "shard", "reshard_after_forward", "forward_prefetch"),
+        *("backward_prefetch", "param_dtype", "reduce_dtype", "output_dtype", "compile"),
+        *("checkpoint_activations", "offload", "attention", "loss", "loss_chunk_tokens"),
+        *("micro_batch", "accumulation", "global_batch", "accumulate", "fused_optimizer"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,45 +137,36 @@ class Plan:
     alternatives: list[Alternative]
     warnings: list[str]
 
-    weights: Choice[str] = Choice("-", "this plan is older than the entry", "rule")
-    tokenizer: Choice[str] = Choice("-", "this plan is older than the entry", "rule")
-    strategy: Choice[str]
-    replicate: Choice[int]
-    shard: Choice[int]
-    reshard_after_forward: Choice[bool | int]
-    forward_prefetch: Choice[int]
-    backward_prefetch: Choice[int]
-    param_dtype: Choice[str]
-    linear: Choice[str] = _BEFORE_FLOAT8
-    float8_gather: Choice[bool] = Choice(False, _BEFORE_FLOAT8.why, "rule")
-    reduce_dtype: Choice[str]
-    output_dtype: Choice[str | None]
-    checkpoint_activations: Choice[str | float]
-    compile: Choice[bool]
-    offload: Choice[bool]
-    offload_activations: Choice[float] = Choice(0.0, "this plan is older than the option", "rule")
-    attention: Choice[str]
-    loss: Choice[str]
-    loss_chunk_tokens: Choice[int]
-    micro_batch: Choice[int]
-    accumulation: Choice[int]
-    global_batch: Choice[int]
-    accumulate: Choice[str]
-    fused_optimizer: Choice[bool]
-    optimizer_state: Choice[str] = Choice("fp32", "this plan is older than the option", "rule")
-    kernels: Choice[str] = Choice("torch", "this plan is older than our own", "rule")
-    gather_in_place: Choice[bool] = Choice(False, "this plan is older than the option", "rule")
-    router_aux_loss: Choice[float] = Choice(0.0, "this plan is older than the option", "rule")
+    choices: Choices
+    """Every decision with its reason, by name, in the order in which they are explained."""
+
+    decided: Decisions = field(init=False)
+    """The values of the choices."""
+
+    settings: Settings = field(init=False)
+    """What ranks read of the configuration."""
+
+    def __post_init__(self) -> None:
+        put = partial(object.__setattr__, self)
+        put("choices", {name: self.choices[name] for name in explained()})
+        put("decided", Decisions.of(self.choices, self.config.data.seq_len))
+        put("settings", settle(self.config, self.decided))
+
+    def __getattr__(self, name: str) -> Choice[Any]:
+        """The choice of that name. Ranks still read some decisions so."""
+        if name in explained():
+            return self.choices[name]
+        raise AttributeError(name)
 
     @property
     def world_size(self) -> int:
         """Ranks of the whole run."""
-        return self.replicate.value * self.shard.value
+        return self.decided.replicate * self.decided.shard
 
     @property
     def run_dir(self) -> Path:
         """The directory that holds everything the run leaves."""
-        return Path(self.config.runs_dir) / self.config.name
+        return Path(self.settings.runs_dir) / self.settings.name
 
     @property
     def peak_bytes(self) -> int:
@@ -189,12 +177,11 @@ class Plan:
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step reads, over all ranks."""
-        return self.global_batch.value * self.config.data.seq_len
+        return self.decided.global_batch * self.decided.seq_len
 
-    def choices(self) -> dict[str, Choice[Any]]:
-        """All decisions by name, in the order in which they are explained."""
-        named = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value for name, value in named.items() if isinstance(value, Choice)}
+    def with_choices(self, **choices: Choice[Any]) -> Plan:
+        """The same plan with other decisions."""
+        return replace(self, choices={**self.choices, **choices})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""
@@ -209,7 +196,7 @@ class Plan:
             "forecast": None if self.forecast is None else asdict(self.forecast),
             "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "warnings": self.warnings,
-            "choices": {name: asdict(choice) for name, choice in self.choices().items()},
+            "choices": {name: asdict(choice) for name, choice in self.choices.items()},
         }
 
     @classmethod
@@ -226,7 +213,7 @@ class Plan:
             forecast=None if data["forecast"] is None else Forecast(**data["forecast"]),
             alternatives=[Alternative(**each) for each in data["alternatives"]],
             warnings=list(data["warnings"]),
-            **{name: Choice(**choice) for name, choice in data["choices"].items()},
+            choices=_read_choices(data["choices"]),
         )
         validate_types(plan, cls, "")
         return plan
@@ -254,3 +241,17 @@ class Plan:
                 "next `shardwise train` writes a run's plan.json anew",
                 code=ExitCode.VERIFY_FAILED,
             ) from error
+
+
+def _read_choices(data: Mapping[str, Any]) -> Choices:
+    """Those of a saved plan; ValueError where it lacks one that it must have."""
+    choices: Choices = {name: Choice(**choice) for name, choice in data.items()}
+    if unknown := choices.keys() - set(explained()):
+        raise ValueError(f"it has a choice that does not exist: {min(unknown)}")
+    if missing := FIRST - choices.keys():
+        raise ValueError(f"it has no choice of {min(missing)}")
+    older = {
+        item.name: Choice(item.default, "this plan is older than the option", "rule")
+        for item in fields(Decisions)
+    }
+    return {name: choices.get(name, older[name]) for name in explained()}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from shardwise.config.reference import value_at
 from shardwise.config.schema import RunConfig, TrainConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
@@ -67,7 +68,7 @@ def change_config(config: RunConfig, change: Mapping[str, Any]) -> RunConfig:
 def _left_open(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
     """What the user decided, given back to the planner: one decision, then all of them."""
     given = [
-        {path: "auto" for path in paths if reduce(getattr, path.split("."), config) != "auto"}
+        {path: "auto" for path in paths if value_at(config, path) != "auto"}
         for paths in _BETTER_LEFT_OPEN
     ]
     yield from filter(None, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.plan import Choice
+from shardwise.plan.decisions import Choice
 
 
 def choose_router_aux_loss(config: RunConfig, model: ModelSpec) -> Choice[float]:
@@ -25,9 +25,9 @@ def choose_router_aux_loss(config: RunConfig, model: ModelSpec) -> Choice[float]
     return Choice(float(given), f"given{instead}", "user")
 
 
-def left_out(model: ModelSpec, chosen: Choice[float]) -> list[str]:
+def left_out(model: ModelSpec, chosen: float) -> list[str]:
     """The warning where the user turns off what the model's config asks for."""
-    if not model.router_aux_loss or chosen.value:
+    if not model.router_aux_loss or chosen:
         return []
     return [
         f"the model's config asks for a load-balancing loss (output_router_logits, "

@@ -9,7 +9,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.facts.prices import Price
 from shardwise.facts.rates import Rates
 from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
-from shardwise.plan.layout import Layout
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
@@ -27,10 +27,10 @@ EQUAL = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One candidate laid out and judged."""
+    """One candidate, decided in full and judged."""
 
     candidate: Candidate
-    layout: Layout
+    decided: Decisions
     rank: int
     """Place of its mesh in the decision tree."""
 
@@ -45,44 +45,44 @@ class Option:
     @property
     def label(self) -> str:
         """Its decisions in a few words."""
-        mesh, layout = self.candidate.mesh, self.layout
-        mode = layout.checkpoint_activations
+        decided = self.decided
+        mode = decided.checkpoint_activations
         recompute = f"recompute {mode:.0%}" if isinstance(mode, float) else f"recompute {mode}"
-        passes = f" x {layout.accumulation}" if layout.accumulation > 1 else ""
-        kept = ", whole gradients kept" if layout.accumulates_unsharded else ""
-        strategy = self.candidate.strategy
-        if strategy == "hybrid_shard" and layout.keeps_gathered:
+        passes = f" x {decided.accumulation}" if decided.accumulation > 1 else ""
+        kept = ", whole gradients kept" if decided.accumulates_unsharded else ""
+        strategy = decided.strategy
+        if strategy == "hybrid_shard" and decided.keeps_gathered:
             strategy = "hybrid_shard (parameters kept)"
         return (
-            f"{strategy} {mesh.replicate} x {mesh.shard}, {recompute}, micro-batch "
-            f"{layout.micro_batch}{passes}{kept}"
+            f"{strategy} {decided.replicate} x {decided.shard}, {recompute}, micro-batch "
+            f"{decided.micro_batch}{passes}{kept}"
         )
 
 
 def judge(
     candidate: Candidate,
     rank: int,
-    layout: Layout,
+    decided: Decisions,
     model: ModelSpec,
     cluster: ClusterSpec,
     rates: Rates | None,
     price: Price | None,
 ) -> Option:
-    """Memory and speed of one layout."""
-    memory = estimate_memory(model, cluster, layout)
-    forecast = None if rates is None else foresee(model, cluster, layout, rates, price)
-    return Option(candidate, layout, rank, memory, forecast)
+    """Memory and speed of one set of decisions."""
+    memory = estimate_memory(model, cluster, decided)
+    forecast = None if rates is None else foresee(model, cluster, decided, rates, price)
+    return Option(candidate, decided, rank, memory, forecast)
 
 
 def foresee(
-    model: ModelSpec, cluster: ClusterSpec, layout: Layout, rates: Rates, price: Price | None
+    model: ModelSpec, cluster: ClusterSpec, decided: Decisions, rates: Rates, price: Price | None
 ) -> Forecast:
-    """The expected speed of one layout."""
+    """The expected speed of one set of decisions."""
     fabric = cluster.fabric
-    software = software_of(cluster.device, layout)
-    estimate = estimate_time(model, fabric, layout, rates, software)
-    peak = cluster.peak_flops(layout.param_dtype)
-    speed = speed_of(estimate, model, fabric, layout, rates, peak, software)
+    software = software_of(cluster.device, decided)
+    estimate = estimate_time(model, fabric, decided, rates, software)
+    peak = cluster.peak_flops(decided.param_dtype)
+    speed = speed_of(estimate, model, fabric, decided, rates, peak, software)
     hours = 1e9 / (speed.tokens_per_s * cluster.world_size) / 3600
     return Forecast(
         step_s=speed.step_s,
@@ -146,13 +146,13 @@ def _merit(option: Option, cluster: ClusterSpec) -> tuple[bool, float, int]:
 
 
 def _preference(option: Option) -> tuple[int, int]:
-    mode = option.layout.checkpoint_activations
+    mode = option.decided.checkpoint_activations
     recompute = RECOMPUTE_MODES.index(mode) if mode in RECOMPUTE_MODES else 0
     return recompute, option.memory.total
 
 
 def _kind(option: Option) -> tuple[int, str | float]:
-    return option.rank, option.layout.checkpoint_activations
+    return option.rank, option.decided.checkpoint_activations
 
 
 def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:

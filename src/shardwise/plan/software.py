@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.plan.layout import Layout
+from shardwise.plan.decisions import Decisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +133,15 @@ ON_CPU = Software(
 )
 
 
-def software_of(device: str, layout: Layout) -> Software:
-    """What surrounds the matmuls of such a layout on such devices."""
+def software_of(device: str, decided: Decisions) -> Software:
+    """What surrounds the matmuls of such decisions on such devices."""
     if device != "cuda":
         return ON_CPU
-    base = OURS if layout.own_kernels else Software()
-    if layout.flash_attention_4:
+    base = OURS if decided.own_kernels else Software()
+    if decided.attention == "flash_attention_4":
         # Against cuDNN on an H200: 1.10 at sequences of 4096 and 8192, 1.12 at 32768.
         base = replace(base, attention_factor=1.1)
-    if not layout.float8_rowwise:
+    if not decided.float8_rowwise:
         return base
     # One scale a row, against one a tensor: as torchtitan's published runs differ.
     return replace(

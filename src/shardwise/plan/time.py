@@ -13,7 +13,12 @@ from shardwise.facts.fabric import Fabric
 from shardwise.facts.flops import attention_flops, efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
-from shardwise.plan.layout import DTYPE_BYTES, Layout, makes_product_again
+from shardwise.plan.decisions import (
+    DTYPE_BYTES,
+    Decisions,
+    computes_float8,
+    makes_product_again,
+)
 from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
@@ -111,24 +116,24 @@ class _Block:
 def estimate_time(
     model: ModelSpec,
     fabric: Fabric,
-    layout: Layout,
+    decided: Decisions,
     rates: Rates,
     software: Software = OURS,
 ) -> TimeEstimate:
     """Expected seconds of one optimizer step, by term."""
-    passes = layout.accumulation
-    layers = model.num_layers / layout.pipeline
-    block = _block_seconds(model, layout, rates, software)
-    loss, head_matmul = _loss_seconds(model, layout, rates, software)
-    again = _recompute_seconds(layout, block, software)
-    tensor = layers * tensor_seconds(model, fabric, layout, software)
-    expert = layers * expert_seconds(model, fabric, layout)
+    passes = decided.accumulation
+    layers = model.num_layers / decided.pipeline
+    block = _block_seconds(model, decided, rates, software)
+    loss, head_matmul = _loss_seconds(model, decided, rates, software)
+    again = _recompute_seconds(decided, block, software)
+    tensor = layers * tensor_seconds(model, fabric, decided, software)
+    expert = layers * expert_seconds(model, fabric, decided)
     forward, backward = block.forward, block.backward + again
     # Launches run ahead of the device; they cost only where a block's kernels are shorter.
     short = max(0.0, block.launch - (forward + backward) * software.overlaps)
     busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
-    copied = software.copy_factor * copied_bytes(model, layout, software)
-    shard_params = model.total_params / (layout.shard * layout.tensor * layout.pipeline)
+    copied = software.copy_factor * copied_bytes(model, decided, software)
+    shard_params = model.total_params / (decided.shard * decided.tensor * decided.pipeline)
     return TimeEstimate(
         matmul=passes * (layers * block.matmul + head_matmul),
         attention=passes * layers * block.attention,
@@ -139,12 +144,12 @@ def estimate_time(
         launch=passes * layers * short,
         tensor_parallel=passes * tensor,
         expert_parallel=passes * expert,
-        exposed=exposed_seconds(model, fabric, layout, forward, backward, software),
-        waiting=software.wait_share * _doublings(fabric, layout) * busy,
-        bubble=_idle_share(model, layout) * busy,
-        optimizer=_optimizer_seconds(shard_params, layout, rates, software),
-        offload=_offload_seconds(shard_params, layout, software)
-        + passes * _exposed_activation_seconds(model, layout, layers * forward, layers * backward),
+        exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
+        waiting=software.wait_share * _doublings(fabric, decided) * busy,
+        bubble=_idle_share(model, decided) * busy,
+        optimizer=_optimizer_seconds(shard_params, decided, rates, software),
+        offload=_offload_seconds(shard_params, decided, software)
+        + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s + passes * software.pass_s,
     )
 
@@ -153,45 +158,47 @@ def speed_of(
     estimate: TimeEstimate,
     model: ModelSpec,
     fabric: Fabric,
-    layout: Layout,
+    decided: Decisions,
     rates: Rates,
     peak_flops: float | None,
     software: Software = OURS,
 ) -> Speed:
     """Tokens per second and the shares of the peak that they are."""
-    split = layout.tensor * layout.pipeline
-    tokens = layout.tokens * layout.accumulation / split
+    split = decided.tensor * decided.pipeline
+    tokens = decided.tokens * decided.accumulation / split
     per_s = tokens / estimate.total
-    mode = layout.checkpoint_activations
+    mode = decided.checkpoint_activations
     shares = None
     if peak_flops is not None:
-        shares = efficiency_of(model, layout.seq_len, mode, per_s, peak_flops)
+        shares = efficiency_of(model, decided.seq_len, mode, per_s, peak_flops)
     return Speed(
         step_s=estimate.total,
         tokens_per_s=per_s,
         mfu=shares.mfu if shares else None,
         hfu=shares.hfu if shares else None,
-        tokens_to_hide=_tokens_to_hide(model, fabric, layout, rates, software),
+        tokens_to_hide=_tokens_to_hide(model, fabric, decided, rates, software),
     )
 
 
-def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Software) -> _Block:
-    tokens, tensor = layout.tokens, layout.tensor
+def _block_seconds(
+    model: ModelSpec, decided: Decisions, rates: Rates, software: Software
+) -> _Block:
+    tokens, tensor = decided.tokens, decided.tensor
     weights = model.block_matmul_params_per_token / model.num_layers
     ffn = model.ffn_size * max(1, model.experts_per_token)
     narrow = min(model.hidden_size, max(1.0, weights / model.hidden_size / 4)) / tensor
     # What a narrow shape loses is tiles and waves: seconds that a faster format does not shorten.
     lost = software.narrow_factor * rates.half_width / narrow
-    lost /= rates.matmul_flops[layout.param_dtype]
+    lost /= rates.matmul_flops[decided.param_dtype]
     flops = 2.0 * tokens * weights / tensor / software.matmul_factor
-    matmul = flops * (1 / _matmul_rate(layout, rates, software) + lost)
-    scores = tokens * attention_flops(model, layout.seq_len) / tensor / software.attention_factor
-    scores *= 1 + rates.half_context / layout.seq_len
-    if layout.context > 1:
+    matmul = flops * (1 / _matmul_rate(model, decided, rates, software) + lost)
+    scores = tokens * attention_flops(model, decided.seq_len) / tensor / software.attention_factor
+    scores *= 1 + rates.half_context / decided.seq_len
+    if decided.context > 1:
         scores *= _RING_FACTOR
-    moved = tokens * _elementwise_bytes(model, layout, software)
+    moved = tokens * _elementwise_bytes(model, decided, software)
     again = moved / 3
-    if layout.compile and makes_product_again(model, layout):
+    if decided.compile and makes_product_again(model, decided):
         # In any case, so that norms alone are left.
         again = tokens * software.norm_passes * model.hidden_size
     unpacked = 2 * software.unpack_passes * weights
@@ -202,18 +209,18 @@ def _block_seconds(model: ModelSpec, layout: Layout, rates: Rates, software: Sof
         attention_backward=2.5 * scores / rates.attention_backward_flops,
         elementwise=(moved + unpacked) / tensor / rates.memory_bytes_per_s,
         selective=again / tensor / rates.memory_bytes_per_s,
-        launch=software.block_kernels * (1 if layout.compile else 2) * rates.launch_s,
+        launch=software.block_kernels * (1 if decided.compile else 2) * rates.launch_s,
         last_matmul=matmul * min(1.0, ffn * model.hidden_size / weights),
     )
 
 
-def _matmul_rate(layout: Layout, rates: Rates, software: Software) -> float:
-    if layout.float8:
+def _matmul_rate(model: ModelSpec, decided: Decisions, rates: Rates, software: Software) -> float:
+    if computes_float8(model, decided):
         return rates.matmul_flops["fp8"] * software.float8_factor
-    return rates.matmul_flops[layout.param_dtype]
+    return rates.matmul_flops[decided.param_dtype]
 
 
-def _elementwise_bytes(model: ModelSpec, layout: Layout, software: Software) -> float:
+def _elementwise_bytes(model: ModelSpec, decided: Decisions, software: Software) -> float:
     """What one block moves for one token outside of matmuls and attention.
 
     A tensor group splits all of it: the feed-forward by channels, norms and residuals by tokens.
@@ -223,80 +230,80 @@ def _elementwise_bytes(model: ModelSpec, layout: Layout, software: Software) -> 
     ffn = model.ffn_size * max(1, model.experts_per_token)
     vectors = max(2.0, (weights - attention) / (ffn * model.hidden_size))  # gated ones have three
     hidden_passes, ffn_passes = software.hidden_passes, software.ffn_passes
-    if not layout.compile:
+    if not decided.compile:
         hidden_passes *= software.eager_factor
         ffn_passes *= software.eager_ffn_factor
     moved = hidden_passes * model.hidden_size + ffn_passes * vectors * ffn
-    moved *= DTYPE_BYTES[layout.param_dtype] / 2
-    if layout.float8:
+    moved *= DTYPE_BYTES[decided.param_dtype] / 2
+    if computes_float8(model, decided):
         moved += software.float8_passes * (3 * model.hidden_size + 2 * ffn)
     return moved
 
 
 def _loss_seconds(
-    model: ModelSpec, layout: Layout, rates: Rates, software: Software
+    model: ModelSpec, decided: Decisions, rates: Rates, software: Software
 ) -> tuple[float, float]:
     """(element-wise, matmul) seconds of the head and the cross-entropy."""
-    vocab = model.vocab_size / layout.tensor
-    last_stage = 1.0 / layout.pipeline  # one stage of several has it
-    tokens = layout.tokens * last_stage
-    flops = rates.matmul_flops[layout.param_dtype] * software.matmul_factor
+    vocab = model.vocab_size / decided.tensor
+    last_stage = 1.0 / decided.pipeline  # one stage of several has it
+    tokens = decided.tokens * last_stage
+    flops = rates.matmul_flops[decided.param_dtype] * software.matmul_factor
     passes = 2 if software.frozen else 3
     matmul = passes * 2.0 * tokens * vocab * model.hidden_size / flops
     gradient = 0.0
-    if layout.loss_chunk_tokens is not None and not software.frozen:
+    if decided.slice_tokens is not None and not software.frozen:
         # The head's gradient is added up in fp32 once a slice, mostly behind the matmul's work.
-        slices = -(-layout.tokens // layout.loss_chunk_tokens)
+        slices = -(-decided.tokens // decided.slice_tokens)
         gradient = slices * 2.0 * vocab * model.hidden_size * last_stage
     moved = tokens * vocab * software.loss_passes + gradient
     return moved / rates.memory_bytes_per_s, matmul
 
 
-def _recompute_seconds(layout: Layout, block: _Block, software: Software) -> float:
+def _recompute_seconds(decided: Decisions, block: _Block, software: Software) -> float:
     """What one block runs again in backward."""
-    if layout.checkpoint_activations == "none":
+    if decided.checkpoint_activations == "none":
         return 0.0
-    if layout.checkpoint_activations == "selective":
+    if decided.checkpoint_activations == "selective":
         return block.selective + software.selective_recompute * block.matmul_forward
     again = block.forward - software.stops_early * block.last_matmul
-    return recomputed_share(layout.checkpoint_activations) * again
+    return recomputed_share(decided.checkpoint_activations) * again
 
 
-def _doublings(fabric: Fabric, layout: Layout) -> float:
+def _doublings(fabric: Fabric, decided: Decisions) -> float:
     """How often the nodes double from one."""
-    ranks = layout.replicate * layout.shard * layout.context * layout.tensor * layout.pipeline
+    ranks = decided.replicate * decided.shard * decided.context * decided.tensor * decided.pipeline
     return log2(max(1.0, ranks / fabric.domain))
 
 
-def _idle_share(model: ModelSpec, layout: Layout) -> float:
+def _idle_share(model: ModelSpec, decided: Decisions) -> float:
     """What a pipeline's stages wait, over what they work: to fill, to drain, and for the stage that
     has most, since blocks are not divisible and the head is about as large as a few."""
-    if layout.pipeline == 1:
+    if decided.pipeline == 1:
         return 0.0
     head = model.vocab_size * model.hidden_size
     in_blocks = model.matmul_params_per_token / (model.matmul_params_per_token - head)
-    mean = in_blocks * model.num_layers / (layout.pipeline * layout.pipeline_chunks)
+    mean = in_blocks * model.num_layers / (decided.pipeline * decided.pipeline_chunks)
     uneven = ceil(mean - 0.01) / mean
-    waiting = (layout.pipeline - 1) / layout.pipeline_chunks
-    return uneven * (1 + waiting / layout.accumulation) - 1
+    waiting = (decided.pipeline - 1) / decided.pipeline_chunks
+    return uneven * (1 + waiting / decided.accumulation) - 1
 
 
 def _optimizer_seconds(
-    shard_params: float, layout: Layout, rates: Rates, software: Software
+    shard_params: float, decided: Decisions, rates: Rates, software: Software
 ) -> float:
-    if software.frozen or layout.offload:
+    if software.frozen or decided.offload:
         return 0.0
     # Two moments are read and written.
-    saved = 8 if layout.bf16_state else 0
+    saved = 8 if decided.optimizer_state == "bf16" else 0
     return (software.optimizer_passes - saved) * shard_params / rates.memory_bytes_per_s
 
 
-def _offload_seconds(shard_params: float, layout: Layout, software: Software) -> float:
+def _offload_seconds(shard_params: float, decided: Decisions, software: Software) -> float:
     """Parameters from the host, gradients to it, and Adam on the host's memory."""
-    if not layout.offload:
+    if not decided.offload:
         return 0.0
-    width = 0.5 if software.unpack_passes else DTYPE_BYTES[layout.param_dtype]
-    seconds = 2 * width * layout.accumulation * shard_params / _PCIE_BYTES_PER_S
+    width = 0.5 if software.unpack_passes else DTYPE_BYTES[decided.param_dtype]
+    seconds = 2 * width * decided.accumulation * shard_params / _PCIE_BYTES_PER_S
     if software.frozen:
         return seconds
     adam = 32 * shard_params / _HOST_ADAM_BYTES_PER_S
@@ -304,24 +311,24 @@ def _offload_seconds(shard_params: float, layout: Layout, software: Software) ->
 
 
 def _exposed_activation_seconds(
-    model: ModelSpec, layout: Layout, forward: float, backward: float
+    model: ModelSpec, decided: Decisions, forward: float, backward: float
 ) -> float:
     """What forward waits for activations to leave, and backward for them to come back.
 
     Torch's copy of gathered parameters waits in line behind them, so that nothing runs beside.
     """
-    one_way = waiting_in_host(model, layout) / _ACTIVATION_BYTES_PER_S
-    beside = backward if layout.own_kernels or layout.shard == 1 else 0.0
+    one_way = waiting_in_host(model, decided) / _ACTIVATION_BYTES_PER_S
+    beside = backward if decided.own_kernels or decided.shard == 1 else 0.0
     return max(0.0, one_way - forward) + max(0.0, one_way - beside)
 
 
 def _tokens_to_hide(
-    model: ModelSpec, fabric: Fabric, layout: Layout, rates: Rates, software: Software
+    model: ModelSpec, fabric: Fabric, decided: Decisions, rates: Rates, software: Software
 ) -> int:
     """Tokens at which a block's backward lasts as long as its gather and its reduce-scatter."""
-    traffic = block_traffic(model, fabric, layout, software)
-    block = _block_seconds(model, layout, rates, software)
-    backward = block.backward + _recompute_seconds(layout, block, software)
-    in_backward = traffic.gather * (not layout.keeps_gathered) + traffic.reduce
+    traffic = block_traffic(model, fabric, decided, software)
+    block = _block_seconds(model, decided, rates, software)
+    backward = block.backward + _recompute_seconds(decided, block, software)
+    in_backward = traffic.gather * (not decided.keeps_gathered) + traffic.reduce
     needed = max(in_backward / backward, traffic.gather / block.forward)
-    return round(layout.tokens * needed)
+    return round(decided.tokens * needed)

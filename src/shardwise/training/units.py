@@ -9,8 +9,8 @@ from itertools import groupby
 from shardwise.kernels.own import kernels_note
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
+from shardwise.plan.decisions import DTYPE_BYTES
 from shardwise.plan.host import chosen
-from shardwise.plan.layout import DTYPE_BYTES
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes, format_count
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
-from shardwise.plan.plan import Choice, Plan
+from shardwise.plan.decisions import Choice
+from shardwise.plan.plan import Plan
 from shardwise.training.surroundings import steady_collector
 from shardwise.tunnel.clock import StoppedClock
 from shardwise.tunnel.emulate import Emulator
@@ -27,8 +27,7 @@ _OFFLOADED: tuple[Class, ...] = ("params", "grads", "optimizer")
 
 def run_fake(plan: Plan, links: Links) -> TunnelResult:
     """One optimizer step of the real code, after Adam has its state."""
-    here = replace(
-        plan_on(plan, "cpu", compiled=False),
+    here = plan_on(plan, "cpu", compiled=False).with_choices(
         offload_activations=Choice(0.0, "fake tensors have no memory to copy", "rule"),
         gather_in_place=Choice(False, "a first step has to find the places", "rule"),
     )

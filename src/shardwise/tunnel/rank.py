@@ -17,7 +17,8 @@ from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Choice, Plan
+from shardwise.plan.decisions import Choice
+from shardwise.plan.plan import Plan
 from shardwise.training.loss import attach_loss
 from shardwise.training.optim import build_optimizer
 from shardwise.training.session import (
@@ -75,7 +76,7 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
     """
     here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
     if plan.compile.value and not compiled:
-        return replace(here, compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
+        return here.with_choices(compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
     return here
 
 

@@ -56,7 +56,7 @@ def test_every_setting_is_compared(plan: Plan) -> None:
 
 def test_every_choice_of_the_plan_is_compared(plan: Plan) -> None:
     mine = identity_of(plan, FIRST)
-    for name in plan.choices():
+    for name in plan.choices:
         other = mine | {"plan": mine["plan"] | {name: "something else"}}
         assert f"{name} is something else there" in difference(mine, other)
 

@@ -20,7 +20,8 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.model.blocks import Unit, UnitMap, find_units
 from shardwise.model.build import build_on_meta
 from shardwise.parallel.float8 import Layer, apply_float8, float8_layers, take_own_arithmetic
-from shardwise.plan.plan import Choice, Plan
+from shardwise.plan.decisions import Choice
+from shardwise.plan.plan import Plan
 from shardwise.training.units import float8_table, unit_table
 
 SMALL = {
@@ -121,7 +122,8 @@ def test_rows_that_do_not_divide_are_gathered_as_ever() -> None:
     plan = plan_of("llama-3.1-8b", "float8")
     built = build_on_meta(plan.hf_config)
     units = find_units(built)
-    plan = replace(plan, shard=Choice(7, "", "rule"))  # of 4096, 1024 and 14336 rows only the last
+    # Of 4096, 1024 and 14336 rows only the last divide.
+    plan = plan.with_choices(shard=Choice(7, "", "rule"))
     found = [x for x in float8_layers(built, units, plan) if x.why_not is None]
     gathered = {x.name.split(".")[-1] for x in found if x.gathers_float8}
     assert gathered == {"gate_proj", "up_proj"}
@@ -221,7 +223,7 @@ def test_one_layer_within_the_errors_of_float8(linear: str, bound: float) -> Non
     torch.manual_seed(0)
     layer = nn.Linear(256, 512, bias=False)
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(layer), nn.Sequential()])})
-    plan = replace(plan_of("llama-3.1-8b", linear), float8_gather=Choice(False, "", "rule"))
+    plan = plan_of("llama-3.1-8b", linear).with_choices(float8_gather=Choice(False, "", "rule"))
     precision = replace(plan.config.precision, float8_min_features=16)
     plan = replace(plan, config=replace(plan.config, precision=precision))
     inputs, coming = torch.randn(64, 256, requires_grad=True), torch.randn(64, 512)

@@ -270,7 +270,7 @@ def test_a_processor_without_bf16_computes_fp32() -> None:
 @pytest.mark.parametrize("model", ["tiny-llama", "small-llama"])
 def test_every_choice_has_a_reason(plan_of: PlanOf, model: str, cluster: str) -> None:
     plan = plan_of(f"model.name={model}", f"cluster.name={cluster}", "data.seq_len=512")
-    choices = plan.choices()
+    choices = plan.choices
     assert len(choices) == 29
     for name, choice in choices.items():
         assert choice.why.strip(), name
@@ -306,7 +306,7 @@ GIVEN = {
 def test_what_the_user_gives_is_the_users(plan_of: PlanOf, name: str) -> None:
     override, value = GIVEN[name]
     plan = plan_of("cluster.name=8xH100", "shard.strategy=full_shard", override)
-    choice = plan.choices()[name]
+    choice = plan.choices[name]
     assert (choice.value, choice.source) == (value, "user")
     assert plan.strategy.source == "user"
 

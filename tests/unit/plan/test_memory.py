@@ -12,7 +12,7 @@ import pytest
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.layout import Layout
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.units import GIB
@@ -25,7 +25,7 @@ CLUSTER = parse_cluster("8xH100")
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "gemma-2b", "gpt2")
 BASE: dict[str, Any] = {
     "shard": 8,
-    "keeps_gathered": False,
+    "reshard_after_forward": True,
     "param_dtype": "bf16",
     "reduce_dtype": "fp32",
     "checkpoint_activations": "none",
@@ -34,7 +34,9 @@ BASE: dict[str, Any] = {
     "micro_batch": 2,
     "seq_len": 4096,
     "loss_chunk_tokens": 2048,
-    "accumulates_unsharded": False,
+    "kernels": "own",
+    "float8_gather": True,
+    "accumulate": "sharded",
 }
 
 
@@ -43,7 +45,7 @@ def spec(name: str) -> ModelSpec:
 
 
 def estimate(name: str = "llama-3.1-8b", **changes: Any) -> MemoryEstimate:
-    return estimate_memory(spec(name), CLUSTER, Layout(**{**BASE, **changes}))
+    return estimate_memory(spec(name), CLUSTER, Decisions(**{**BASE, **changes}))
 
 
 def assert_rises(totals: list[int]) -> None:
@@ -57,8 +59,8 @@ def test_memory_rises_with_the_micro_batch(name: str) -> None:
 
 def test_selective_keeps_the_product_of_our_swiglu_where_nothing_is_compiled() -> None:
     kept = [
-        estimate(checkpoint_activations="selective", compile=compiled, own_kernels=own).activations
-        for compiled, own in itertools.product((True, False), (True, False))
+        estimate(checkpoint_activations="selective", compile=compiled, kernels=by).activations
+        for compiled, by in itertools.product((True, False), ("own", "torch"))
     ]
     tokens, ffn = 2 * 4096, 14336
     assert kept[0] == kept[1]
@@ -99,9 +101,9 @@ def test_states_do_not_depend_on_the_batch() -> None:
 
 
 def test_keeping_parameters_costs_one_gathered_copy() -> None:
-    kept = estimate(keeps_gathered=True)
+    kept = estimate(reshard_after_forward=False)
     assert kept.gathered == 2 * spec("llama-3.1-8b").total_params
-    assert estimate(keeps_gathered=False).gathered == 0
+    assert estimate(reshard_after_forward=True).gathered == 0
 
 
 def test_offload_takes_the_states_off_the_device() -> None:
@@ -123,12 +125,12 @@ def test_activations_that_wait_in_host_memory_are_not_on_the_device(mode: str | 
 
 
 def test_unsharded_accumulation_costs_whole_gradients() -> None:
-    extra = estimate(accumulation=2, accumulates_unsharded=True).total - estimate().total
+    extra = estimate(accumulation=2, accumulate="unsharded").total - estimate().total
     assert extra == 4 * spec("llama-3.1-8b").total_params
 
 
 def test_the_chunked_loss_is_smaller_than_all_logits() -> None:
-    whole = estimate(micro_batch=4, loss_chunk_tokens=None).loss
+    whole = estimate(micro_batch=4, loss="full").loss
     assert estimate(micro_batch=4).loss < whole
     assert_rises([estimate(loss_chunk_tokens=size).loss for size in (2048, 6000, 8000)])
 
@@ -165,13 +167,12 @@ def test_gradients_are_part_of_the_peak_only_after_an_earlier_pass() -> None:
 
 def test_our_kernels_keep_the_product_of_no_gated_mlp() -> None:
     tokens, model = BASE["micro_batch"] * BASE["seq_len"], spec("llama-3.1-8b")
-    torchs, ours = (estimate(own_kernels=own).activations for own in (False, True))
+    torchs, ours = (estimate(kernels=by).activations for by in ("torch", "own"))
     assert torchs - ours == tokens * 2 * model.ffn_size * model.num_layers
     for name in ("gemma-2b", "mixtral-8x7b"):
         assert not spec(name).swiglu
         assert (
-            estimate(name, own_kernels=True).activations
-            == estimate(name, own_kernels=False).activations
+            estimate(name, kernels="own").activations == estimate(name, kernels="torch").activations
         )
 
 

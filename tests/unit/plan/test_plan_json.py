@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
+from shardwise.errors import UserError
+from shardwise.plan.decisions import Decisions, explained, setting_paths
 from shardwise.plan.explain import choice_rows, headline, memory_rows
-from shardwise.plan.plan import Plan
+from shardwise.plan.memory import estimate_memory
+from shardwise.plan.plan import FIRST, Plan
 
 PlanOf = Callable[..., Plan]
 
@@ -39,12 +43,62 @@ def test_a_saved_plan_is_read_back_equal(
     assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "run.yaml"}
 
 
+@pytest.mark.parametrize("overrides", RUNS, ids=lambda words: " ".join(words) or "defaults")
+def test_what_was_judged_is_what_is_handed_over(
+    plan_of: PlanOf, overrides: tuple[str, ...]
+) -> None:
+    plan = plan_of(*overrides)
+    assert estimate_memory(plan.model, plan.cluster, plan.decided) == plan.memory
+
+
+@pytest.mark.parametrize("overrides", RUNS, ids=lambda words: " ".join(words) or "defaults")
+def test_settings_leave_nothing_open(plan_of: PlanOf, overrides: tuple[str, ...]) -> None:
+    plan = plan_of(*overrides)
+    settled = asdict(plan.settings)
+    sections = [section for section in settled.values() if isinstance(section, dict)]
+    assert not [name for section in sections for name in section if section[name] == "auto"]
+    for name, path in setting_paths().items():
+        section, _, field = path.partition(".")
+        if section in settled:
+            assert settled[section][field] == getattr(plan.decided, name)
+
+
+def test_what_the_user_gave_is_settled_as_given(plan_of: PlanOf) -> None:
+    plan = plan_of("train.steps=70", "optim.schedule=wsd", "data.source=synthetic")
+    assert plan.settings.optim.decay_steps == 7
+    assert plan.settings.data.tokenizer == "none"
+    assert plan.settings.model.weights == "random"
+    assert plan_of("optim.schedule=wsd", "optim.decay_steps=3").settings.optim.decay_steps == 3
+    assert plan_of("shard.all_gather_limit=4").settings.shard.all_gather_limit == 4
+
+
+@pytest.mark.parametrize("name", sorted({*explained()} - FIRST))
+def test_a_plan_that_is_older_than_a_choice_has_its_default(plan_of: PlanOf, name: str) -> None:
+    data = plan_of().to_dict()
+    del data["choices"][name]
+    old = Plan.from_dict(data)
+    assert getattr(old.decided, name) == getattr(Decisions(), name)
+    assert "older" in old.choices[name].why
+
+
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_a_plan_without_what_all_have_is_refused(
+    plan_of: PlanOf, tmp_path: Path, name: str
+) -> None:
+    data = plan_of().to_dict()
+    del data["choices"][name]
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(UserError, match="not a plan that this version can read") as raised:
+        Plan.load(tmp_path / "plan.json")
+    assert name in str(raised.value.why)
+
+
 def test_the_file_is_plain_json_with_every_reason(plan_of: PlanOf, tmp_path: Path) -> None:
     plan = plan_of("model.name=llama-3.1-8b", "cluster.name=8xH100")
     plan.save(tmp_path / "plan.json")
     data = json.loads((tmp_path / "plan.json").read_text())
     assert data["choices"]["strategy"]["value"] == "full_shard"
-    assert set(data["choices"]) == set(plan.choices())
+    assert set(data["choices"]) == set(plan.choices)
     assert all(set(choice) == {"value", "why", "source"} for choice in data["choices"].values())
     assert data["model"]["total_params"] == 8030261248
 
@@ -70,7 +124,7 @@ def test_explain_names_the_run_its_choices_and_its_memory(plan_of: PlanOf) -> No
         "2.1M tokens a step"
     )
     rows = choice_rows(plan)
-    assert [row[0] for row in rows] == list(plan.choices())
+    assert [row[0] for row in rows] == list(plan.choices)
     assert all(source in ("rule", "user", "search") for _, _, source, _ in rows)
     name, total = memory_rows(plan)[-1]
     assert name == "total" and "of 79.6 GiB" in total and "the peak is in the backward" in total

@@ -16,7 +16,7 @@ from shardwise.facts.gpus import find_gpu
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
-from shardwise.plan.layout import Layout, gathered_block_params
+from shardwise.plan.decisions import Decisions, gathered_block_params
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
 
@@ -30,9 +30,9 @@ def llama(**changes: Any) -> ModelSpec:
 
 
 LLAMA = llama()
-EIGHT = Layout(
+EIGHT = Decisions(
     shard=8,
-    keeps_gathered=False,
+    reshard_after_forward=True,
     param_dtype="bf16",
     reduce_dtype="fp32",
     checkpoint_activations="none",
@@ -41,16 +41,18 @@ EIGHT = Layout(
     micro_batch=4,
     seq_len=4096,
     loss_chunk_tokens=1024,
-    accumulates_unsharded=False,
+    kernels="own",
+    float8_gather=True,
+    accumulate="sharded",
 )
 
 
-def seconds(layout: Layout = EIGHT, **options: Any) -> float:
+def seconds(decided: Decisions = EIGHT, **options: Any) -> float:
     """Of a token on one device."""
     model, fabric = options.get("model", LLAMA), options.get("fabric", fabric_of(H100, 8))
     rates = options.get("rates", rates_of(H100))
-    estimate = estimate_time(model, fabric, layout, rates, options.get("software", OURS))
-    tokens = layout.tokens * layout.accumulation / (layout.tensor * layout.pipeline)
+    estimate = estimate_time(model, fabric, decided, rates, options.get("software", OURS))
+    tokens = decided.tokens * decided.accumulation / (decided.tensor * decided.pipeline)
     return estimate.total / tokens
 
 
@@ -79,15 +81,15 @@ def test_agrees_with_what_was_measured_on_an_h200(changes: dict[str, Any], measu
 
 
 def test_agrees_with_half_the_model_on_one_h200() -> None:
-    layout = replace(EIGHT, shard=1, micro_batch=2)
+    decided = replace(EIGHT, shard=1, micro_batch=2)
     half = {"model": llama(num_hidden_layers=16), "fabric": AT_ONCE, "rates": rates_of(H200)}
-    assert 1 / seconds(layout, **half, software=FSDP2) == pytest.approx(19_174, rel=0.03)
-    assert 1 / seconds(layout, **half, software=OURS) == pytest.approx(20_640, rel=0.03)
+    assert 1 / seconds(decided, **half, software=FSDP2) == pytest.approx(19_174, rel=0.03)
+    assert 1 / seconds(decided, **half, software=OURS) == pytest.approx(20_640, rel=0.03)
 
 
 def test_agrees_with_what_our_own_kernels_save_on_an_h200() -> None:
-    layout = replace(EIGHT, micro_batch=6)
-    foreseen = 1 / seconds(layout, fabric=AT_ONCE, rates=rates_of(H200), software=OURS)
+    decided = replace(EIGHT, micro_batch=6)
+    foreseen = 1 / seconds(decided, fabric=AT_ONCE, rates=rates_of(H200), software=OURS)
     assert foreseen == pytest.approx(12_295, rel=0.015)
 
 
@@ -124,12 +126,12 @@ def test_matmuls_and_attention_by_hand() -> None:
 
 
 def test_full_recompute_leaves_the_last_matmul_of_a_block_out_by_hand() -> None:
-    layout = replace(EIGHT, checkpoint_activations="full")
-    step = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, BARE)
+    decided = replace(EIGHT, checkpoint_activations="full")
+    step = estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, BARE)
     again = LLAMA.block_matmul_params_per_token - 32 * 4096 * 14336
     attention = 4 * 2048 * 4096 * 32 / 50e12
     assert step.recompute == pytest.approx(4 * 4096 * (2 * again / 100e12 + attention))
-    whole = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, replace(BARE, stops_early=0.0))
+    whole = estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, replace(BARE, stops_early=0.0))
     assert whole.recompute > step.recompute
 
 
@@ -175,9 +177,9 @@ def _head_matmul() -> float:
 
 
 def test_slower_links_are_never_faster() -> None:
-    layout = replace(EIGHT, shard=32, micro_batch=1)
+    decided = replace(EIGHT, shard=32, micro_batch=1)
     networks = ("infiniband-ndr", "infiniband-hdr", "ethernet-400", "ethernet-100", "ethernet-10")
-    times = [seconds(layout, fabric=fabric_of(H100, 8, name)) for name in networks]
+    times = [seconds(decided, fabric=fabric_of(H100, 8, name)) for name in networks]
     assert times == sorted(times)
     assert times[-1] > 3 * times[0]
 
@@ -198,15 +200,17 @@ def test_hybrid_shard_gains_nothing_on_one_node() -> None:
 
 def test_gathered_parameters_that_stay_save_a_gather() -> None:
     slow = fabric_of(H100, 8, "ethernet-100")
-    layout = replace(EIGHT, shard=32, micro_batch=1)
-    assert seconds(replace(layout, keeps_gathered=True), fabric=slow) < seconds(layout, fabric=slow)
+    decided = replace(EIGHT, shard=32, micro_batch=1)
+    assert seconds(replace(decided, reshard_after_forward=False), fabric=slow) < seconds(
+        decided, fabric=slow
+    )
 
 
 def test_whole_gradients_save_the_reductions_of_all_but_one_micro_batch() -> None:
     slow = fabric_of(H100, 8, "ethernet-100")
-    layout = replace(EIGHT, shard=32, micro_batch=1, accumulation=8)
-    kept = replace(layout, accumulates_unsharded=True)
-    assert seconds(kept, fabric=slow) < 0.8 * seconds(layout, fabric=slow)
+    decided = replace(EIGHT, shard=32, micro_batch=1, accumulation=8)
+    kept = replace(decided, accumulate="unsharded")
+    assert seconds(kept, fabric=slow) < 0.8 * seconds(decided, fabric=slow)
 
 
 def test_accumulation_pays_for_the_optimizer_once() -> None:
@@ -232,17 +236,17 @@ def test_recompute_costs_in_order() -> None:
 
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_float8_is_faster_but_not_twice(micro_batch: int) -> None:
-    layout = replace(EIGHT, micro_batch=micro_batch)
-    gain = seconds(layout) / seconds(replace(layout, float8=True))
+    decided = replace(EIGHT, micro_batch=micro_batch)
+    gain = seconds(decided) / seconds(replace(decided, linear="float8"))
     assert 1.1 < gain < 1.7
 
 
 def test_launches_cost_only_where_kernels_are_short() -> None:
     tiny = llama(hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4)
-    layout = replace(EIGHT, micro_batch=1, seq_len=256)
+    decided = replace(EIGHT, micro_batch=1, seq_len=256)
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
-    compiled = estimate_time(tiny, fabric, layout, rates)
-    eager = estimate_time(tiny, fabric, replace(layout, compile=False), rates)
+    compiled = estimate_time(tiny, fabric, decided, rates)
+    eager = estimate_time(tiny, fabric, replace(decided, compile=False), rates)
     assert 0 < compiled.launch < eager.launch
     assert estimate_time(LLAMA, fabric, EIGHT, rates).launch == 0.0
 
@@ -266,10 +270,10 @@ def test_a_tensor_group_over_two_nodes_is_slower() -> None:
 
 
 def test_overlapped_tensor_traffic_is_cheaper() -> None:
-    layout, fabric = replace(EIGHT, shard=1, tensor=8), fabric_of(H100, 8)
+    decided, fabric = replace(EIGHT, shard=1, tensor=8), fabric_of(H100, 8)
     half = replace(OURS, tensor_overlap=0.5)
-    plain = estimate_time(LLAMA, fabric, layout, rates_of(H100))
-    hidden = estimate_time(LLAMA, fabric, layout, rates_of(H100), half)
+    plain = estimate_time(LLAMA, fabric, decided, rates_of(H100))
+    hidden = estimate_time(LLAMA, fabric, decided, rates_of(H100), half)
     assert hidden.tensor_parallel == pytest.approx(plain.tensor_parallel / 2)
 
 
@@ -279,11 +283,11 @@ def test_tokens_travel_to_experts_and_back_by_hand() -> None:
     link = Link(name="wire", bytes_per_s=100e9, hop_s=0.0)
     fabric = Fabric(inside=link, between=link, domain=8)
     mixtral = spec_from_config("mixtral-8x7b", PRESETS["mixtral-8x7b"])
-    layout = replace(EIGHT, micro_batch=4, seq_len=4096, expert=8)
-    found = estimate_time(mixtral, fabric, layout, rates_of(H100))
+    decided = replace(EIGHT, micro_batch=4, seq_len=4096, expert=8)
+    found = estimate_time(mixtral, fabric, decided, rates_of(H100))
     sent = 4 * 16384 * 2 * 4096 * 2 * 7 / 8
     assert found.expert_parallel == pytest.approx(32 * sent / 100e9)
-    alone = estimate_time(mixtral, fabric, replace(layout, expert=1), rates_of(H100))
+    alone = estimate_time(mixtral, fabric, replace(decided, expert=1), rates_of(H100))
     assert alone.expert_parallel == 0.0
 
 
@@ -301,20 +305,20 @@ def test_experts_that_are_dealt_out_are_gathered_by_nobody_else() -> None:
     # Between nodes each group of four carries an eighth, and eight of them share the cards.
     far, slow = replace(whole, shard=32), fabric_of(H100, 8, "ethernet-100")
     before, after = (
-        estimate_time(mixtral, slow, layout, rates).exposed
-        for layout in (far, replace(far, expert=8))
+        estimate_time(mixtral, slow, decided, rates).exposed
+        for decided in (far, replace(far, expert=8))
     )
     assert 0.7 * before < after < before
     cluster = parse_cluster("8xH100")
-    held = [estimate_memory(mixtral, cluster, layout).total for layout in (whole, dealt)]
+    held = [estimate_memory(mixtral, cluster, decided).total for decided in (whole, dealt)]
     assert held[0] - held[1] >= 2 * 7 * 3 * 4096 * 14336
 
 
 def test_a_pipelines_bubble_by_hand() -> None:
     # 32 blocks and a head of 2.4 on four stages: the fullest has 9 where the mean is 8.6. Three of
     # eight micro-batches' time is waiting.
-    layout = replace(EIGHT, pipeline=4, accumulation=8, keeps_gathered=True)
-    step = estimate_time(LLAMA, AT_ONCE, layout, BARE_RATES, BARE)
+    decided = replace(EIGHT, pipeline=4, accumulation=8, reshard_after_forward=False)
+    step = estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, BARE)
     head = 128256 * 4096 / (LLAMA.block_matmul_params_per_token / 32)
     mean = (32 + head) / 4
     busy = step.matmul + step.attention
@@ -322,10 +326,10 @@ def test_a_pipelines_bubble_by_hand() -> None:
 
 
 def test_more_micro_batches_and_chunks_shrink_the_bubble() -> None:
-    layout = replace(EIGHT, pipeline=4, accumulation=8, keeps_gathered=True)
+    decided = replace(EIGHT, pipeline=4, accumulation=8, reshard_after_forward=False)
 
     def bubble(**changes: Any) -> float:
-        step = estimate_time(LLAMA, AT_ONCE, replace(layout, **changes), BARE_RATES, BARE)
+        step = estimate_time(LLAMA, AT_ONCE, replace(decided, **changes), BARE_RATES, BARE)
         return step.bubble / step.total
 
     assert bubble(accumulation=32) < bubble()
@@ -333,10 +337,10 @@ def test_more_micro_batches_and_chunks_shrink_the_bubble() -> None:
 
 
 def test_stages_gather_and_reduce_once_a_step() -> None:
-    layout = replace(EIGHT, pipeline=4, keeps_gathered=True, accumulates_unsharded=True)
-    few = estimate_time(LLAMA, fabric_of(H100, 8), layout, rates_of(H100))
+    decided = replace(EIGHT, pipeline=4, reshard_after_forward=False, accumulate="unsharded")
+    few = estimate_time(LLAMA, fabric_of(H100, 8), decided, rates_of(H100))
     many = estimate_time(
-        LLAMA, fabric_of(H100, 8), replace(layout, accumulation=16), rates_of(H100)
+        LLAMA, fabric_of(H100, 8), replace(decided, accumulation=16), rates_of(H100)
     )
     assert many.copies == few.copies
 
@@ -370,9 +374,9 @@ def test_activations_are_waited_for_where_copies_outlast_compute() -> None:
 
 def test_activations_hold_up_what_torch_sends_to_the_device() -> None:
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
-    layout = replace(EIGHT, offload_activations=0.2, own_kernels=False)
-    assert estimate_time(LLAMA, fabric, layout, rates).offload > 0
-    alone = replace(layout, shard=1)
+    decided = replace(EIGHT, offload_activations=0.2, kernels="torch")
+    assert estimate_time(LLAMA, fabric, decided, rates).offload > 0
+    alone = replace(decided, shard=1)
     assert estimate_time(LLAMA, fabric, alone, rates).offload == 0
 
 
@@ -388,28 +392,28 @@ def test_more_nodes_wait_more() -> None:
 
 def test_speed_is_the_steps_tokens_and_flops() -> None:
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
-    layout = replace(EIGHT, tensor=2, accumulation=3, checkpoint_activations="full")
-    step = estimate_time(LLAMA, fabric, layout, rates)
-    speed = speed_of(step, LLAMA, fabric, layout, rates, H100.peak_flops["bf16"])
+    decided = replace(EIGHT, tensor=2, accumulation=3, checkpoint_activations="full")
+    step = estimate_time(LLAMA, fabric, decided, rates)
+    speed = speed_of(step, LLAMA, fabric, decided, rates, H100.peak_flops["bf16"])
     assert speed.step_s == step.total
     assert speed.tokens_per_s == pytest.approx(4 * 4096 * 3 / 2 / step.total)
     useful = flops_per_token(LLAMA, 4096) * speed.tokens_per_s
     assert speed.mfu == pytest.approx(useful / H100.peak_flops["bf16"])
     assert speed.mfu is not None and speed.hfu is not None
     assert speed.mfu < speed.hfu < 4 / 3 * speed.mfu
-    assert speed_of(step, LLAMA, fabric, layout, rates, None).mfu is None
+    assert speed_of(step, LLAMA, fabric, decided, rates, None).mfu is None
 
 
 def test_tokens_to_hide_hide_the_traffic() -> None:
     slow, rates = fabric_of(H100, 8, "ethernet-400"), rates_of(H100)
-    layout = replace(EIGHT, shard=32, micro_batch=1)
-    step = estimate_time(LLAMA, slow, layout, rates)
-    needed = speed_of(step, LLAMA, slow, layout, rates, None).tokens_to_hide
-    assert layout.tokens < needed
+    decided = replace(EIGHT, shard=32, micro_batch=1)
+    step = estimate_time(LLAMA, slow, decided, rates)
+    needed = speed_of(step, LLAMA, slow, decided, rates, None).tokens_to_hide
+    assert decided.tokens < needed
     software = replace(OURS, contention=0.0)
 
     def exposed(tokens: float) -> float:
-        micro = replace(layout, micro_batch=round(tokens / 4096))
+        micro = replace(decided, micro_batch=round(tokens / 4096))
         return estimate_time(LLAMA, slow, micro, rates, software).exposed
 
     # Above that number only what nothing runs beside is left.

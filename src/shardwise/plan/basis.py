@@ -1,0 +1,116 @@
+"""Decisions that depend on neither mesh nor batch: the basis that all candidates have in common."""
+
+from __future__ import annotations
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import Choice, Choices
+from shardwise.plan.float8 import choose_linear
+from shardwise.plan.given import decide
+from shardwise.plan.routers import choose_router_aux_loss
+from shardwise.units import format_bytes
+
+
+def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choices:
+    """One choice for each of them, by the name of the decision."""
+    on_gpu, memory = cluster.device == "cuda", config.memory
+    param, why_param = _best_format(cluster)
+    compiled = on_gpu if memory.compile == "auto" else memory.compile
+    chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
+    why_compile = "fuses norms, rope and activations"
+    if not on_gpu:
+        why_compile = "start-up costs more than it gains"
+    why_state = "bf16 rounds Adam's moments at random, so it is not chosen unless asked for"
+    why_fused = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
+    return {
+        "param_dtype": decide(config, "param_dtype", param, why_param),
+        "linear": choose_linear(config, model, cluster),
+        "reduce_dtype": decide(
+            config, "reduce_dtype", "fp32", "sums over many ranks lose bits in less"
+        ),
+        "output_dtype": decide(config, "output_dtype", None, "as the last layer gives it"),
+        "compile": decide(
+            config,
+            "compile",
+            on_gpu,
+            why_compile if on_gpu else "start-up costs more than it gains",
+        ),
+        "offload": _choose_offload(config, model, cluster),
+        "offload_activations": decide(
+            config,
+            "offload_activations",
+            0.0,
+            "not asked for: measured for one GPU of a host, not for all at once",
+        ),
+        "attention": _choose_attention(config, model),
+        "loss": decide(
+            config, "loss", "chunked", "all logits at once would be the peak of the step"
+        ),
+        "loss_chunk_tokens": decide(
+            config, "loss_chunk_tokens", chunk, f"{chunk} x {model.vocab_size} logits at a time"
+        ),
+        "fused_optimizer": decide(config, "fused_optimizer", True, why_fused),
+        "optimizer_state": decide(config, "optimizer_state", "fp32", why_state),
+        "kernels": _choose_kernels(config, cluster),
+        "router_aux_loss": choose_router_aux_loss(config, model),
+    }
+
+
+def loss_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
+    """Tokens of one slice of the chunked loss: a power of two, at most 2**29 logits.
+
+    Half as many without the compiler, which would hold fp32 copies of them.
+    """
+    most = 2**29 if compiled else 2**28
+    return max(256, 2 ** ((most // vocab_size).bit_length() - 1))
+
+
+def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
+    """What the host memory of one node holds at least: its share of all states."""
+    return 16 * model.total_params * min(1.0, cluster.devices_per_node / cluster.world_size)
+
+
+def _choose_offload(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[bool]:
+    if config.memory.offload == "none":
+        return Choice(False, "not asked for; it costs 2-3x in speed", "rule")
+    needed = format_bytes(offloaded_bytes(model, cluster))
+    return Choice(True, f"given; host memory needed on a node: at least {needed}", "user")
+
+
+def _choose_attention(config: RunConfig, model: ModelSpec) -> Choice[str]:
+    given, first = config.model.attention, model.attentions[0]
+    if given != "auto" and given not in model.attentions:
+        raise UserError(
+            f"model.attention={given} is not there for {model.model_type} models",
+            why=f"their class in transformers has {', '.join(model.attentions)}",
+            fix=f"leave model.attention out, or set model.attention={first}",
+        )
+    why = "torch picks the fastest kernel of the device"
+    if first != "sdpa":
+        why = f"transformers' {model.model_type} class has no sdpa"
+    elif config.data.document_mask:
+        why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
+    return decide(config, "attention", first, why)
+
+
+def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
+    if cluster.device == "cuda":
+        return decide(config, "kernels", "own", "they move and keep fewer bytes than torch's")
+    if config.train.kernels == "own":
+        raise UserError(
+            f"train.kernels=own needs GPUs, and {cluster.name} has none",
+            why="they are written in Triton",
+            fix="leave train.kernels out",
+        )
+    return decide(config, "kernels", "torch", "ours are for GPUs")
+
+
+def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
+    name = cluster.device_in_words
+    if "bf16" in cluster.compute_formats:
+        return "bf16", f"{name} computes bf16"
+    if "fp16" in cluster.compute_formats:
+        return "fp16", f"{name} has no bf16 arithmetic; fp16 with dynamic loss scaling"
+    return "fp32", f"{name} computes neither bf16 nor fp16 fast"

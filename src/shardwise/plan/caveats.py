@@ -1,0 +1,53 @@
+"""What a plan warns of."""
+
+from __future__ import annotations
+
+from shardwise.config.schema import RunConfig
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.mesh import MAX_PADDING, padding
+from shardwise.plan.routers import left_out
+from shardwise.plan.search import Option, fits
+from shardwise.units import format_bytes
+
+
+def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> list[str]:
+    """Memory that may not be enough, and settings that do less or more than they say."""
+    return [
+        *_tight(best, cluster),
+        *_padded_experts(config, model, best.decided.shard),
+        *_without_effect(config, cluster),
+        *left_out(model, best.decided.router_aux_loss),
+    ]
+
+
+def _tight(best: Option, cluster: ClusterSpec) -> list[str]:
+    """The warning of a plan that may not fit."""
+    if fits(best.memory, cluster):
+        return []
+    expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
+    return [
+        f"{expected} expected of {capacity}, up to {format_bytes(best.memory.high)} likely: it may "
+        "run out of memory"
+    ]
+
+
+def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str]:
+    """The warning of stacked experts that FSDP2 can only cut one from the other, and pads."""
+    group, experts = config.shard.reshard_after_forward, model.num_experts
+    too_few = experts > 1 and padding(experts, shard) > MAX_PADDING
+    if not too_few or isinstance(group, bool | str):
+        return []
+    return [
+        f"shard.reshard_after_forward={group} makes every rank hold and move "
+        f"{1 + padding(experts, shard):.1f} times its part of the experts, which the memory above "
+        f"leaves out: FSDP2 reshards to groups along the first dim only, and {experts} stacked "
+        f"experts are padded to {shard} ranks there; true and false cut another dim"
+    ]
+
+
+def _without_effect(config: RunConfig, cluster: ClusterSpec) -> list[str]:
+    """The warning of a setting that only GPUs know."""
+    if config.observe.memory_history and cluster.device == "cpu":
+        return ["observe.memory_history has no effect here: torch keeps it for GPUs alone"]
+    return []

@@ -1,0 +1,165 @@
+"""Every decision about a run as one typed value, and the reason that each comes with.
+
+A decision stands here once: candidates vary it, the estimates of memory and time read it, the plan
+explains it, and ranks carry it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_type_hints
+
+from shardwise.config.schema import FLOAT8_FORMATS
+from shardwise.facts.models import ModelSpec
+
+T = TypeVar("T")
+Source = Literal["user", "rule", "search", "measured"]
+UNSAID = "-"  # by a plan that is older than the entry
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """A decided value, why it was decided so, and who decided."""
+
+    value: T
+    why: str
+    source: Source
+
+
+Choices = dict[str, Choice[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """What will be done. `Annotated` names the setting that a user writes for it.
+
+    The order is that of the explanation. A default is what runs did before there was the decision,
+    so that plans of older versions can be read.
+    """
+
+    weights: str = UNSAID
+    """`random`, or the place that the first weights are read from."""
+
+    tokenizer: str = UNSAID
+    strategy: Annotated[str, "shard.strategy"] = "no_shard"
+    replicate: Annotated[int, "mesh.replicate"] = 1
+    shard: Annotated[int, "mesh.shard"] = 1
+    reshard_after_forward: Annotated[bool | int, "shard.reshard_after_forward"] = True
+    forward_prefetch: Annotated[int, "shard.forward_prefetch"] = 0
+    backward_prefetch: Annotated[int, "shard.backward_prefetch"] = 1
+    param_dtype: Annotated[str, "precision.param"] = "fp32"
+    linear: Annotated[str, "precision.linear"] = "param"
+    float8_gather: bool = False
+    """Float8 weights are cast before they are gathered."""
+
+    reduce_dtype: Annotated[str, "precision.reduce"] = "fp32"
+    output_dtype: Annotated[str | None, "precision.output"] = None
+    checkpoint_activations: Annotated[str | float, "memory.checkpoint_activations"] = "none"
+    compile: Annotated[bool, "memory.compile"] = False
+    offload: bool = False
+    """Parameters, gradients and optimizer state are in host memory."""
+
+    offload_activations: Annotated[float, "memory.offload_activations"] = 0.0
+    """Share of the blocks whose activations wait in host memory."""
+
+    attention: Annotated[str, "model.attention"] = "sdpa"
+    loss: Annotated[str, "memory.loss"] = "chunked"
+    loss_chunk_tokens: Annotated[int, "memory.loss_chunk_tokens"] = 1024
+    micro_batch: Annotated[int, "train.micro_batch"] = 1
+    accumulation: Annotated[int, "train.accumulation"] = 1
+    global_batch: Annotated[int, "train.global_batch"] = 1
+    accumulate: Annotated[str, "memory.accumulate"] = "unsharded"
+    fused_optimizer: Annotated[bool, "optim.fused"] = False
+    optimizer_state: Annotated[str, "optim.state"] = "fp32"
+    kernels: Annotated[str, "train.kernels"] = "torch"
+    gather_in_place: Annotated[bool, "shard.gather_in_place"] = False
+    """Parameters are gathered where they are used, not copied there."""
+
+    router_aux_loss: Annotated[float, "train.router_aux_loss"] = 0.0
+
+    # What follows needs no reason: it is the user's, or there is no choice yet.
+    seq_len: Annotated[int, "data.seq_len"] = 2048
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    """Groups that the experts of a block are dealt out to; they lie on the shard axis."""
+
+    pipeline: int = 1
+    pipeline_chunks: int = 1
+    """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
+
+    @classmethod
+    def of(cls, choices: Mapping[str, Choice[Any]], seq_len: int) -> Decisions:
+        """The values of choices, by name."""
+        values = {name: choice.value for name, choice in choices.items()}
+        return cls(seq_len=seq_len, **values)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that one rank works on in one micro-batch."""
+        return self.micro_batch * self.seq_len // self.context
+
+    @property
+    def keeps_gathered(self) -> bool:
+        """Parameters stay gathered from forward to backward."""
+        return self.reshard_after_forward is False
+
+    @property
+    def accumulates_unsharded(self) -> bool:
+        """Whole gradients are kept from one micro-batch to the next."""
+        return self.accumulate == "unsharded" and self.accumulation > 1
+
+    @property
+    def slice_tokens(self) -> int | None:
+        """Tokens whose logits exist at once; None where those of all do."""
+        return None if self.loss == "full" else self.loss_chunk_tokens
+
+    @property
+    def own_kernels(self) -> bool:
+        """AdamW and the copy into a reduction are ours, not torch's."""
+        return self.kernels == "own"
+
+    @property
+    def float8_rowwise(self) -> bool:
+        """One scale a row instead of one a tensor."""
+        return self.linear == "float8_rowwise"
+
+
+@cache
+def explained() -> tuple[str, ...]:
+    """The decisions that have a reason, in the order in which they are shown."""
+    names = [item.name for item in fields(Decisions)]
+    return tuple(names[: names.index("seq_len")])
+
+
+@cache
+def setting_paths() -> dict[str, str]:
+    """The setting of each decision that has one, such as `train.micro_batch`."""
+    hints = get_type_hints(Decisions, include_extras=True)
+    return {
+        name: get_args(hint)[1] for name, hint in hints.items() if hasattr(hint, "__metadata__")
+    }
+
+
+def computes_float8(model: ModelSpec, decided: Decisions) -> bool:
+    """Whether forecasts take a block for float8: not where most of it is stacked experts."""
+    return decided.linear in FLOAT8_FORMATS and model.num_experts == 1
+
+
+def gathered_block_params(model: ModelSpec, decided: Decisions) -> int:
+    """Those of a block that one rank gathers: the experts of other groups it never has."""
+    return model.block_params - model.expert_params + model.expert_params // decided.expert
+
+
+def gathered_params(model: ModelSpec, decided: Decisions) -> int:
+    """Those of the whole model."""
+    elsewhere = model.block_params - gathered_block_params(model, decided)
+    return model.total_params - model.num_layers * elsewhere
+
+
+def makes_product_again(model: ModelSpec, decided: Decisions) -> bool:
+    """Whether SwiGLU's backward, a kernel of ours, makes the product that forward then drops."""
+    return model.swiglu and decided.own_kernels and not computes_float8(model, decided)

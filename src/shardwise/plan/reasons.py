@@ -1,0 +1,100 @@
+"""Why the best candidate was taken: its own decisions, each with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwise.config.schema import RunConfig
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.batch import choose_batch
+from shardwise.plan.decisions import Choice, Choices, Source
+from shardwise.plan.given import decide
+from shardwise.plan.memory import waiting_in_host
+from shardwise.plan.search import Option, fits
+from shardwise.units import format_bytes, format_count
+
+
+def choices_of(
+    best: Option, options: list[Option], config: RunConfig, model: ModelSpec, cluster: ClusterSpec
+) -> Choices:
+    """What the candidates differ in, and what is said of it only when one is taken."""
+    decided, origin = best.decided, _origin(best)
+    why = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
+    recompute, micro = _why_recompute(best, cluster), _why_micro(best, cluster)
+    micro_batch = _searched(config, "micro_batch", best, micro)
+    accumulation, global_batch = choose_batch(config.train, cluster.world_size, micro_batch)
+    return {
+        "strategy": Choice(decided.strategy, why, origin),
+        "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
+        "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
+        "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
+        "micro_batch": micro_batch,
+        "accumulation": accumulation,
+        "global_batch": global_batch,
+        "accumulate": decide(
+            config, "accumulate", decided.accumulate, _why_accumulate(best, model)
+        ),
+    }
+
+
+def with_host_memory(offload: Choice[float], best: Option, model: ModelSpec) -> Choice[float]:
+    """How much of it activations take, where they wait there."""
+    if not offload.value:
+        return offload
+    waiting = format_bytes(waiting_in_host(model, best.decided))
+    return replace(offload, why=f"given; {waiting} of host memory for each rank")
+
+
+def _origin(best: Option) -> Source:
+    """Who decided on the mesh."""
+    if best.candidate.source == "user":
+        return "user"
+    return "rule" if best.rank == 0 or best.forecast is None else "search"
+
+
+def _searched(config: RunConfig, name: str, best: Option, why: str) -> Choice[Any]:
+    """A decision of the search, or of the first fit where no speed is known."""
+    choice = decide(config, name, getattr(best.decided, name), why)
+    searched = choice.source == "rule" and best.forecast is not None
+    return replace(choice, source="search") if searched else choice
+
+
+def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> str:
+    """Against the decision tree's answers before it: they do not fit, or are slower."""
+    earlier = [each for each in options if each.rank < best.rank and fits(each.memory, cluster)]
+    if not earlier:
+        return best.candidate.why
+    rival = max(earlier, key=lambda option: option.speed)
+    gain, other = best.speed / rival.speed - 1, rival.decided
+    digits = 0 if gain >= 0.01 else 1
+    return (
+        f"{gain:.{digits}%} faster than {other.strategy} {other.replicate} x "
+        f"{other.shard}, the best of the decision tree's earlier answers"
+    )
+
+
+def _why_recompute(best: Option, cluster: ClusterSpec) -> str:
+    expected = f"{format_bytes(best.memory.total)} expected"
+    if not fits(best.memory, cluster):
+        return f"takes the least memory: {expected}"
+    if best.forecast is None:
+        return f"the least recompute that fits: {expected}"
+    return f"the fastest that fits: {format_count(best.speed)} tok/s, {expected}"
+
+
+def _why_micro(best: Option, cluster: ClusterSpec) -> str:
+    expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
+    if not fits(best.memory, cluster):
+        return f"takes the least memory: {expected} of {capacity} expected"
+    return f"the largest that fits and still gains: {expected} of {capacity} expected"
+
+
+def _why_accumulate(best: Option, model: ModelSpec) -> str:
+    if best.decided.accumulation == 1:
+        return "no accumulation: gradients are reduced once anyway"
+    whole = format_bytes(4 * model.total_params)
+    if best.decided.accumulates_unsharded:
+        return f"{whole} of whole gradients fit; reduced once, on the last pass"
+    return f"{whole} of whole gradients would not fit, or gain nothing; reduced every pass"

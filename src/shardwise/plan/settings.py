@@ -1,0 +1,60 @@
+"""The user's settings as ranks read them: no `auto` is left, the plan's decisions stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from shardwise.config.reference import value_at
+from shardwise.config.schema import (
+    CheckpointConfig,
+    DataConfig,
+    GatesConfig,
+    MemoryConfig,
+    ModelConfig,
+    ObserveConfig,
+    OptimConfig,
+    PrecisionConfig,
+    RunConfig,
+    ShardConfig,
+    TrainConfig,
+)
+from shardwise.plan.decisions import UNSAID, Decisions, setting_paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A run's settings, all settled. The mesh is in the decisions, the cluster in the plan."""
+
+    name: str
+    runs_dir: str
+    model: ModelConfig
+    data: DataConfig
+    shard: ShardConfig
+    precision: PrecisionConfig
+    memory: MemoryConfig
+    optim: OptimConfig
+    train: TrainConfig
+    checkpoint: CheckpointConfig
+    gates: GatesConfig
+    observe: ObserveConfig
+
+
+def settle(config: RunConfig, decided: Decisions) -> Settings:
+    """Put a decision wherever the user has left one open."""
+    for path, value in _settled(config, decided):
+        section, _, name = path.partition(".")
+        if value_at(config, path) == "auto" and value != UNSAID:
+            changed = replace(getattr(config, section), **{name: value})
+            config = replace(config, **{section: changed})
+    return Settings(**{item.name: getattr(config, item.name) for item in fields(Settings)})
+
+
+def _settled(config: RunConfig, decided: Decisions) -> Iterator[tuple[str, Any]]:
+    for name, path in setting_paths().items():
+        yield path, getattr(decided, name)
+    yield "data.tokenizer", decided.tokenizer
+    yield "model.weights", "random" if decided.weights == "random" else "pretrained"
+    yield "shard.all_gather_limit", 1 + max(decided.forward_prefetch, decided.backward_prefetch)
+    yield "optim.decay_steps", config.train.steps // 10
