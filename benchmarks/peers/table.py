@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from peers.shapes import SHAPES
+
 _HEAD = (
-    "| shape | precision | contender | setting | tok/s | MFU | of limit | allocated GiB "
+    "| shape | runs as | precision | contender | setting | tok/s | MFU | of limit | allocated GiB "
     "| reserved GiB | ours ÷ it |"
 )
 
@@ -120,7 +122,9 @@ def _all_table(rows: Sequence[Row]) -> str:
 
 
 def _names(row: Row) -> list[str]:
-    return [row.shape, row.precision, row.contender, row.setting]
+    world = SHAPES[row.shape].world
+    runs_as = f"one GPU as rank 0 of {world}, links take no time" if world > 1 else "one GPU"
+    return [row.shape, runs_as, row.precision, row.contender, row.setting]
 
 
 def _figures(row: Row) -> list[str]:
