@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -16,39 +16,49 @@ from shardwise.errors import UserError
 from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
 from shardwise.plan.goal import Goal
 
+if TYPE_CHECKING:
+    from shardwise.plan.plan import Plan
+
+
+ConfigFile = Annotated[
+    str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
+]
+Elsewhere = Annotated[
+    str | None, typer.Option(help="Plan for this cluster instead, such as 4x8xH100.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Show the difference that this change makes (k=v; repeatable)."),
+]
+Budget = Annotated[
+    float | None, typer.Option(help="A budget of tokens, such as 15e9: hours and cost of it.")
+]
+Aim = Annotated[
+    str,
+    typer.Option("--for", help="fastest (all devices), cheapest (a token) or fewest (devices)."),
+]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="First measure this machine, for this and later plans; needs no config.",
+    ),
+]
+
 
 def plan(  # noqa: PLR0913 (a verb's parameters are its options)
-    config: Annotated[
-        str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Plan for this cluster instead, such as 4x8xH100.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Show the difference that this change makes (k=v; repeatable)."),
-    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    cluster: Elsewhere = None,
+    changes: Changes = None,
     top: Annotated[int, typer.Option(help="How many other plans to show.")] = 5,
-    tokens: Annotated[
-        float | None, typer.Option(help="A budget of tokens, such as 15e9: hours and cost of it.")
-    ] = None,
-    goal: Annotated[
-        str,
-        typer.Option(
-            "--for", help="fastest (all devices), cheapest (a token) or fewest (devices)."
-        ),
-    ] = "fastest",
+    tokens: Budget = None,
+    goal: Aim = "fastest",
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json.")] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="First measure this machine, for this and later plans; needs no config.",
-        ),
-    ] = False,
+    calibrate: Measure = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Calibrate in seconds, less exactly.")
     ] = False,
@@ -68,32 +78,41 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     Next: shardwise train run.yaml
     """
     from shardwise.launch.prepare import choose_plan
-    from shardwise.plan.inputs import check_bytes
 
     given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     if quick and not calibrate:
         raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)
-    if config is None and calibrate:
-        typer.echo("next: shardwise plan FILE   (with the rates of this machine)", err=True)
-        return
     if config is None:
+        _end_without_config(calibrated=calibrate)
+        return
+    aim = _goal(goal)
+    chosen = choose_plan(load_config(config, given), goal=aim)
+    if changes:
+        show_difference(chosen, choose_plan(load_config(config, [*given, *changes]), goal=aim))
+    elif as_json:
+        typer.echo(json.dumps(chosen.to_dict(), indent=2))
+    else:
+        _explain(chosen, top, tokens)
+
+
+def _end_without_config(*, calibrated: bool) -> None:
+    """Enough to calibrate, and an error for all else."""
+    if not calibrated:
         raise UserError(
             "no configuration is named",
             fix=f"name a file: `shardwise plan FILE`, or {start_from_example()}",
         )
-    aim = _goal(goal)
-    chosen = choose_plan(load_config(config, given), goal=aim)
-    if changes:
-        changed = choose_plan(load_config(config, [*given, *changes]), goal=aim)
-        show_difference(chosen, changed)
-    elif as_json:
-        typer.echo(json.dumps(chosen.to_dict(), indent=2))
-    else:
-        show_plan(chosen, top, tokens)
-        for problem in check_bytes(chosen):
-            typer.echo(f"warning: `shardwise train` refuses this: {problem.what}; {problem.fix}")
+    typer.echo("next: shardwise plan FILE   (with the rates of this machine)", err=True)
+
+
+def _explain(chosen: Plan, top: int, tokens: float | None) -> None:
+    from shardwise.plan.inputs import check_bytes
+
+    show_plan(chosen, top, tokens)
+    for problem in check_bytes(chosen):
+        typer.echo(f"warning: `shardwise train` refuses this: {problem.what}; {problem.fix}")
 
 
 def _goal(word: str) -> Goal:

@@ -28,7 +28,8 @@ from shardwise.config.reference import (
     show_value,
     words_for_type,
 )
-from shardwise.config.rules import Fault, raise_faults, validate_rules
+from shardwise.config.rule import Fault, raise_faults
+from shardwise.config.rules import validate_rules
 from shardwise.config.schema import FROM_STRING, RunConfig
 from shardwise.config.suffixes import source_of_file
 from shardwise.errors import UserError

@@ -1,6 +1,6 @@
 """The schema as data and as text: what fields there are, in words that users read.
 
-Everything here is read from schema.py, so the documentation, the JSON schema and the error
+Everything here is read from the schema, so the documentation, the JSON schema and the error
 messages cannot disagree with what the loader accepts.
 """
 
@@ -12,6 +12,7 @@ import json
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, reduce
+from itertools import pairwise
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -171,13 +172,15 @@ def _spell_default(field: Field[Any]) -> str:
 @cache
 def _field_docstrings() -> dict[str, dict[str, str]]:
     """Python keeps no docstring for a field, so they are read from the source text."""
-    tree = ast.parse(inspect.getsource(schema))
-    return {node.name: _docstrings_in(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+    classes = (schema.RunConfig, *section_classes().values())
+    return {cls.__name__: _docstrings_in(cls) for cls in classes}
 
 
-def _docstrings_in(node: ast.ClassDef) -> dict[str, str]:
+def _docstrings_in(cls: type) -> dict[str, str]:
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    statements = node.body if isinstance(node, ast.ClassDef) else []
     found = {}
-    for statement, below in zip(node.body, node.body[1:], strict=False):
+    for statement, below in pairwise(statements):
         match statement, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),

@@ -7,58 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from shardwise.config.reference import show_value, value_at
+from shardwise.config.reference import value_at
+from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
-from shardwise.errors import UserError
 from shardwise.files import why_no_path
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing that is wrong, where it was written, and what to write instead."""
-
-    place: str
-    what: str
-    fix: str
-
-    @property
-    def headline(self) -> str:
-        """Place and fault in one line."""
-        return f"{self.place}: {self.what}" if self.place else self.what
-
-
-def raise_faults(faults: list[Fault]) -> NoReturn:
-    """One error for all faults, so that a file is mended in one go and not in ten."""
-    if len(faults) == 1:
-        raise UserError(faults[0].headline, fix=faults[0].fix)
-    lines = [f"  {fault.headline}\n    fix: {fault.fix}" for fault in faults]
-    raise UserError("\n".join([f"{len(faults)} settings are wrong:", *lines]))
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A row: the field it speaks of, the test that must hold, what is needed, and the fix.
-
-    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`; a fix
-    that must be computed is a function. Settings in it are spelled as one types them.
-    """
-
-    id: str
-    field: str
-    holds: Callable[[RunConfig], bool]
-    needs: str
-    fix: str | Callable[[RunConfig], str]
-
-    def fault(self, config: RunConfig, place: str) -> Fault:
-        """What to tell the user when the rule is broken."""
-        value = show_value(value_at(config, self.field))
-        what = f"{self.field} is {value}, but {self.needs.format(c=config)}"
-        fix = self.fix.format(c=config) if isinstance(self.fix, str) else self.fix(config)
-        return Fault(place, what, fix)
 
 
 def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _: "") -> None:
@@ -70,61 +24,6 @@ def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _:
     broken = [rule for rule in RULES if not rule.holds(config)]
     if broken:
         raise_faults([rule.fault(config, place_of(rule.field)) for rule in broken])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number_rule(
-    field: str, test: Callable[[float], bool], needs: str, fix: str, name: str
-) -> Rule:
-    def holds(config: RunConfig) -> bool:
-        value = value_at(config, field)
-        return not _is_number(value) or test(value)
-
-    return Rule(f"{field}-{name}", field, holds, needs, fix)
-
-
-def _at_least(low: int, *fields: str) -> list[Rule]:
-    return [
-        _number_rule(
-            field,
-            lambda value: value >= low,
-            f"the least is {low}",
-            f"write {field}={low} or more",
-            "minimum",
-        )
-        for field in fields
-    ]
-
-
-def _above_zero(field: str, usual: str) -> Rule:
-    return _number_rule(
-        field,
-        lambda value: value > 0,
-        "it must be above 0",
-        f"a usual value is {field}={usual}",
-        "positive",
-    )
-
-
-def _within(field: str, low: float, high: float) -> Rule:
-    return _number_rule(
-        field,
-        lambda value: low <= value <= high,
-        f"it must lie between {low:g} and {high:g}",
-        f"write a share of one, such as {field}={high / 5:g}",
-        "range",
-    )
-
-
-def _betas_hold(c: RunConfig) -> bool:
-    return all(0 <= beta < 1 for beta in c.optim.betas)
-
-
-def _stop_holds(c: RunConfig) -> bool:
-    return c.train.stop_after is None or 1 <= c.train.stop_after <= c.train.steps
 
 
 def _wsd_phases_fit(c: RunConfig) -> bool:
@@ -139,11 +38,6 @@ def _batch_divides(c: RunConfig) -> bool:
     if isinstance(whole, str) or isinstance(micro, str) or isinstance(passes, str):
         return True
     return micro * passes < 1 or whole % (micro * passes) == 0
-
-
-def _reshard_group_holds(c: RunConfig) -> bool:
-    group = c.shard.reshard_after_forward
-    return isinstance(group, bool | str) or group >= 2
 
 
 def _code_is_pinned(c: RunConfig) -> bool:
@@ -221,32 +115,14 @@ def _may_use_own_adamw(c: RunConfig) -> bool:
 
 def _is_pattern(text: str) -> bool:
     try:
-        re.compile(text)
+        return bool(re.compile(text))
     except re.error:
         return False
-    return True
 
 
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
-
-
-def _path_rule(field: str) -> Rule:
-    """A row for a field that may name a file: what no file can be called is no typing mistake."""
-
-    def holds(config: RunConfig) -> bool:
-        value = value_at(config, field)
-        texts = value if isinstance(value, list) else [value]
-        return all(text is None or why_no_path(text) is None for text in texts)
-
-    return Rule(
-        f"{field}-is-a-path",
-        field,
-        holds,
-        "no file can be called so: a name has at most 255 bytes, a path 4095, and neither a NUL",
-        f"write {field}=A_SHORTER_NAME",
-    )
 
 
 _SOURCES_WITH_PATH = ("text", "jsonl", "parquet", "datasets")
@@ -268,14 +144,14 @@ RULES: tuple[Rule, ...] = (
         "write a plain name, such as name=first-run",
     ),
     *map(
-        _path_rule,
+        path_rule,
         (
             *("name", "runs_dir", "model.name", "model.weights_from", "data.path"),
             *("data.tokenizer", "cluster.prices"),
         ),
     ),
-    *_at_least(1, "train.steps", "train.global_batch", "train.micro_batch", "train.accumulation"),
-    *_at_least(
+    *at_least(1, "train.steps", "train.global_batch", "train.micro_batch", "train.accumulation"),
+    *at_least(
         1,
         "train.gc_every",
         "observe.log_every",
@@ -284,30 +160,30 @@ RULES: tuple[Rule, ...] = (
         "checkpoint.keep",
         "data.eval_sequences",
     ),
-    *_at_least(1, "mesh.replicate", "mesh.shard", "cluster.nvlink_domain", "optim.decay_steps"),
-    *_at_least(1, "shard.all_gather_limit", "shard.unit_min_params", "memory.loss_chunk_tokens"),
-    *_at_least(2, "data.seq_len"),
-    *_at_least(16, "precision.float8_min_features"),
-    *_at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
-    *_at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
-    *_at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
-    *_at_least(0, "train.compare_replicas_every"),
-    *_at_least(0, "train.router_aux_loss", "checkpoint.wait_for_room_s"),
-    _above_zero("cluster.peak_tflops", "989.4"),
-    _above_zero("train.hang_timeout_s", "900"),
-    _above_zero("optim.lr", "3e-4"),
-    _above_zero("optim.eps", "1e-8"),
-    _above_zero("optim.clip_norm", "1.0 (null turns clipping off)"),
-    _above_zero("precision.loss_scale", "65536"),
-    _within("data.eval_fraction", 0, 0.5),
-    _within("memory.checkpoint_activations", 0, 1),
-    _within("memory.offload_activations", 0, 1),
-    _within("optim.min_lr_ratio", 0, 1),
-    _within("gates.max_exposed", 0, 1),
+    *at_least(1, "mesh.replicate", "mesh.shard", "cluster.nvlink_domain", "optim.decay_steps"),
+    *at_least(1, "shard.all_gather_limit", "shard.unit_min_params", "memory.loss_chunk_tokens"),
+    *at_least(2, "data.seq_len"),
+    *at_least(16, "precision.float8_min_features"),
+    *at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
+    *at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
+    *at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
+    *at_least(0, "train.compare_replicas_every"),
+    *at_least(0, "train.router_aux_loss", "checkpoint.wait_for_room_s"),
+    above_zero("cluster.peak_tflops", "989.4"),
+    above_zero("train.hang_timeout_s", "900"),
+    above_zero("optim.lr", "3e-4"),
+    above_zero("optim.eps", "1e-8"),
+    above_zero("optim.clip_norm", "1.0 (null turns clipping off)"),
+    above_zero("precision.loss_scale", "65536"),
+    within("data.eval_fraction", 0, 0.5),
+    within("memory.checkpoint_activations", 0, 1),
+    within("memory.offload_activations", 0, 1),
+    within("optim.min_lr_ratio", 0, 1),
+    within("gates.max_exposed", 0, 1),
     Rule(
         "betas-range",
         "optim.betas",
-        _betas_hold,
+        lambda c: all(0 <= beta < 1 for beta in c.optim.betas),
         "each must be at least 0 and below 1",
         "a usual value is optim.betas=[0.9,0.95]",
     ),
@@ -337,7 +213,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "stop-within-steps",
         "train.stop_after",
-        _stop_holds,
+        lambda c: c.train.stop_after is None or 1 <= c.train.stop_after <= c.train.steps,
         "it must lie between 1 and train.steps={c.train.steps}",
         "write train.stop_after={c.train.steps} or less, or leave train.stop_after out to run to "
         "the end",
@@ -362,7 +238,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "reshard-group",
         "shard.reshard_after_forward",
-        _reshard_group_holds,
+        lambda c: (
+            isinstance(c.shard.reshard_after_forward, bool | str)
+            or c.shard.reshard_after_forward >= 2
+        ),
         "as a number it is a group of ranks, and a group has 2 or more",
         "write shard.reshard_after_forward=true, or shard.reshard_after_forward=false, or the "
         "number of ranks of a group",

@@ -1,0 +1,36 @@
+"""What a user may say: one frozen dataclass a section, a docstring under every field.
+
+The docstrings are the reference: `shardwise config schema` and docs/configuration.md print them.
+`auto` means that the planner decides and gives its reason.
+"""
+
+from __future__ import annotations
+
+from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.loop import OptimConfig, TrainConfig
+from shardwise.config.schema.model import DataConfig, ModelConfig
+from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
+from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
+from shardwise.config.schema.run import RunConfig
+from shardwise.config.schema.words import FLOAT8_FORMATS, FROM_STRING, Auto, DtypeName, Strategy
+
+__all__ = [
+    "FLOAT8_FORMATS",
+    "FROM_STRING",
+    "Auto",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "DataConfig",
+    "DtypeName",
+    "GatesConfig",
+    "MemoryConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "ObserveConfig",
+    "OptimConfig",
+    "PrecisionConfig",
+    "RunConfig",
+    "ShardConfig",
+    "Strategy",
+    "TrainConfig",
+]

@@ -1,0 +1,76 @@
+"""What memory and number formats a run may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.config.schema.words import Auto, DtypeName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig:
+    """Which number formats are used. Master weights and Adam state are always fp32."""
+
+    param: DtypeName | Auto = "auto"
+    """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,
+    fp16 with loss scaling where it has only that, else fp32."""
+
+    linear: Literal["auto", "param", "float8", "float8_rowwise"] = "auto"
+    """What the linear layers of blocks multiply in. `float8`: one scale a tensor, weights gathered
+    in eight bits; `float8_rowwise`: one scale a row, weights gathered in `param`. Both need a GPU
+    that computes float8, torch.compile and `pip install shardwise[float8]`. `auto` is `param`, the
+    format above: float8 changes the numbers, so it is never chosen for you."""
+
+    float8_min_features: int = 1024
+    """The least width, in and out, of a layer that float8 is used for: casts grow with the width,
+    what they gain with its square. Unused otherwise."""
+
+    reduce: DtypeName | Auto = "auto"
+    """Format of the gradient reduction. `auto` is fp32; bf16 can diverge on long runs."""
+
+    output: DtypeName | None = None
+    """Format that the model's output is cast to; unset: whatever the last layer gives."""
+
+    cast_forward_inputs: bool = True
+    """Cast floating-point inputs of every unit to `param` before its forward."""
+
+    loss_scale: float = 65536.0
+    """The first loss scale when `param` is fp16. It falls by half when gradients overflow, and the
+    batch is computed again; it doubles after 2000 steps without an overflow. Unused otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """What is traded to save memory."""
+
+    checkpoint_activations: Literal["auto", "none", "full", "selective"] | float = "auto"
+    """`full` recomputes every block in backward, `selective` keeps matmul and attention results
+    and recomputes the rest, a fraction (0 to 1) recomputes that share of the blocks, evenly."""
+
+    compile: bool | Auto = "auto"
+    """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs."""
+
+    offload_activations: float = 0.0
+    """Share of the blocks, 0 to 1, whose activations wait for backward in host memory. The copies
+    run beside compute and cost little as long as PCIe is fast enough for them. `shardwise plan`
+    says how much host memory that is, and what is waited for."""
+
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps parameters, gradients and optimizer state in host memory."""
+
+    pin_memory: bool = True
+    """With offload to a host that feeds a GPU: page-locked memory, so copies overlap."""
+
+    loss: Literal["auto", "chunked", "full"] = "auto"
+    """`chunked` computes head and cross-entropy together, a slice of tokens at a time, and never
+    holds all logits; `full` calls the model's own forward. `auto`: chunked where the model's head
+    is a plain projection of its last hidden state (checked on the real model at start)."""
+
+    loss_chunk_tokens: int | Auto = "auto"
+    """Tokens per slice of the chunked loss."""
+
+    accumulate: Literal["auto", "unsharded", "sharded"] = "auto"
+    """With gradient accumulation: `unsharded` keeps whole gradients and reduces once, on the last
+    micro-batch; `sharded` reduce-scatters every micro-batch (less memory, more traffic). HSDP
+    all-reduces across replicas on the last micro-batch only, either way."""

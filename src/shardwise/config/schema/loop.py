@@ -1,0 +1,110 @@
+"""How a run trains: its optimizer and its loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.config.schema.words import Auto
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 3e-4
+    """Peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's two decay rates."""
+
+    eps: float = 1e-8
+    """Adam's epsilon."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay; norms and biases are left out."""
+
+    clip_norm: float | None = 1.0
+    """Largest global gradient norm; unset: no clipping."""
+
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """How the rate falls after warm-up; `wsd` is warm-up, stable, then a linear decay."""
+
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly from 0 to `lr`."""
+
+    decay_steps: int | Auto = "auto"
+    """Length of `wsd`'s last phase; `auto` is a tenth of all steps."""
+
+    min_lr_ratio: float = 0.1
+    """The rate at the last step, as a share of `lr`."""
+
+    fused: bool | Auto = "auto"
+    """Fused AdamW; `auto`: where the device of the parameters has it."""
+
+    state: Literal["fp32", "bf16"] = "fp32"
+    """How Adam keeps its two moments. bf16 halves them; it is rounded at random, the nearer the
+    likelier, so that changes smaller than its steps add up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 1000
+    """Optimizer steps of the whole run; the schedule is laid over them."""
+
+    global_batch: int | Auto = "auto"
+    """Sequences in one optimizer step over all ranks = micro_batch x accumulation x ranks."""
+
+    micro_batch: int | Auto = "auto"
+    """Sequences in one forward pass of one rank."""
+
+    accumulation: int | Auto = "auto"
+    """Forward and backward passes in one optimizer step."""
+
+    stop_after: int | None = None
+    """Save and end cleanly after this step; the same command without it goes on."""
+
+    seed: int = 0
+    """Decides initial weights, data order and dropout."""
+
+    deterministic: bool = False
+    """Ask torch for deterministic algorithms (slower on GPUs)."""
+
+    eval_every: int = 0
+    """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
+
+    max_nonfinite: int = 3
+    """Batches in a row that may give a loss or gradient which is not finite; each is skipped and
+    named. One more goes back to the newest checkpoint and on past these batches."""
+
+    max_restarts: int = 3
+    """How often `shardwise train`, and on one node `shardwise torchrun`, starts its ranks again
+    after one died or hung."""
+
+    hang_timeout_s: float = 900.0
+    """Seconds without a finished step, or with a rank that is stopped, after which ranks are taken
+    to hang. They are ended with their stacks in their logs, and started again. All else that a rank
+    does (importing, compiling, evaluating, saving) has at least 1800 s, reading 6 hours."""
+
+    gc_every: int = 50
+    """Steps between garbage collections, at the same step edge on all ranks."""
+
+    compare_replicas_every: int = 100
+    """Steps between comparisons of what replicas hold, bit by bit, where there are several
+    (`hybrid_shard`, `no_shard`). A difference stops the run and names tensor, ranks and hosts. They
+    are compared at the start and before each save too; 0: only then. It takes as long as reading
+    the shard and its moments: 7 ms for a billion parameters on an H200, about a second on a host
+    that keeps them."""
+
+    router_aux_loss: Literal["auto", "off"] | float = "auto"
+    """The coefficient of the load-balancing loss of a mixture of experts, which is added to the
+    loss that is trained on. `auto`: what the model's config asks for (`output_router_logits` and
+    `router_aux_loss_coef`); a number turns it on for any model whose routers transformers finds."""
+
+    kernels: Literal["auto", "own", "torch"] = "auto"
+    """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8:
+    `own` are Triton kernels that move and keep fewer bytes (SwiGLU on Hopper inside of its matmuls,
+    with `shardwise[quack]`), `torch` is torch, its compiler and torchao. The numbers agree to
+    rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""

@@ -1,0 +1,93 @@
+"""What is trained, and on which tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model is trained and where its first weights come from."""
+
+    name: str = "tiny-llama"
+    """A preset (`shardwise config ls` lists them), a directory with config.json, or a hub id."""
+
+    weights: Literal["auto", "random", "pretrained"] = "auto"
+    """`pretrained` reads weights, `random` initialises; `auto` reads them where they exist."""
+
+    weights_from: str | None = None
+    """The directory or file of the weights, where they are not beside config.json: safetensors,
+    torch.save, or a checkpoint of Accelerate, the HF Trainer or DCP."""
+
+    ignore_weights: list[str] = field(default_factory=list)
+    """Regular expressions of tensors in the files that may stay unread, such as `^mtp`. Without
+    one, a tensor that the model has no place for is an error."""
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config.json to change, such as `num_hidden_layers: 16`."""
+
+    attention: Literal[
+        "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention"
+    ] = "auto"
+    """The attention implementation that transformers is asked for; `auto` is `sdpa`, cuDNN's where
+    it is faster, or `eager` for a family whose class has no `sdpa`. `flash_attention_4` (Hopper and
+    later, with `shardwise[flash4]`) is ours: plainly causal, faster still, and compiled with its
+    block."""
+
+    revision: str | None = None
+    """The hub revision (a commit hash) to read; required with `trust_remote_code`."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Needs a pinned `revision` for hub ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which tokens are trained on, and in which order."""
+
+    source: Literal["stdlib", "text", "jsonl", "parquet", "datasets", "synthetic"] = "stdlib"
+    """`stdlib` is the running Python's own source text; `text`, `jsonl` and `parquet` read files,
+    the first two also as `.gz` and `.zst`; `datasets` reads a saved directory or a hub id;
+    `synthetic` makes random tokens."""
+
+    path: str | list[str] | None = None
+    """Files, directories or globs for `text`, `jsonl` and `parquet`; the directory or id for
+    `datasets`."""
+
+    field: str = "text"
+    """The key (jsonl) or column (parquet, datasets) that holds the text."""
+
+    name: str | None = None
+    """The configuration name of a hub dataset, such as `wikitext-103-raw-v1`."""
+
+    split: str = "train"
+    """The split of a `datasets` source to train on."""
+
+    tokenizer: str = "auto"
+    """`byte` (embedded, 257 tokens), a local directory or a hub id. `auto` takes the model's own
+    tokenizer; without one it takes bytes for a vocabulary of about that size, and is an error for
+    any other."""
+
+    seq_len: int = 2048
+    """Tokens in one training sequence. Documents are packed back to back to this length."""
+
+    document_mask: bool = False
+    """Tokens attend only to their own document, and its positions start at 0. No mask is built for
+    `model.attention: flash_attention_4`; for others it is, and bars their fast kernels."""
+
+    shuffle: bool = True
+    """Visit sequences in a seeded random order, another one each epoch."""
+
+    eval_fraction: float = 0.0
+    """Share of the documents that is held out for the evaluation loss, 0 to 0.5."""
+
+    eval_sequences: int = 64
+    """How many held-out sequences one evaluation reads at most."""
+
+    max_corrupt: int = 10
+    """How many unreadable records may be skipped (each is named) before the run is refused."""
+
+    on_change: Literal["refuse", "restart"] = "refuse"
+    """What a resume does where the training tokens or their order changed. `refuse` ends it with
+    the changes; `restart` keeps weights, optimizer and step, and reads the data from its start."""

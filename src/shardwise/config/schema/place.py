@@ -1,0 +1,82 @@
+"""Where a run takes place, and how its ranks are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.config.schema.words import Auto, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Where the run takes place."""
+
+    name: str = "local"
+    """`local` (the GPUs of this machine, or one CPU rank), or NODESxGPUSxKIND such as `8xH100`,
+    `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's processor."""
+
+    nvlink_domain: int | Auto = "auto"
+    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node, and then a name
+    with more GPUs in a node than its kind comes in is refused (`64xH100`: write `8x8xH100`)."""
+
+    interconnect: str | float = "auto"
+    """The network between nodes: a name such as `infiniband-ndr`, `efa-3200` or `ethernet-100`,
+    or the GB/s of all the cards of one node, one way; `auto` is what such servers usually have."""
+
+    peak_tflops: float | Auto = "auto"
+    """Dense peak of one device in the format that the run computes in, which MFU is a share of;
+    `auto` is the vendor's figure, and no MFU for devices that the catalogue does not know."""
+
+    usd_per_gpu_hour: float | Auto = "auto"
+    """Price of one GPU for an hour; `auto` looks it up in `prices`."""
+
+    prices: str | None = None
+    """A YAML of prices to use instead of the sample that comes with the package."""
+
+    datacenters: int = 1
+    """Sites that the workers sit in. FSDP needs one: more is refused, with the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    """How many ranks each axis of the device mesh has. The product must be the world size."""
+
+    replicate: int | Auto = "auto"
+    """Copies of the sharded model (HSDP's outer axis, whose all-reduce crosses nodes)."""
+
+    shard: int | Auto = "auto"
+    """Ranks that one copy is sharded over (the axis of all-gather and reduce-scatter)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardConfig:
+    """How parameters, gradients and optimizer state are spread over the mesh."""
+
+    strategy: Strategy = "auto"
+    """`full_shard` (ZeRO-3), `shard_grad_op` (ZeRO-2), `hybrid_shard` (HSDP), `no_shard` (DDP)."""
+
+    reshard_after_forward: bool | int | Auto = "auto"
+    """Free gathered parameters after forward (true), keep them for backward (false), or reshard
+    them to groups of this many ranks (an integer, such as the GPUs of a node)."""
+
+    forward_prefetch: int | Auto = "auto"
+    """Units that are all-gathered ahead in forward, explicitly. 0 leaves FSDP2's own overlap."""
+
+    gather_in_place: bool | Auto = "auto"
+    """Gather each parameter where it is used, instead of all of a unit into one memory from which
+    they are copied. `auto`: on GPUs with our own kernels, where units are gathered one ahead."""
+
+    backward_prefetch: int | Auto = "auto"
+    """Units that are all-gathered ahead in backward. 1 is FSDP2's own order."""
+
+    all_gather_limit: int | Auto = "auto"
+    """The most units that may be gathered at once, the one in use included; it caps both
+    prefetch depths at one less. 1 turns prefetching off."""
+
+    unit_classes: list[str] | None = None
+    """Module classes that form a unit each, such as [LlamaDecoderLayer]; unset: found from the
+    model's own metadata."""
+
+    unit_min_params: int | None = None
+    """Instead of classes: every module that holds at least this many parameters, not counting
+    units inside it, becomes a unit."""

@@ -1,0 +1,35 @@
+"""All sections together: one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.loop import OptimConfig, TrainConfig
+from shardwise.config.schema.model import DataConfig, ModelConfig
+from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
+from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run: everything that a user said, nothing that was derived."""
+
+    name: str = "run"
+    """Name of the run directory. Unset: the file's name."""
+
+    runs_dir: str = "runs"
+    """Directory that holds the run directories."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    shard: ShardConfig = field(default_factory=ShardConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
