@@ -85,6 +85,22 @@ def test_our_agent_ends_where_no_rank_has_begun(config: str, tmp_path: Path) -> 
     assert "Traceback" not in agent.text
 
 
+def idle_agent(output: Path, fault: str = "") -> Started:
+    """Our agent with two ranks that do nothing, and a fault of its own."""
+    words = ("--standalone", "--nproc-per-node", "2", "-m", "idle_rank")
+    own = {"PYTHONPATH": str(Path(__file__).with_name("agents"))}
+    own |= {"AGENT_FAULT": fault} if fault else {}
+    return Started((SHARDWISE, "torchrun", *words), output, own)
+
+
+def test_our_agents_exit_code_is_not_lost_while_its_rendezvous_works(tmp_path: Path) -> None:
+    agent = idle_agent(tmp_path / "output", fault="restless")
+    agent.wait_for("rank 0 idles")
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.end() == 75, agent.text
+    assert "terminate called" not in agent.text
+
+
 def test_srun_has_the_exit_codes_of_its_tasks(config: str, tmp_path: Path) -> None:
     step = {
         "SLURM_JOB_ID": f"{os.getpid()}{time.time_ns()}",

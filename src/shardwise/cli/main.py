@@ -6,6 +6,8 @@ import io
 import logging
 import os
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
@@ -70,6 +72,15 @@ def main() -> None:
     _print_any_text()
     _hush_torchao()
     try:
+        _run()
+    except SystemExit as end:
+        if sys.argv[1:2] == [torchrun.torchrun.__name__]:
+            _leave(end)
+        raise
+
+
+def _run() -> None:
+    try:
         app()
     except UserError as error:
         if leave_word(error, os.environ):
@@ -81,6 +92,22 @@ def main() -> None:
         sys.exit(int(failure.code))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave(end: SystemExit) -> NoReturn:
+    """End now, without Python's own way to end.
+
+    After a signal torchrun leaves its rendezvous open for other nodes, and with it a daemon thread
+    that writes to torch's store several times a minute. Where Python 3.11 ends meanwhile, it
+    unwinds that thread as it comes out of the store, through C++ that must not be unwound: SIGABRT
+    ("terminate called without an active exception") takes the place of the exit code. What else
+    Python does at its end is done by then: the ranks have ended, and the agent's files are gone.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it is gone
+            stream.flush()
+    os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 def _failed_file(error: OSError) -> UserError:
