@@ -39,7 +39,7 @@ class Job:
 
     def alive(self) -> bool:
         """Whether the launcher runs; one that its parent has not waited for has ended."""
-        return _state_of(self.launcher) not in ("", "Z")
+        return lives(self.launcher)
 
     def said(self) -> str:
         """All that it printed so far."""
@@ -173,8 +173,9 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _state_of(pid: int) -> str:
+def lives(pid: int) -> bool:
+    """Whether the process has not ended; one that nobody has waited for yet has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
-        return ""
+        return False

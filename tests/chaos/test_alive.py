@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actions import ACTIONS, MOMENTS, Action, Job, send
+from actions import ACTIONS, MOMENTS, Action, Job, lives, send
 from chaos_ranks import config_of, end_state, events_of, newest_good, prepare, ranks_of, run_clean
 from launched import SHARDWISE, clean_environment
 
@@ -74,7 +74,7 @@ class Life:
 
     def living(self) -> list[int]:
         """Processes of any start that have not ended."""
-        return [pid for pid in self.known if _state_of(pid) not in ("", "Z")]
+        return list(filter(lives, self.known))
 
     def announced(self) -> list[int]:
         """Steps whose save was printed, in any start."""
@@ -208,10 +208,3 @@ def test_under_torchrun_the_ranks_watch_each_other(live: Callable[..., Life]) ->
     assert process.returncode == 1, job.said()
     assert job.said().count("error: rank 1 hung: ") == 1, job.said()
     assert life.living() == []
-
-
-def _state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from actions import lives
 from chaos_ranks import ranks_of
 from launched import SHARDWISE, TIMEOUT_S, Started, free_port
 
@@ -99,6 +100,24 @@ def test_our_agents_exit_code_is_not_lost_while_its_rendezvous_works(tmp_path: P
     agent.process.send_signal(signal.SIGTERM)
     assert agent.end() == 75, agent.text
     assert "terminate called" not in agent.text
+
+
+def test_our_agent_leaves_no_rank_that_a_request_to_stop_has_passed_by(tmp_path: Path) -> None:
+    agent = idle_agent(tmp_path / "output", fault="early stop")
+    assert agent.end() == 75, agent.text
+    ranks = [int(line.split()[1]) for line in agent.text.splitlines() if line[:7] == "started"]
+    assert len(ranks) == 2
+    assert list(filter(lives, ranks)) == []
+
+
+def test_our_agent_does_not_wait_for_a_rank_that_waits_for_a_dead_one(tmp_path: Path) -> None:
+    """The one has died of the request, the other has noted it; neither has made a step."""
+    agent = idle_agent(tmp_path / "output")
+    for rank in (0, 1):
+        agent.wait_for(f"rank {rank} idles")
+    agent.process.send_signal(signal.SIGTERM)
+    # The time to save is twice as long as this waits.
+    assert agent.end() == 75, agent.text
 
 
 def test_srun_has_the_exit_codes_of_its_tasks(config: str, tmp_path: Path) -> None:

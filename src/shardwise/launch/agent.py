@@ -1,4 +1,4 @@
-"""torchrun's agent, which starts its ranks again only where that may help."""
+"""torchrun's agent, which starts its ranks again only where that may help, and leaves none."""
 
 from __future__ import annotations
 
@@ -18,21 +18,43 @@ from torch.distributed.launcher import api
 from shardwise.errors import UserError
 from shardwise.launch.failure import Passing, details_of, known_exit_code, may_pass
 from shardwise.launch.hang import describe_hang
+from shardwise.launch.lookout import Lookout
 from shardwise.launch.ranks import RankFailure
 from shardwise.launch.say import say_on_console
+from shardwise.launch.stopping import kill_ranks
 from shardwise.launch.watchdog import Watchdog
 
 # Failures so soon after the first may still be its cause: the agent looks ten times a second, and
 # notes whole seconds. Ranks that it had to kill come 30 s later.
 _TOGETHER_S = 5
+# PyTorch's own time for ranks to end, where it names none.
+_SAVES_WITHIN_S = 30
+# For ranks of which one has not made its first step.
+_NOTHING_TO_SAVE_S = 10
 
 
 class Agent(LocalElasticAgent):
     """PyTorch's own starts ranks again after whatever happened, also after a request to stop."""
 
-    def __init__(self, *args: Any, watchdog: Watchdog, **settings: Any) -> None:
+    def __init__(self, *args: Any, watchdog: Watchdog, lookout: Lookout, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._watchdog = watchdog
+        self._lookout = lookout
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _SAVES_WITHIN_S
+    ) -> None:
+        """Ask the ranks to end, and wait for them only where they have something to save.
+
+        A rank that has not made its first step dies of the request, and one that listens already
+        would wait for it. A signal that comes while ranks are being started passes by those of
+        them that PyTorch's agent has not noted yet.
+        """
+        ranks = self._lookout.look()
+        if not all(one.has_begun for one in ranks):
+            timeout = min(timeout, _NOTHING_TO_SAVE_S)
+        super()._shutdown(death_sig, timeout)
+        kill_ranks(self._lookout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -51,10 +73,10 @@ class Agent(LocalElasticAgent):
 
 
 @contextmanager
-def restarting_where_it_helps(watchdog: Watchdog) -> Iterator[None]:
+def restarting_where_it_helps(watchdog: Watchdog, lookout: Lookout) -> Iterator[None]:
     """torchrun makes our agent while the block runs; it has no option for another one."""
     former = api.LocalElasticAgent
-    api.LocalElasticAgent = partial(Agent, watchdog=watchdog)  # type: ignore[misc, assignment]
+    api.LocalElasticAgent = partial(Agent, watchdog=watchdog, lookout=lookout)  # type: ignore[misc, assignment]
     try:
         yield
     finally:

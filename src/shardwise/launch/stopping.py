@@ -33,6 +33,11 @@ def stop_ranks(lookout: Lookout, hang: Hang) -> list[int]:
     # stopped takes the signal only when it goes on.
     _send(_others(lookout), signal.SIGABRT, signal.SIGCONT)
     _wait(lookout, _after(STACKS_S))
+    return kill_ranks(lookout)
+
+
+def kill_ranks(lookout: Lookout) -> list[int]:
+    """End all ranks but this process itself at once; returns those that are there still."""
     _send(_others(lookout), signal.SIGKILL)
     _wait(lookout, _after(KILL_S))
     return [one.pid for one in _others(lookout)]

@@ -107,7 +107,7 @@ def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
 def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) -> None:
     began = time.time()
     try:
-        with restarting_where_it_helps(watchdog):
+        with restarting_where_it_helps(watchdog, lookout):
             run(arguments)
     except ChildFailedError as failed:
         raise error_of_start(failed.failures, watchdog) from None
