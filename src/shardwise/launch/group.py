@@ -15,6 +15,9 @@ from shardwise.training.heartbeat import LONG_S
 
 # Long enough for one rank to tokenise a corpus while the others wait.
 TIMEOUT = timedelta(seconds=LONG_S)
+# torchrun's agent has its store before it starts ranks: it answers at once, or it is gone. A store
+# in rank 0's own process, as under srun, may come late.
+_AGENT_ANSWERS_WITHIN = timedelta(minutes=2)
 
 
 def join_process_group(
@@ -39,7 +42,7 @@ def open_store(timeout: timedelta) -> dist.Store:
                 os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
                 int(os.environ["RANK"]),
                 int(os.environ["WORLD_SIZE"]),
-                timeout=timeout,
+                timeout=min(timeout, _AGENT_ANSWERS_WITHIN) if _is_of_agent() else timeout,
             )
         )
     except dist.DistError as error:
@@ -54,6 +57,11 @@ def open_store(timeout: timedelta) -> dist.Store:
     store.set_timeout(timeout)
     # torchrun may keep its store when it starts ranks again; what dead ones wrote is not read.
     return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _is_of_agent() -> bool:
+    """Whether ranks use the store of torchrun's agent, as PyTorch's own rendezvous reads it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def _join(backend: str, device: torch.device | None, store: dist.Store, timeout: timedelta) -> None:
