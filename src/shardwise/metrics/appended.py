@@ -6,6 +6,8 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+_BREAK = b"\n"
+
 
 class AppendedFile:
     """Opened when it is needed, and again after a failure: its disk or its server may come back."""
@@ -20,17 +22,19 @@ class AppendedFile:
     def append(self, line: bytes) -> None:
         """All of the line, written through, or OSError.
 
-        A disk that fills up takes a part of it: what follows must not be joined to that.
+        A disk that fills up takes a part of it: what follows must not be joined to that. A line
+        that lacks only its break can be read, and gets the break with the next one.
         """
         file = self._open()
-        data = b"\n" + line if self._is_cut else line
+        data = _BREAK + line if self._is_cut else line
         try:
             while data:
                 data = data[file.write(data) :]
                 self._is_cut = bool(data)
         except OSError:
             self.close()
-            raise
+            if data != _BREAK:
+                raise
 
     def close(self) -> None:
         """Let go of it. What a disk says at that moment was said before."""
@@ -53,4 +57,4 @@ def _ends_whole(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         file.seek(-1, 2)
-        return file.read(1) == b"\n"
+        return file.read(1) == _BREAK

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,34 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(full_disk: P
     assert second["step"] == 101 and "lines_lost" not in second
     missing = 100 - len(written)
     assert said[1:] == [f"events.jsonl can be written again; {missing} lines of it are missing"]
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes; what does not fit is not written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_line_counts_as_lost_unless_its_break_alone_does_not_fit(
+    missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardwise.metrics.events.time.time", lambda: 1.0)
+    file, said = tmp_path / "events.jsonl", list[str]()
+    with EventLog(file, enabled=True, say=said.append) as log:
+        log.write("step", step=1)
+        with files_end_at(2 * file.stat().st_size - missing):
+            log.write("step", step=2)
+        log.write("step", step=3)
+    lost = missing > 1
+    assert [event["step"] for event in read_events(file)] == ([1, 3] if lost else [1, 2, 3])
+    assert read_events(file)[-1].get("lines_lost", 0) == int(lost)
+    assert len(said) == 2 * int(lost), said
 
 
 def test_a_record_that_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
