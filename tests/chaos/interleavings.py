@@ -16,6 +16,8 @@ from typing import Protocol
 
 from shardwise.checkpoint.store import list_checkpoints
 
+PATIENCE_S = 300.0
+MOST_ROUNDS = 20
 FAULTS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP]
 
 
@@ -93,6 +95,20 @@ class Stage:
         if chance.random() < 0.5:
             self.end()
 
+    def play(self, times: int, keep: int, enough: Callable[[Sum], bool]) -> Sum:
+        """So many interleavings, and as many again until enough has happened: how much comes to
+        pass in one of them depends on the machine."""
+        for _ in range(MOST_ROUNDS):
+            for _ in range(times):
+                self.interleave()
+            # What is written while it is counted would look lost.
+            self.end()
+            total = self.judge(keep)
+            print(total, flush=True)
+            if enough(total):
+                break
+        return total
+
     def end(self) -> None:
         """Nobody is left, some killed and some asked."""
         self._go_on()
@@ -130,9 +146,13 @@ class Stage:
 
     def _wait_for_a_save(self) -> None:
         """Some faults hit before the first step, and as many hit a job that trains and saves."""
-        before, deadline = self._saves(), time.monotonic() + 20 * self.unit_s
-        while self._saves() == before and time.monotonic() < deadline:
+        before, deadline = self._saves(), time.monotonic() + PATIENCE_S
+        while self._saves() == before and self._is_anyone_there() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    def _is_anyone_there(self) -> bool:
+        """Whether someone lives who may save."""
+        return any(trainer.alive() for trainer in self.trainers)
 
     def _saves(self) -> int:
         return _text(self.run_dir.with_suffix(".trail")).count("published")
