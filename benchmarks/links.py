@@ -46,7 +46,7 @@ from shardwise.plan.plan import Plan
 
 T = TypeVar("T")
 STRATEGIES = ("full_shard", "hybrid_shard", "no_shard")
-# Others' share of the processor from which on a measurement is worth repeating.
+# Others' share of the CPU from which on a measurement is worth repeating.
 DISTURBED, TRIES = 0.08, 3
 COMMAND = [sys.executable, "-m", "shardwise"]
 CONFIG = """
@@ -82,7 +82,7 @@ class Cell:
     expected_bytes: float
     counted_bytes: float
     others: float = 0.0
-    """Share of the processor that other programs took meanwhile."""
+    """Share of the CPU that other programs took meanwhile."""
 
     @property
     def error(self) -> float:
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def calibrate() -> Calibration:
-    """Four ranks at once on this processor, as the runs will have it."""
+    """Four ranks at once on this CPU, as the runs will have it."""
     subprocess.run([*COMMAND, "plan", "--calibrate", "--cluster", CLUSTER], check=True)
     [path] = calibration_folder().iterdir()
     return load_calibration(path)
@@ -207,7 +207,7 @@ def expected_bytes(plan: Plan) -> float:
 
 
 class ProcessorUse:
-    """What the processor did since this was made, and how much of it for others."""
+    """What the CPU did since this was made, and how much of it for others."""
 
     def __init__(self) -> None:
         self._before = self._now()
@@ -235,14 +235,14 @@ class Quiet:
         self.deadline = time.monotonic() + patience_s
 
     def least_disturbed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """(what it gave, others' share of the processor) of the least disturbed of its runs."""
+        """(what it gave, others' share of the CPU) of the least disturbed of its runs."""
         found: list[tuple[T, float]] = []
         while not found or self._repeats(found[-1][1], len(found)):
             self._wait()
             use = ProcessorUse()
             result = work()
             found.append((result, use.of_others()))
-            print(f"  others took {found[-1][1]:.0%} of the processor", flush=True)
+            print(f"  others took {found[-1][1]:.0%} of the CPU", flush=True)
         return min(found, key=lambda each: each[1])
 
     def _repeats(self, others: float, times: int) -> bool:
@@ -259,7 +259,7 @@ class Quiet:
 def show(cells: Sequence[Cell], picks: dict[int, str]) -> None:
     """The table, and what the planner would have done."""
     print("\n| link | strategy | predicted s | measured s | error | MB over the link, expected "
-          "and counted | others' share of the processor |")  # fmt: skip
+          "and counted | others' share of the CPU |")  # fmt: skip
     print("|---|---|---|---|---|---|---|")
     for cell in cells:
         print(

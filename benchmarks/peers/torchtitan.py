@@ -89,7 +89,7 @@ def take_the_processor_for_a_gpu() -> None:
         stand_in("torchtitan.models.moe.kernels", "generate_permute_indices")
     torch._utils._get_available_device_type = lambda: "cpu"
     answers: dict[str, Callable[..., Any]] = {
-        "get_device_name": lambda *_: "a processor",
+        "get_device_name": lambda *_: "a CPU",
         "get_device_properties": lambda *_: types.SimpleNamespace(total_memory=2**34),
         "memory_stats": lambda *_: {},
         "reset_peak_memory_stats": lambda *_: None,

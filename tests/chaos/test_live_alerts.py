@@ -1,4 +1,4 @@
-"""Every alert, caused: a real run on two processors with faults in its ranks, a real Prometheus
+"""Every alert, caused: a real run on two CPU ranks with faults in its ranks, a real Prometheus
 with the rules of `shardwise observe`, and what it says is firing.
 
 Two faults are not wholly real. A GPU cannot be broken here: the error is injected where Prometheus

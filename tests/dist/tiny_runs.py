@@ -101,10 +101,10 @@ def tiny_plan(world: int, settings: Settings) -> Plan:
         (sections[section] if section else sections)[name] = value
     config = config_from_dict(dict(sections))
     validate_rules(config)
-    return on_processor(choose_plan(config, environ={}))
+    return on_cpu(choose_plan(config, environ={}))
 
 
-def on_processor(plan: Plan) -> Plan:
+def on_cpu(plan: Plan) -> Plan:
     """A plan for GPUs, which float8 needs, for ranks on CPU; compiled only where that was asked."""
     if plan.cluster.device == "cpu":
         return plan

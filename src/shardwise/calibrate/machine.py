@@ -18,7 +18,7 @@ def calibrate(cluster: ClusterSpec, *, quick: bool = False) -> Calibration:
 
 
 def measurable(cluster: ClusterSpec) -> ClusterSpec:
-    """What of the cluster this machine can stand for: all its GPUs, or ranks on its processor."""
+    """What of the cluster this machine can stand for: all its GPUs, or ranks on its CPU."""
     if cluster.device == "cpu":
         return cluster
     here = probe_cluster()

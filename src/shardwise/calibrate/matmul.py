@@ -16,7 +16,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _TOKENS = {"cuda": 8192, "cpu": 512}
 _WIDTHS = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
 # Tokens and width at which the other formats are compared, and those that are only emulated: a
-# processor without bf16 takes a thousand times as long for it.
+# CPU without bf16 takes a thousand times as long for it.
 _COMMON = {"cuda": (8192, 4096), "cpu": (512, 256)}
 _EMULATED = (32, 64)
 
@@ -54,7 +54,7 @@ def fit_matmul(points: Sequence[dict[str, Any]], base: str) -> tuple[dict[str, f
 def why_no_float8(device: torch.device) -> str | None:
     """None where the device computes float8."""
     if device.type != "cuda":
-        return "a processor has none"
+        return "a CPU has none"
     if torch.version.hip is not None:
         return "AMD's formats are others"
     major, minor = torch.cuda.get_device_capability(device)

@@ -32,7 +32,7 @@ from shardwise.launch.group import join_process_group
 from shardwise.launch.parent import leave_with_launcher
 from shardwise.metrics.clock import QUICK, THOROUGH, Clock
 
-# Below this share of the processor other programs have slowed the measurements down.
+# Below this share of the CPU other programs have slowed the measurements down.
 _UNDISTURBED = 0.85
 
 
@@ -60,7 +60,7 @@ class MeasurementLog:
 def main(question_path: str, answer_path: str) -> None:
     """Measure the cluster that this process is one rank of, and write what was found."""
     leave_with_launcher()
-    # 2.13 warns of names that 2.11 needs, and of formats that a processor only emulates.
+    # 2.13 warns of names that 2.11 needs, and of formats that a CPU only emulates.
     warnings.simplefilter("ignore")
     question = json.loads(Path(question_path).read_text(encoding="utf-8"))
     cluster = ClusterSpec.from_dict(question["cluster"])
@@ -81,7 +81,7 @@ def measure(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Cal
     inside, between = _measure_links(cluster, clock, progress)
     if cluster.device == "cpu" and share < _UNDISTURBED:
         progress.say(
-            f"ALERT: other programs took {1 - share:.0%} of the processor meanwhile; for a better "
+            f"ALERT: other programs took {1 - share:.0%} of the CPU meanwhile; for a better "
             "forecast measure again when they have ended"
         )
     return Calibration(

@@ -1,8 +1,8 @@
 """What this machine was measured to do, kept between plans: `shardwise plan --calibrate` writes it.
 
 One file for each kind of device and layout of ranks, such as `h200-8.json` or, for two nodes that
-are played on one processor, `aarch64-cpu-2-cores-2x2.json`. A GPU does the same work at the same
-rate wherever it sits, so a plan takes the rates of any machine with such GPUs. Ranks on a processor
+are played on one CPU, `aarch64-cpu-2-cores-2x2.json`. A GPU does the same work at the same
+rate wherever it sits, so a plan takes the rates of any machine with such GPUs. Ranks on a CPU
 share its cores and its memory: their rates hold for the same number of ranks only.
 """
 
@@ -103,7 +103,7 @@ def calibration_folder() -> Path:
 
 
 def device_key(cluster: ClusterSpec) -> str:
-    """The kind of device as file names have it. Of processors the number of cores matters too."""
+    """The kind of device as file names have it. Of CPUs the number of cores matters too."""
     name = cluster.gpu.name if cluster.gpu else cluster.device_name
     words = f"{name} {os.cpu_count()} cores" if cluster.device == "cpu" else name
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")

@@ -121,7 +121,7 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
 
 
 def parse_cluster(name: str) -> ClusterSpec:
-    """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this processor."""
+    """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this CPU."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(f"cannot read the cluster {name!r}", fix=f"{_FORM} or cluster.name={LOCAL}")
@@ -147,7 +147,7 @@ def parse_cluster(name: str) -> ClusterSpec:
 
 
 def probe_cluster(environ: Mapping[str, str] | None = None) -> ClusterSpec:
-    """The GPUs of this machine, or its processor as one rank."""
+    """The GPUs of this machine, or its CPU as one rank."""
     environ = os.environ if environ is None else environ
     gpus = probe_gpus(environ)
     if not gpus:
@@ -195,7 +195,7 @@ def _in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
 def _cpu_cluster(
     name: str, num_nodes: int, devices_per_node: int, source: Literal["named", "probed"]
 ) -> ClusterSpec:
-    """Ranks on this machine's processor; a `2x2xCPU` plays two nodes on it."""
+    """Ranks on this machine's CPU; a `2x2xCPU` plays two nodes on it."""
     cpu = probe_cpu()
     return ClusterSpec(
         name=name,

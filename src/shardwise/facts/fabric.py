@@ -148,7 +148,7 @@ _USUAL_NETWORK = {
 }
 _PCIE_GEN3, _PCIE_GEN4, _PCIE_GEN5 = 16e9, 32e9, 64e9
 _PCIE = {"H100-PCIe": _PCIE_GEN5, "H100-NVL": _PCIE_GEN5, "RTX-5090": _PCIE_GEN5, "T4": _PCIE_GEN3}
-# Ranks of one processor exchange through gloo's sockets on the loopback device.
+# Ranks of one CPU exchange through gloo's sockets on the loopback device.
 _LOOPBACK = Link(name="gloo over loopback", bytes_per_s=1.2e9, hop_s=150e-6)
 
 
@@ -159,7 +159,7 @@ def fabric_of(
     inside: Link | None = None,
     between: Link | None = None,
 ) -> Fabric:
-    """The links of a cluster of such GPUs; without a GPU, of ranks on one processor.
+    """The links of a cluster of such GPUs; without a GPU, of ranks on one CPU.
 
     `inside` and `between` are measured ones; a network that the user names stands above the latter.
     """
@@ -192,7 +192,7 @@ def _inside(gpu: GpuSpec, domain: int) -> Link:
 
 
 def _tcp(interconnect: str | float, loopback: Link) -> Link:
-    """Of ranks on processors: headers take their share, and a hop costs what gloo itself costs."""
+    """Of ranks on CPUs: headers take their share, and a hop costs what gloo itself costs."""
     network = _network(interconnect)
     share = TCP_SHARE if isinstance(interconnect, int | float) else 1.0
     slowest = min(share * network.bytes_per_s, loopback.bytes_per_s)

@@ -34,7 +34,7 @@ class ProbedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedCpu:
-    """The processor and the memory of the whole machine."""
+    """The CPU and the memory of the whole machine."""
 
     device_name: str
     memory_bytes: int
@@ -64,7 +64,7 @@ def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
 
 
 def probe_cpu() -> ProbedCpu:
-    """The processor of this machine."""
+    """The CPU of this machine."""
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)).split())
     # Blanks only, not \s: of a machine that leaves its name empty the next line is none.

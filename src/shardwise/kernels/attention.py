@@ -1,4 +1,4 @@
-"""Causal attention as an operator: FlashAttention 4 on a GPU, plain torch on a processor.
+"""Causal attention as an operator: FlashAttention 4 on a GPU, plain torch on a CPU.
 
 Tensors are (sequences, length, heads, width). Heads of keys and values may be fewer than those of
 queries; each then serves a group of them.

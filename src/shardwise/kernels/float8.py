@@ -1,4 +1,4 @@
-"""Casts to float8 as operators: in Triton on a GPU, in plain torch on a processor.
+"""Casts to float8 as operators: in Triton on a GPU, in plain torch on a CPU.
 
 A GPU multiplies float8 only where both factors run along the dimension that is summed over, so
 backward needs every factor transposed. The compiler reads the bf16 numbers once for each copy that

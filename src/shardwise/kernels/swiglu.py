@@ -1,5 +1,5 @@
 """SwiGLU and the matmul beside it as operators, forward and backward: on a GPU inside of that
-matmul, or in Triton after it; on a processor in plain torch."""
+matmul, or in Triton after it; on a CPU in plain torch."""
 
 from __future__ import annotations
 

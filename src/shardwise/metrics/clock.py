@@ -54,7 +54,7 @@ class Clock:
         self.device = device
         self.patience = patience
         self._wall_s = 0.0
-        self._processor_s = 0.0
+        self._cpu_s = 0.0
 
     def seconds(self, work: Work) -> float:
         """Of one call on the slowest rank, which all the others wait for in training."""
@@ -73,11 +73,11 @@ class Clock:
         return once if count == 1 else self._round(work, count)
 
     def processor_share(self) -> float:
-        """Share of the processor that the ranks got so far, of what they could have had together.
+        """Share of the CPU that the ranks got so far, of what they could have had together.
 
         Collectives wait, so it says something before them only.
         """
-        used = torch.tensor([self._processor_s], dtype=torch.float64)
+        used = torch.tensor([self._cpu_s], dtype=torch.float64)
         dist.all_reduce(used)
         threads = dist.get_world_size() * torch.get_num_threads()
         return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
@@ -90,12 +90,12 @@ class Clock:
     def _round(self, work: Work, count: int) -> Round:
         self.wait()
         dist.barrier()
-        started, processor = time.perf_counter(), time.process_time()
+        started, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(count):
             work()
         self.wait()
         ended = time.perf_counter()
-        self._processor_s += time.process_time() - processor
+        self._cpu_s += time.process_time() - cpu_s
         self._wall_s += ended - started
         everywhere = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
         mine = torch.tensor([started, ended], dtype=torch.float64)

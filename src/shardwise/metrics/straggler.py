@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 # A rank is late in a step in which the others wait so much longer than it: a share of the step,
-# and at least so many seconds. Ranks that share a processor hold each other up all the time.
+# and at least so many seconds. Ranks that share a CPU hold each other up all the time.
 BEHIND_SHARE = {"cuda": 0.10, "cpu": 0.25}
 BEHIND_S = {"cuda": 0.005, "cpu": 0.05}
 # It is named when it was late in so many of the last steps: with a report every ten steps, at most

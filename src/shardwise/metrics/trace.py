@@ -1,6 +1,6 @@
 """A Kineto trace as spans of time, each with the unit that it belongs to.
 
-On a GPU a span is a kernel or a copy, and belongs where it was launched. On a processor it is an
+On a GPU a span is a kernel or a copy, and belongs where it was launched. On a CPU it is an
 operator of the thread that trains, or a collective of gloo's threads. A unit's forward carries our
 own label. A backward node carries the sequence number of the forward operator that made it, which
 holds through recompute and compiled blocks. FSDP2 labels its own work with the modules of the unit.
@@ -49,7 +49,7 @@ _BROKEN = (
 _STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
-# On a processor an operator over sharded tensors holds these, and then the true operators.
+# On a CPU an operator over sharded tensors holds these, and then the true operators.
 _HAND_ON = ("PythonSubclass", "c10d::", "_c10d_functional::")
 # Operators that call a collective, with the names that ours have; others keep their own.
 _CALLS = {
@@ -272,7 +272,7 @@ class _HostSweep:
 
     @property
     def spans(self) -> list[Span]:
-        """What ran on a processor."""
+        """What ran on a CPU."""
         return [span for span in self.noted if span is not None]
 
     def sweep(self, events: Iterable[Event]) -> None:
@@ -341,5 +341,5 @@ class _HostSweep:
 
 
 def _computes(name: str) -> bool:
-    """On a processor: an operator, or a compiled graph, whose kernels are not operators."""
+    """On a CPU: an operator, or a compiled graph, whose kernels are not operators."""
     return name.startswith(("aten::", "## Call CompiledFxGraph"))

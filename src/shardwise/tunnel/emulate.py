@@ -75,8 +75,9 @@ class Emulator(Carrier):
 
         def copy() -> None:
             for output, shard in zip(outputs, inputs, strict=True):
-                # Gathered flat, rank 0's own shard lies in the first slot already.
-                first = int(shard.data_ptr() == output.data_ptr())
+                flat, own = output.view(-1), shard.view(-1)
+                # Where FSDP2 gathers into one buffer, its first slot is rank 0's own shard.
+                first = int(own.is_set_to(flat[: own.numel()]))
                 _wide(output).view(group.size(), -1)[first:].copy_(_wide(shard))
 
         self.carry("all_gather", sum(each.nbytes for each in outputs), group, unit, copy)

@@ -99,7 +99,7 @@ def _validate_trace(trace: Path, where: str) -> None:
 
 
 def _validate_memory(plan: Plan) -> None:
-    """On a processor a step of a large model would only swap."""
+    """On a CPU a step of a large model would only swap."""
     memory = probe_cpu().memory_bytes
     if plan.memory.states > memory:
         raise UserError(

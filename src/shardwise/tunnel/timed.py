@@ -196,14 +196,14 @@ def _timing(here: Plan, free: _Pass, linked: _Pass, num_steps: int) -> Timing:
 
 
 def _device_name(device: Device) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "this machine's processor"
+    return torch.cuda.get_device_name() if device == "cuda" else "this machine's CPU"
 
 
 def _notes(plan: Plan, device: Device) -> list[str]:
     if device == "cpu":
-        notes = ["on a processor nothing overlaps: all communication is exposed"]
+        notes = ["on a CPU nothing overlaps: all communication is exposed"]
         if plan.compile.value:
-            notes.append("torch.compile is off on a processor")
+            notes.append("torch.compile is off on a CPU")
         return notes
     name = _device_name("cuda")
     notes = ["the few numbers that ranks agree on in a step (tokens, norm, loss) take no time here"]

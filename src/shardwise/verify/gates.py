@@ -96,7 +96,7 @@ def _steady_gate(gates: GatesConfig, plan: Plan, steps: Steps) -> Gate:
     times = sorted(step["step_s"] for step in _steady(steps))
     bound = f"within ±{gates.step_spread:.0%}"
     if plan.cluster.device == "cpu":
-        return Gate("step time", "-", bound, "skip", "ranks on one processor disturb each other")
+        return Gate("step time", "-", bound, "skip", "ranks on one CPU disturb each other")
     if len(times) < 5:
         return Gate("step time", "-", bound, "skip", "fewer than five logged steps")
     middle = statistics.median(times)
@@ -157,7 +157,7 @@ def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
     """Only a profile can tell what compute hid: a collective's own time includes what it hid."""
     bound = f"at most {gates.max_exposed:.0%} of a step exposed"
     if plan.cluster.device == "cpu" or plan.world_size == 1:
-        why = "a processor waits in every collective, and one rank has none"
+        why = "a CPU waits in every collective, and one rank has none"
         return Gate("overlap", "-", bound, "skip", why)
     if not profiles:
         return Gate("overlap", "-", bound, "skip", "no step was profiled: set observe.profile=20")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# A rank on a processor has its part of the machine's memory, which no setting makes smaller.
+# A rank on a CPU has its part of the machine's memory, which no setting makes smaller.
 MACHINE_BYTES = 2 * 2**30
 ask = os.sysconf
 

@@ -112,7 +112,7 @@ REFUSED_PLANS = (
         ("cluster.nvlink_domain=3 does not divide 8",),
     ),
     Refused(
-        "float8 on a processor",
+        "float8 on a CPU",
         ("precision.linear=float8",),
         ("precision.linear=float8, but this CPU (", ") does not compute float8", "8.9", "H100"),
     ),
@@ -136,7 +136,7 @@ REFUSED_PLANS = (
 
 REFUSED_TRAINING = (
     Refused(
-        "float8 on a processor",
+        "float8 on a CPU",
         ("precision.linear=float8",),
         ("this CPU (", ") does not compute float8", "write precision.linear=param"),
     ),

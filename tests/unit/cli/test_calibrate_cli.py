@@ -1,4 +1,4 @@
-"""`shardwise plan --calibrate` through the real command, on ranks of this processor."""
+"""`shardwise plan --calibrate` through the real command, on ranks of this CPU."""
 
 from __future__ import annotations
 

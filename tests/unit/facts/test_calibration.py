@@ -102,7 +102,7 @@ def test_the_calibration_in_the_same_layout_comes_first() -> None:
         assert found.launch_s == launch_s
 
 
-def test_ranks_on_a_processor_share_it_so_their_number_matters() -> None:
+def test_ranks_on_a_cpu_share_it_so_their_number_matters() -> None:
     assert rates_for(parse_cluster("2xCPU")) is None
     calibration_of(parse_cluster("2xCPU")).save()
     assert rates_for(parse_cluster("2xCPU")) == RATES

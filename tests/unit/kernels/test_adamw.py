@@ -67,7 +67,7 @@ def test_a_state_of_bf16_takes_the_same_way() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_rounds_a_state_of_bf16_as_a_processor_does() -> None:
+def test_a_gpu_rounds_a_state_of_bf16_as_a_cpu_does() -> None:
     on_cpu, on_gpu = (
         train(OnePassAdamW, device, None, state_dtype=torch.bfloat16) for device in ("cpu", "cuda")
     )

@@ -37,7 +37,7 @@ def of_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("length", [1, 33])
-def test_agrees_with_torch_on_a_processor(length: int, kv_heads: int) -> None:
+def test_agrees_with_torch_on_a_cpu(length: int, kv_heads: int) -> None:
     given = sides("cpu", torch.float32, length=length, heads=4, kv_heads=kv_heads, width=8)
     assert_same(causal_attention(*given, SCALE)[0], of_torch(*given), given)
 

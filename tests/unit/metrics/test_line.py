@@ -123,7 +123,7 @@ def test_the_peak_is_that_of_the_format() -> None:
     assert fp32.mfu / bf16.mfu == pytest.approx(989.4 / 67.0)
 
 
-def test_a_processor_has_no_mfu() -> None:
+def test_a_cpu_has_no_mfu() -> None:
     assert efficiency(plan_of("tiny-llama", "2xCPU"), 1000) is None
 
 

@@ -35,7 +35,7 @@ SMALL = {
 
 
 def plan_of(model: str, linear: str, *, overrides: Any = None, **precision: Any) -> Plan:
-    """For GPUs, and then as the processor here emulates them."""
+    """For GPUs, and then as the CPU here emulates them."""
     config = config_from_dict(
         {
             "model": {"name": model, "overrides": overrides or {}},

@@ -1,6 +1,6 @@
 """The order that streams keep while activations travel, on streams that only keep count.
 
-On a processor nothing runs beside anything else, so a wait that is missing would not show. Here
+On a CPU nothing runs beside anything else, so a wait that is missing would not show. Here
 every stream knows what has happened before it, and every copy says whether it came too early.
 """
 

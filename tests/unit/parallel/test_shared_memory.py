@@ -57,7 +57,7 @@ def test_what_a_reduction_gives_is_memory_of_the_stream_that_computes(streams: S
         assert (given.owner, given.users) == ("computes", ["reduces"])
 
 
-def test_a_processor_has_no_streams() -> None:
+def test_a_cpu_has_no_streams() -> None:
     shared = _Shared(torch.empty)
     made = shared((3,), dtype=torch.float32, device=torch.device("cpu"))
     assert made.shape == (3,) and made.dtype == torch.float32

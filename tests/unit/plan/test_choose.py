@@ -255,7 +255,7 @@ def test_precision_follows_the_hardware(
     assert plan.reduce_dtype.value == "fp32"
 
 
-def test_a_processor_without_bf16_computes_fp32() -> None:
+def test_a_cpu_without_bf16_computes_fp32() -> None:
     config = RunConfig(model=ModelConfig(name="tiny-llama"), cluster=ClusterConfig(name="2xCPU"))
     source = read_model_config(config.model)
     spec = spec_from_config("tiny-llama", source.hf_config)

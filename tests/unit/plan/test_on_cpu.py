@@ -1,4 +1,4 @@
-"""Forecasts for ranks on processors, where compute and collectives take turns."""
+"""Forecasts for ranks on CPUs, where compute and collectives take turns."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_gates_are_judged_where_the_record_holds_none(tmp_path: Path) -> None:
     assert found["plan"]["advice"] in html.unescape(page_of(run.plan.run_dir))
 
 
-def test_a_processor_gets_no_mfu_and_is_told_why(tmp_path: Path) -> None:
+def test_a_cpu_gets_no_mfu_and_is_told_why(tmp_path: Path) -> None:
     text = "model: tiny-llama\ndata: synthetic\ncluster: 2xCPU\n"
     run = SampleRun(plan_of(tmp_path, text=text))
     run.start(0)

@@ -18,7 +18,7 @@ Word = Literal["ok", "slow", "wrong data", "-"]
 # their connection: measured between 1 and 2 times as long as in pieces (docs/LOG.md). Sums go in
 # pieces and are spared.
 _HALF_DUPLEX: frozenset[Collective] = frozenset({"all_gather", "all_to_all"})
-_ON_ONE_PROCESSOR = "ranks on one processor disturb each other"
+_ON_ONE_CPU = "ranks on one CPU disturb each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,9 @@ def good_rate(rates: Sequence[float]) -> float:
 
 
 def _why_not_judged(group: GroupName, cluster: ClusterSpec) -> str | None:
-    """Ranks of one processor are no fabric, and of an unknown device nothing is expected."""
+    """Ranks of one CPU are no fabric, and of an unknown device nothing is expected."""
     if group == "inside" and cluster.device == "cpu":
-        return _ON_ONE_PROCESSOR
+        return _ON_ONE_CPU
     if _is_unknown(cluster):
         return f"the catalogue has no {cluster.device_name}: name a GPU like it with --cluster"
     return None
@@ -224,7 +224,7 @@ def _pair_gate(
     name, bound = f"pairs {group}", f"at least {min_share:.0%} of expected"
     judged = [each for each in pairs if each.word in ("ok", "slow")]
     if not judged:
-        return Gate(name, "-", bound, "skip", _ON_ONE_PROCESSOR)
+        return Gate(name, "-", bound, "skip", _ON_ONE_CPU)
     slow = sorted((each for each in judged if each.word == "slow"), key=lambda each: each.share)
     if not slow:
         return Gate(name, f"{min(each.share for each in judged):.0%}", bound, "pass")

@@ -127,7 +127,7 @@ def test_a_bad_node_is_what_its_slow_pairs_have_in_common() -> None:
 
 
 def test_the_only_pair_is_held_against_the_network() -> None:
-    """Two nodes on processors: nothing but `cluster.interconnect` can tell."""
+    """Two nodes on CPUs: nothing but `cluster.interconnect` can tell."""
     config = ClusterConfig(name="2x2xCPU", interconnect=0.125)
     cluster = resolve_cluster(config, {})
     both = tuple(
