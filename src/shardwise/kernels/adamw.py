@@ -1,7 +1,8 @@
-"""AdamW in one pass over its tensors: 16 bytes of a parameter are read and 12 written, no more.
+"""AdamW in one pass over its tensors.
 
-torch's own fused kernel, where it clips as well, writes the clipped gradients back, which nobody
-reads. Moments may be bf16: 12 bytes are then read and 8 written.
+For each parameter 16 bytes are read and 12 are written. torch's fused kernel also writes the
+clipped gradients back, which nobody reads. Moments may be bf16; then 12 bytes are read and 8 are
+written.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch.library import custom_op
 
 
 def corrections(count: Tensor, betas: tuple[float, float]) -> Tensor:
-    """What Adam's two moments are divided by in update number `count`, on the device.
+    """The bias corrections that divide Adam's two moments in update number `count`, on the device.
 
-    In double precision: at first they are small differences of numbers near one.
+    They are computed in double precision, because at first they are small differences of numbers
+    near one.
     """
     return torch.stack([1 - beta ** count.double() for beta in betas]).float()
 
@@ -31,11 +33,11 @@ def update(
     known: Tensor,
     numbers: Sequence[float],
 ) -> None:
-    """Update `params`, or not.
+    """Update `params`, unless the device finds that it must not.
 
-    `known` is what only the device knows: 1 where nothing is to be done, else 0, what gradients are
-    divided by, both corrections, and the number of the update; `numbers` are the rate, both betas,
-    eps and the decay.
+    `known` holds what only the device knows: 1 where the update is skipped and else 0, the divisor
+    of the gradients, both corrections, and the number of the update. `numbers` are the learning
+    rate, both betas, eps and the weight decay.
     """
     rate, beta1, beta2, eps, decay = numbers
     found_inf, grad_scale, bias1, bias2, count = known
@@ -56,8 +58,10 @@ def update(
 
 
 def _chance(like: Tensor, count: int, index: int) -> Tensor:
-    """32 bits for each number, other ones in each update: a hash, so that a run that resumes rounds
-    as it would have."""
+    """32 random bits for each number, different in each update.
+
+    They are a hash of the place and the update, so a run that resumes rounds as it would have.
+    """
     places = torch.arange(like.numel(), device=like.device).view(like.shape)
     bits = (places * 0x9E3779B1 + (count + index * 65537) * 0x7FEB352D) & 0xFFFFFFFF
     for factor, shift in ((0x85EBCA6B, 16), (0xC2B2AE35, 13)):
@@ -66,8 +70,11 @@ def _chance(like: Tensor, count: int, index: int) -> Tensor:
 
 
 def _rounded(x: Tensor, chance: Tensor) -> Tensor:
-    """To bf16 up or down, the nearer the likelier: of changes that are smaller than its steps, as
-    most of a moment's are, rounding to the nearest would lose all."""
+    """Round to bf16 stochastically: up or down, the nearer the likelier.
+
+    Most changes of a moment are smaller than bf16's steps, and rounding to nearest would lose them
+    all.
+    """
     whole = (x.view(torch.int32) + chance.int()) & -0x10000
     return whole.view(torch.float32).to(torch.bfloat16)
 
@@ -86,7 +93,7 @@ def _(
     known: Tensor,
     numbers: Sequence[float],
 ) -> None:
-    # Imported when a GPU needs it: elsewhere there is no Triton.
+    # Triton is imported when a GPU needs it. It is not installed everywhere.
     from shardwise.kernels.adamw_triton import launch
 
     for index, tensors in enumerate(zip(params, grads, means, squares, strict=True)):

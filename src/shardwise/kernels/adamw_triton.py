@@ -26,8 +26,8 @@ def launch(
         grid = (triton.cdiv(count, _BLOCK),)
         tensors = (param, grad, mean, square, known)
         rate, beta1, beta2, eps, decay = numbers
-        # Differences from one are taken here, in double precision: of a number near one they would
-        # keep few digits there.
+        # The host computes differences from one in double precision. In the kernel's fp32 they
+        # would keep few digits.
         by = (rate, 1 - beta1, beta2, 1 - beta2, eps, 1 - rate * decay)
         rounds = mean.dtype == torch.bfloat16
         _update[grid](*tensors, count, index, *by, ROUNDS=rounds, BLOCK=_BLOCK, num_warps=8)

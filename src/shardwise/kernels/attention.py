@@ -18,11 +18,10 @@ from torch.library import custom_op
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, starts: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What every token gets from those before it, and the logarithms of what its scores add up to,
-    which backward needs.
+    """Each token's attention over the tokens before it, and the logsumexp of its scores.
 
-    With `starts`, only from those of its document: the first token of each, then the number of
-    tokens, where all sequences are one row.
+    Backward needs the logsumexp. `starts` keeps documents apart: it holds the first token of each
+    document and then the number of tokens, and all sequences are one row.
     """
     scores = _scores(query, key, scale, starts)
     sums = scores.logsumexp(-1)
@@ -72,7 +71,7 @@ def _scores(query: Tensor, key: Tensor, scale: float, starts: Tensor | None) -> 
 
 
 def _grouped(gradient: Tensor, side: Tensor) -> Tensor:
-    """The gradients of the heads that one key or value serves, added up."""
+    """Sum the gradients over the query heads that share one key or value head."""
     groups = gradient.unflatten(1, (side.shape[2], -1)).sum(2)
     return _like(groups.transpose(1, 2), side)
 
@@ -116,12 +115,12 @@ causal_attention.register_autograd(_backward, setup_context=_remember)
 
 # ---- on a GPU ---------------------------------------------------------------------------------
 
-# Its functions with an underscore are those that torch calls for its own FlashAttention 4: no
-# public one runs backward by itself. Later releases return more than what is read here.
+# torch calls these private functions for its own FlashAttention 4. No public function runs backward
+# by itself. Later releases return more results than are read here.
 
 
 def has_flash_attention() -> bool:
-    """Whether FlashAttention 4 is installed; older ones are packages of the same name."""
+    """Whether FlashAttention 4 is installed. Older versions are packages of the same name."""
     return find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 

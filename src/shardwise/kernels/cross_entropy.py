@@ -1,8 +1,8 @@
-"""Cross-entropy of a slice of tokens whose logits become their own gradient.
+"""Cross-entropy of a slice of tokens that overwrites the logits with their gradient.
 
-A second matrix of that size would be the peak of a step. On a GPU it is a Triton kernel: a row is
-read, and read again out of the cache that it is still in. The compiler's kernel reads it twice from
-memory.
+A second matrix of that size would be the peak of a step. On a GPU this is a Triton kernel that
+reads a row from memory once and a second time from the cache. The compiler's kernel reads it twice
+from memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ IGNORE_INDEX = -100
 
 
 def turn_into_gradient(logits: Tensor, labels: Tensor) -> Tensor:
-    """The summed loss; ignored labels count nothing."""
+    """Overwrite `logits` with their gradient and return the summed loss. Ignored labels do not
+    count."""
     valid = labels != IGNORE_INDEX
     safe = labels.clamp(min=0)[:, None]
     scores = logits.float()
     log_norm = scores.logsumexp(dim=-1, keepdim=True)
     loss = ((log_norm - scores.gather(1, safe)).squeeze(1) * valid).sum()
-    # Compared, not scattered: the compiler would write the fp32 scores down to scatter into them.
+    # Comparing with the label needs no scatter. For a scatter the compiler would write the fp32
+    # scores to memory.
     chosen = torch.arange(logits.shape[1], device=logits.device) == safe
     grad = (scores - log_norm).exp() - chosen.to(scores.dtype)
     logits.copy_(grad * valid[:, None])
@@ -28,8 +30,8 @@ def turn_into_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def turn_by_triton(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same on a GPU."""
-    # Imported when a GPU needs it: elsewhere there is no Triton.
+    """The same by a Triton kernel."""
+    # Triton is imported when a GPU needs it. It is not installed everywhere.
     from shardwise.kernels.cross_entropy_triton import turn
 
     return turn(logits, labels, IGNORE_INDEX).sum()

@@ -1,4 +1,5 @@
-"""The kernel of `cross_entropy.py`: one program has one token, whose logits fit into the cache."""
+"""The kernel of `cross_entropy.py`. One program computes one token, whose logits fit into the
+cache."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _BLOCK = 4096
 
 
 def turn(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """The loss of every token; contiguous logits become their gradient."""
+    """Overwrite contiguous logits with their gradient and return the loss of every token."""
     losses = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
     _turn[losses.shape](
         logits, labels, losses, ignored, WIDTH=logits.shape[1], BLOCK=_BLOCK, num_warps=8
@@ -25,7 +26,8 @@ def _turn(logits, labels, losses, ignored, WIDTH: tl.constexpr, BLOCK: tl.conste
     label = tl.load(labels + token)
     counts = (label != ignored).to(tl.float32)
     row = logits + token * WIDTH
-    # Before the sums below, at which all threads meet: afterwards it is overwritten.
+    # The label's logit is read before the reductions below, which are barriers. Afterwards it is
+    # overwritten.
     score = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
     most = float("-inf")
     sums = tl.zeros([BLOCK], tl.float32)

@@ -1,4 +1,7 @@
-"""How cuBLAS hands out the tiles of a matmul: variables that it reads before a process's first."""
+"""Environment variables that decide how cuBLAS schedules the tiles of a matmul.
+
+cuBLAS reads them before the first matmul of a process.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def drop_workspace() -> None:
-    """Without one tiles go out in a fixed order: the same bits, and half a percent faster on
-    Hopper. cuBLASLt, which float8 and layers with a bias call, does not work without and gets one
-    of its own. What the user has set stays."""
+    """Take cuBLAS's workspace away, so that it schedules tiles in a fixed order.
+
+    The bits are the same, and matmuls on Hopper are half a percent faster. cuBLASLt, which float8
+    and layers with a bias call, needs a workspace and gets one of its own. A value that the user
+    has set stays.
+    """
     os.environ.setdefault(_WORKSPACE, ":0:0")
     os.environ.setdefault("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
 
 
 def fix_workspace() -> None:
-    """As torch asks for where all algorithms are to be deterministic: else it does not multiply."""
+    """Give cuBLAS the workspace that torch demands for deterministic algorithms."""
     os.environ.setdefault(_WORKSPACE, ":4096:8")

@@ -1,6 +1,6 @@
 """Casts to float8 as operators: in Triton on a GPU, in plain torch on a CPU.
 
-A GPU multiplies float8 only where both factors run along the dimension that is summed over, so
+A GPU multiplies float8 only where both factors are contiguous along the dimension of the sum, so
 backward needs every factor transposed. The compiler reads the bf16 numbers once for each copy that
 it writes, and writes a copy for each layer that reads it. These operators write both copies of a
 tensor in one pass, and layers that share an input share its copies.
@@ -23,14 +23,17 @@ _LEAST = 1e-12  # the largest number of a tensor that is all zeros, so that noth
 
 
 def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a tensor whose largest number is `amax` is multiplied by to fill the format."""
+    """The scale that lets a tensor whose largest magnitude is `amax` fill the format."""
     return (torch.finfo(dtype).max / amax.double().clamp(min=_LEAST)).float()
 
 
 @custom_op("shardwise::amax", mutates_args=(), device_types="cpu")
 def amax_of(x: Tensor) -> Tensor:
-    """The largest number of a matrix, for one that no kernel of the compiler has just written: its
-    own kernel for this reads at a quarter of the memory's rate."""
+    """The largest magnitude of a matrix.
+
+    This is for a matrix that no compiled kernel has just written: the compiler's own kernel for it
+    runs at a quarter of the memory's bandwidth.
+    """
     return x.abs().amax().float()
 
 
@@ -43,24 +46,24 @@ def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @custom_op("shardwise::float8_cast_both", mutates_args=(), device_types="cpu")
 def cast_both(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A matrix in float8, and that transposed."""
+    """A matrix in float8, and its transpose in float8."""
     rows = cast(x, scale, dtype)
     return rows, rows.t().contiguous()
 
 
 @custom_op("shardwise::float8_transposed", mutates_args=(), device_types="cpu")
 def transposed(x: Tensor, after: Tensor) -> Tensor:
-    """A matrix of float8, transposed.
+    """The transpose of a float8 matrix.
 
-    `after` is not read. It is a gradient: what depends on none the compiler would compute in
-    forward, and keep.
+    `after` is not read. It is a gradient that ties this operator to backward: the compiler would
+    compute what depends on no gradient in forward, and keep it.
     """
     return x.t().contiguous()
 
 
 @custom_op("shardwise::swiglu_amax", mutates_args=(), device_types="cpu")
 def swiglu_amax(gate: Tensor, up: Tensor) -> Tensor:
-    """The largest number of silu(gate) * up."""
+    """The largest magnitude of silu(gate) * up."""
     return swiglu(gate, up).abs().amax()
 
 
@@ -72,7 +75,7 @@ def swiglu_cast(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
 
 @custom_op("shardwise::swiglu_grad_amax", mutates_args=(), device_types="cpu")
 def swiglu_grad_amax(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
-    """The largest numbers of the gradients of gate and of up."""
+    """The largest magnitudes of the gradients of gate and of up."""
     return torch.stack([each.abs().amax() for each in swiglu_grads(gate, up, grad)])
 
 
@@ -80,8 +83,11 @@ def swiglu_grad_amax(gate: Tensor, up: Tensor, grad: Tensor) -> Tensor:
 def swiglu_grad_cast(
     gate: Tensor, up: Tensor, grad: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """In float8: gate's gradient, that transposed, up's, that transposed; silu(gate) * up
-    transposed. `scales` are those of the two gradients and of the product."""
+    """Five matrices in float8: the gradient of gate, its transpose, the gradient of up, its
+    transpose, and the transpose of silu(gate) * up.
+
+    `scales` are those of the two gradients and of the product.
+    """
     gate_grad, up_grad = swiglu_grads(gate, up, grad)
     rows_of_gate, columns_of_gate = cast_both(gate_grad, scales[0], BACKWARD)
     rows_of_up, columns_of_up = cast_both(up_grad, scales[1], BACKWARD)
@@ -150,7 +156,7 @@ def _(
 
 
 def _by_triton(operator: CustomOpDef, name: str) -> None:
-    """The kernel of this name, imported when a GPU needs it: elsewhere there is no Triton."""
+    """The Triton kernel of this name, imported when a GPU needs it."""
 
     @operator.register_kernel("cuda")
     def kernel(*given: Any) -> Any:

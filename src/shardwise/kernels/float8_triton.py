@@ -1,4 +1,5 @@
-"""The operators of `float8.py` on a GPU. Matrices are contiguous, one program has one tile."""
+"""The operators of `float8.py` on a GPU. Matrices are contiguous, and one program computes one
+tile."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from shardwise.kernels.swiglu_triton import grads_and_product, sigmoid
 
-_ROWS, _COLUMNS = 64, 128  # of a tile that is written turned too
+_ROWS, _COLUMNS = 64, 128  # the tile of kernels that also write the transpose
 _BLOCK = 8192
-_SHORT = 4096  # where two or three tensors are read at once
+_SHORT = 4096  # for kernels that read two or three tensors
 _FORMATS = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
 
 
@@ -112,7 +113,7 @@ def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
-    # What is not a number stays none: the norm of the gradients must show it.
+    # NaN stays NaN, because the norm of the gradients must show it.
     scaled = tl.maximum(x * scale, -MOST, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, MOST, propagate_nan=tl.PropagateNan.ALL)
     return scaled.to(FORMAT).to(tl.uint8, bitcast=True)
@@ -120,7 +121,7 @@ def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _largest(x):
-    # The bits of positive numbers are ordered as they are, and what is not a number is above all.
+    # The bits of positive floats are ordered as the floats are, and NaN is above all of them.
     bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(bits, axis=0).to(tl.float32, bitcast=True)
 
@@ -181,8 +182,9 @@ def _swiglu_grad_amax(gate, up, grad, partial, count, blocks, BLOCK: tl.constexp
 
 @triton.jit
 def _e5m2(x, scale):
-    # Each copy reads the scale anew, so that each is cast by instructions of its own: what rows and
-    # columns share, the assembler of CUDA 12.8 packs for the one and then takes wrong bytes from.
+    # Each copy loads the scale again, so that the compiler casts it with instructions of its own.
+    # The assembler of CUDA 12.8 packs a cast that rows and columns share for one of them, and then
+    # reads wrong bytes for the other.
     return _float8(x, tl.load(scale), 57344.0, tl.float8e5)
 
 

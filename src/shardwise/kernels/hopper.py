@@ -1,4 +1,4 @@
-"""Whether this GPU is a Hopper, whose matmuls were measured, and what they can have inside."""
+"""Whether this GPU is a Hopper, and whether its matmuls can have an epilogue of ours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FIRST, _BEYOND = (0, 6, 4), (0, 7)
 
 @cache
 def on_hopper() -> bool:
-    """Of a machine's GPUs one speaks for all."""
+    """Whether this machine's GPUs are Hopper. The first GPU stands for all."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == _CAPABILITY
 
 
 @cache
 def has_quack() -> bool:
-    """Whether the library is installed by which a matmul ends in arithmetic of ours."""
+    """Whether quack-kernels is installed, whose matmuls take an epilogue."""
     try:
         found = version("quack-kernels")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a run uses kernels of our own where torch's would do."""
+"""Whether a run uses our own kernels where torch's would do."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _SWIGLU_AFTER = (
 
 
 def uses_own(plan: Plan) -> bool:
-    """As planned, on a GPU where Triton is there to compile them."""
+    """Whether the plan wants our kernels, and this is a GPU with Triton to compile them."""
     return _wants_own(plan) and _has_triton()
 
 
 def kernels_note(plan: Plan) -> str | None:
-    """What a run has to say of its kernels: that they are not those of the plan, or not all.
+    """The note where a run's kernels are not those of the plan, or not all of them.
 
-    An error where the user asked for ours by name, and where a library is there that is broken.
+    It is an error where the user asked for our kernels by name, and where an installed library is
+    broken.
     """
     if not _wants_own(plan):
         return None
@@ -45,7 +46,8 @@ def _swiglu_note(plan: Plan) -> str | None:
     if not has_quack():
         return _SWIGLU_AFTER
     try:
-        # Now rather than in the first step: its releases and those of what it needs must agree.
+        # The library is imported now rather than in the first step: its release must match those of
+        # what it needs.
         import_module("shardwise.kernels.swiglu_quack")
     except (AttributeError, ImportError, RuntimeError, TypeError) as error:
         raise UserError(

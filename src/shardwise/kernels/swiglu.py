@@ -1,5 +1,8 @@
-"""SwiGLU and the matmul beside it as operators, forward and backward: on a GPU inside of that
-matmul, or in Triton after it; on a CPU in plain torch."""
+"""SwiGLU and the matmul beside it as operators, forward and backward.
+
+On a GPU SwiGLU is computed in the matmul's epilogue, or in Triton after it. On a CPU it is plain
+torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch.library import custom_op
 
 from shardwise.kernels.hopper import has_quack, on_hopper
 
-# Inside of a matmul tensors have to begin, and their rows to be, at multiples of so many bytes.
+# For an epilogue, tensors and their rows must be aligned to this many bytes.
 _ALIGNED = 16
 
 
@@ -24,8 +27,11 @@ def up_and_product(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Ten
 def swiglu_backward(
     grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of gate and of up, where that of silu(gate) * up is grad @ weight; and that
-    product, which forward then need not keep."""
+    """The gradients of gate and of up, and silu(gate) * up.
+
+    `grad @ weight` is the gradient of that product. Backward recomputes the product, so forward
+    need not keep it.
+    """
     gate_grad, up_grad = swiglu_grads(gate, up, grad @ weight)
     return gate_grad.to(up.dtype), up_grad.to(up.dtype), swiglu(gate, up).to(up.dtype)
 
@@ -40,7 +46,7 @@ def _(grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, T
     return torch.empty_like(gate), torch.empty_like(up), torch.empty_like(up)
 
 
-# What these import is missing where there is no GPU.
+# These modules import packages that are missing where there is no GPU.
 
 
 @up_and_product.register_kernel("cuda")

@@ -1,5 +1,7 @@
-"""The operators of `swiglu.py` inside of their matmul: what quack-kernels calls an epilogue, run
-for each number of the result while it is in a register."""
+"""The operators of `swiglu.py` as epilogues of quack-kernels' matmuls.
+
+An epilogue runs for each number of the result while it is in a register.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from quack.gemm_config import GemmConfig
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
-# The fastest of six for Llama 3.1 8B's MLP on an H200: while one half of a multiprocessor is at
-# the end of its tile, the other multiplies.
+# The fastest of six tiles for Llama 3.1 8B's MLP on an H200. While one half of a multiprocessor is
+# in its epilogue, the other half multiplies.
 _TILE = GemmConfig(tile_m=128, tile_n=192, pingpong=True, is_dynamic_persistent=False)
 
 
@@ -27,13 +29,14 @@ def swiglu_backward(
 
 
 def _sigmoid(x):
-    # A square root's inverse is one instruction, a division ten.
+    # rsqrt is one instruction, and a division is ten.
     root = cute.math.rsqrt(1.0 + cute.math.exp2(-_LOG2_E * x, fastmath=True), fastmath=True)
     return root * root
 
 
-# `acc` is a number of the matmul, `c` the gate's, and "D" what takes the result's place: quack's
-# names. It fingerprints what these call, so they call nothing of its own.
+# `acc`, `c` and "D" are quack's names for the matmul's result, for the gate, and for the output
+# that replaces the result. quack fingerprints the functions that an epilogue calls, so these call
+# none of its own.
 
 
 @gemm_epilogue(outputs=("product",))

@@ -18,7 +18,8 @@ def product(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of up, and the product; the gradient of gate takes the place of the product's."""
+    """The gradient of up, and the product. The gradient of gate overwrites the product's
+    gradient."""
     up_grad, product = torch.empty_like(up), torch.empty_like(up)
     count = grad.numel()
     _swiglu_backward[(triton.cdiv(count, _BLOCK),)](
@@ -29,8 +30,8 @@ def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Ten
 
 @triton.jit
 def sigmoid(x):
-    # A square root's inverse is one instruction, a division ten: at the clock that matmuls leave
-    # to a card, kernels that read three tensors wait for arithmetic too.
+    # rsqrt is one instruction, and a division is ten. At the clock that matmuls leave to a GPU,
+    # kernels that read three tensors wait for arithmetic too.
     root = tl.rsqrt(1 + tl.exp(-x))
     return root * root
 

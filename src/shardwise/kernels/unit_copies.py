@@ -1,9 +1,10 @@
-"""The two copies between a unit's tensors and what its collectives take, which lies by ranks.
+"""The two copies between a unit's tensors and the buffers of its collectives, which are laid out by
+ranks.
 
-FSDP2 calls torch's kernels for both. On a GPU the one into a reduce-scatter casts bf16 to fp32 at
-half the memory's rate, and in a group of one keeps the host busy for milliseconds. The one out of
-an all-gather is as fast as ours, but first has a list of addresses sent to the device, and what
-comes from the host comes in turn: activations on their way back hold it up until they are there.
+FSDP2 calls torch's kernels for both. On a GPU torch's copy into a reduce-scatter casts bf16 to fp32
+at half the memory's bandwidth, and in a group of one it keeps the host busy for milliseconds.
+torch's copy out of an all-gather is as fast as ours, but it first sends a list of addresses to the
+device. That transfer queues behind activations that come back from host memory.
 """
 
 from __future__ import annotations
@@ -20,24 +21,23 @@ from torch.library import Library
 
 @cache
 def take_over(operator: Callable[..., Any], device: str) -> Library:
-    """Have FSDP2's operator of that name be this one. It has no public hook for it.
-
-    Once and for all in a process: of one name there must be one operator.
-    """
+    """Replace FSDP2's operator of this name for the whole process. FSDP2 has no public hook for
+    it."""
     ours = Library("fsdp", "IMPL")
     with warnings.catch_warnings():
-        # torch says that a kernel is replaced, which is the purpose.
+        # torch warns that a kernel is replaced, which is the purpose.
         warnings.simplefilter("ignore")
         ours.impl(operator.__name__, operator, device.upper(), allow_override=True)
     return ours
 
 
 def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
-    """As torch's: row i of `out` is chunk i of every tensor, one after the other, padded with 0."""
+    """Row i of `out` is chunk i of every tensor, one after the other, padded with zeros, as
+    torch's."""
     if dim != 0 or not out.is_cuda or not all(map(_is_plain, (out, *tensors))):
         torch._chunk_cat(list(tensors), dim, num_chunks, out=out)
         return
-    # Imported when a GPU needs it: elsewhere there is no Triton.
+    # Triton is imported when a GPU needs it. It is not installed everywhere.
     from shardwise.kernels.unit_copies_triton import copy_in
 
     start = 0
@@ -51,7 +51,7 @@ def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tens
 def split_with_sizes_copy(
     gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
 ) -> None:
-    """As torch's: columns of `gathered`, so many for each tensor of `out`."""
+    """Copy columns of `gathered` into each tensor of `out`, as torch's."""
     same = all(tensor.dtype == gathered.dtype for tensor in out)
     if dim != 1 or not same or not gathered.is_cuda or not all(map(_is_plain, (gathered, *out))):
         torch.split_with_sizes_copy(gathered, list(sizes), dim=dim, out=list(out))

@@ -10,19 +10,21 @@ _BLOCK = 2048
 
 
 def copy_in(tensor: Tensor, out: Tensor, chunk: int, start: int) -> None:
-    """Chunk i of `tensor` to row i of `out`, from `start` on; beyond its end there is padding."""
+    """Copy chunk i of `tensor` to row i of `out`, from column `start` on, with zeros beyond its
+    end."""
     _launch(tensor, out, chunk, (chunk, 0), (out.shape[1], start), out.shape[0])
 
 
 def copy_out(gathered: Tensor, tensor: Tensor, chunk: int, start: int) -> None:
-    """From `start` on of row i of `gathered` to chunk i of `tensor`."""
+    """Copy row i of `gathered`, from column `start` on, to chunk i of `tensor`."""
     _launch(gathered, tensor, chunk, (gathered.shape[1], start), (chunk, 0), gathered.shape[0])
 
 
 def _launch(
     source: Tensor, to: Tensor, chunk: int, read: tuple[int, int], write: tuple[int, int], rows: int
 ) -> None:
-    """`read` and `write`: the width of a row, and where in it the chunk begins."""
+    """Launch one copy. `read` and `write` are the width of a row, and where the chunk begins in
+    it."""
     grid = (triton.cdiv(chunk, _BLOCK), rows)
     _copy[grid](source, to, source.numel(), chunk, *read, *write, BLOCK=_BLOCK, num_warps=4)
 
