@@ -12,22 +12,22 @@ from transformers.masking_utils import sdpa_mask
 from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.attention import causal_attention, has_flash_attention
 
-# Not with "flash" in it: transformers would look for a package of that name.
+# The name has no "flash" in it, because transformers would look for a package of that name.
 _OURS = "shardwise_causal"
 
 
 def attention_of(wanted: str, device: str) -> str:
-    """The name under which transformers knows it.
+    """The name under which transformers knows the attention.
 
-    Its own `flash_attention_4` calls a package that has no operators, so the compiler would cut the
-    block in two there; ours is one.
+    transformers' own `flash_attention_4` calls a package without operators, so the compiler would
+    break the block's graph there. Ours is an operator.
     """
     if wanted != "flash_attention_4":
         return wanted
     if device == "cuda":
         _check_flash_attention()
     AttentionInterface.register(_OURS, _attend)
-    # Masks as for `sdpa`: none where attention is plainly causal.
+    # Masks are built as for `sdpa`: none where attention is plainly causal.
     AttentionMaskInterface.register(_OURS, sdpa_mask)
     return _OURS
 
@@ -59,7 +59,8 @@ def _attend(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it: (sequences, heads, length, width) each, the result transposed."""
+    """Attention as transformers calls it: inputs are (sequences, heads, length, width), and
+    heads and length are swapped in the result."""
     is_causal = given.get("is_causal", getattr(module, "is_causal", True))
     extras = [name for name in ("softcap", "s_aux", "position_bias") if given.get(name) is not None]
     if attention_mask is not None or dropout > 0 or is_causal is False or extras:

@@ -1,4 +1,4 @@
-"""Units: what one all-gather moves. Found from the model's own metadata, never guessed silently."""
+"""Units, found from the model's own metadata. A unit is what one all-gather moves."""
 
 from __future__ import annotations
 
@@ -97,8 +97,11 @@ def _without_roots_own(
 
 
 def _owners_outside(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Modules in none of these that hold a parameter of theirs as well, as BERT's head and the
-    linear layer in it hold one bias. They join the unit, else FSDP2 would make two of the one."""
+    """Modules outside these that also hold one of their parameters.
+
+    BERT's head and the linear layer in it, for example, hold one bias. Such modules join the unit,
+    because FSDP2 would otherwise make two parameters of one.
+    """
     members = [model.get_submodule(name) for name in names]
     inside = {id(module) for member in members for module in member.modules()}
     params = {id(p) for member in members for p in member.parameters()}
@@ -164,7 +167,8 @@ def _blocks_by_class(model: nn.Module, classes: Sequence[str]) -> list[nn.Module
 
 
 def _blocks_by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
-    """Post-order: a module becomes a unit when what its inner units left it is large enough."""
+    """Units by size, in post-order: a module becomes a unit when enough parameters are left to
+    it by the units inside it."""
     blocks: list[nn.Module] = []
     sizes = {id(p): p.numel() for p in model.parameters()}
 
@@ -184,10 +188,10 @@ def _blocks_by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
 
 
 def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
-    """Members of the outermost module lists: `_no_split_modules` first, else what is heavy.
+    """Members of the outermost module lists: those of `_no_split_modules`, else the heavy ones.
 
-    Every stack of the model counts, so that a second decoder or an unused vision tower does not
-    end up in the root, which stays gathered for the whole forward.
+    Every stack of the model counts. A second decoder or an unused vision tower would otherwise be
+    part of the root, which stays gathered for the whole forward.
     """
     declared = set(getattr(model, "_no_split_modules", None) or ())
     least = LIST_SHARE * _num_params(model)
@@ -291,7 +295,7 @@ def _final_norm(
 
 
 def is_norm(module: nn.Module) -> bool:
-    """By its name, and as it holds vectors alone."""
+    """Whether a module is a norm, by its name and because it holds vectors only."""
     params = list(module.parameters())
     return (
         bool(params)

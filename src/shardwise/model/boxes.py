@@ -1,4 +1,5 @@
-"""Boxes of a tensor, as offsets and sizes: how they lie in it, in each other and in its bytes."""
+"""Boxes of a tensor, as offsets and sizes, and where they lie in the tensor, in each other and
+in its bytes."""
 
 from __future__ import annotations
 
@@ -20,16 +21,16 @@ class Box:
 
     @property
     def num_elements(self) -> int:
-        """Of this part."""
+        """The number of elements of this part."""
         return math.prod(self.sizes)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What a tensor is indexed with to get this part."""
+        """The slices that index a tensor to get this part."""
         return tuple(slice(a, a + size) for a, size in zip(self.offsets, self.sizes, strict=True))
 
     def lies_in(self, shape: Sizes) -> bool:
-        """Whether a tensor of `shape` has all of it."""
+        """Whether this part lies inside a tensor of `shape`."""
         return len(self.offsets) == len(self.sizes) == len(shape) and all(
             offset + size <= extent
             for offset, size, extent in zip(self.offsets, self.sizes, shape, strict=True)
@@ -57,8 +58,8 @@ class Box:
         return Box(tuple(offsets), self.sizes)
 
     def runs_in(self, shape: Sizes) -> Iterator[range]:
-        """Where it lies in a contiguous tensor of `shape`: stretches of elements, in order."""
-        # Whole dims at the end lie together with the last dim that is cut.
+        """The runs of elements of this part in a contiguous tensor of `shape`, in order."""
+        # Trailing dims that are whole are contiguous with the last dim that is cut.
         cut = max((dim for dim, size in enumerate(self.sizes) if size != shape[dim]), default=0)
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         starts = product(*(range(a, b) for a, b in self._bounds[:cut]))
@@ -80,7 +81,8 @@ def whole_box(shape: Iterable[int]) -> Box:
 
 
 def validate_sizes(values: Any) -> Sizes:
-    """Whole numbers that a tensor could have as sizes, offsets or places in a file."""
+    """Raise unless these are whole numbers that a tensor could have as sizes, offsets or places
+    in a file."""
     sizes = tuple(values)
     if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
         raise ValueError("not sizes: they must be whole numbers from 0 to 2**48")
@@ -88,9 +90,9 @@ def validate_sizes(values: Any) -> Sizes:
 
 
 def cover_once(shape: Sizes, boxes: Iterable[Box]) -> bool:
-    """Whether every element of a tensor is in one of `boxes`, which lie inside it, and in one only.
+    """Whether `boxes`, which lie inside a tensor, hold every element of it exactly once.
 
-    Disjoint and as many elements as the tensor: together that is covering it exactly.
+    Boxes that are disjoint and have as many elements as the tensor cover it exactly.
     """
     filled = [box for box in boxes if box.num_elements]
     covered = sum(box.num_elements for box in filled)
@@ -98,9 +100,10 @@ def cover_once(shape: Sizes, boxes: Iterable[Box]) -> bool:
 
 
 def _any_overlap(boxes: Sequence[Box]) -> bool:
-    """Sorted by their start in one dim, each box can meet only those that start before it ends.
+    """Whether two of the boxes share an element.
 
-    The dim that has the most starts: boxes of a tensor that is cut in another all start alike.
+    Boxes are sorted by their start in one dim, so each can meet only those that start before it
+    ends. That dim is the one with the most starts: in a dim that is not cut, all boxes start alike.
     """
     num_dims = len(boxes[0].sizes) if boxes else 0
     dim = max(range(num_dims), key=lambda d: len({box.offsets[d] for box in boxes}), default=None)

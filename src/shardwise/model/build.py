@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from shardwise.errors import UserError
 
-# What families' own code raises where a value is of another type, or far out of range.
+# Errors that a family's code raises where a value has another type, or is far out of range.
 _CANNOT_BUILD = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
     *(AssertionError, ImportError, OSError, MemoryError, StrictDataclassError),
@@ -24,7 +24,7 @@ _COUNTS = (
     *("num_experts", "num_local_experts", "n_routed_experts"),
 )
 _MOST = 4096
-# Of config.json: where the model's own code lies.
+# Fields of config.json that say where the model's own code lies.
 _CODE = ("auto_map", "_name_or_path", "name_or_path")
 
 
@@ -34,9 +34,10 @@ def build_on_meta(
     attention: str | None = "sdpa",
     code_dir: str | None = None,
 ) -> PreTrainedModel:
-    """The model that `hf_config` describes, fp32 and on meta; `code_dir` holds its own code.
+    """The model that `hf_config` describes, in fp32 and on meta.
 
-    Without a named attention the class takes the best that it has.
+    `code_dir` holds the model's own code. Where no attention is named, the class takes the best
+    that it has.
     """
     return build_model(hf_config, attention=attention, code_dir=code_dir, device="meta")
 
@@ -69,7 +70,8 @@ def build_model(
 
 
 def _validate_counts(hf_config: Mapping[str, Any]) -> None:
-    """A module is made for each of these, so that a slip of a digit would take hours."""
+    """Raise where a count is absurd. A module is made for each, so one digit too many would take
+    hours."""
     for name in _COUNTS:
         value = hf_config.get(name)
         if isinstance(value, int | float) and value > _MOST:
@@ -80,10 +82,10 @@ def _validate_counts(hf_config: Mapping[str, Any]) -> None:
 
 
 def drop_idle_window(hf_config: Mapping[str, Any], seq_len: int) -> Mapping[str, Any]:
-    """The same model without a sliding window that no sequence of `seq_len` can reach.
+    """The same configuration without a sliding window that no sequence of `seq_len` can reach.
 
-    With a window as long as the sequence transformers makes an explicit mask, which bars the fast
-    attention kernels, although every token still sees all the tokens before it.
+    Where the window is as long as the sequence, transformers builds an explicit mask. The mask bars
+    the fast attention kernels, although every token still sees all tokens before it.
     """
     window = hf_config.get("sliding_window")
     if hf_config.get("model_type") in ("mistral", "mixtral") and window and window >= seq_len:
@@ -103,7 +105,7 @@ def _with_floats(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
     model_type = str(hf_config.get("model_type", ""))
-    # Which code is run is never `hf_config`'s to say: it may come from a file that others wrote.
+    # `hf_config` never says which code is run: it may come from a file that others wrote.
     settings = {key: value for key, value in hf_config.items() if key not in _CODE}
     if code_dir is not None:
         own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)

@@ -22,12 +22,12 @@ from shardwise.model.torch_file import load_torch
 
 _DATA_MEMBER = re.compile(r"[^/]+/data/\w+")
 _ZIP_ERRORS = (zipfile.BadZipFile, ValueError, OSError, EOFError, RuntimeError, struct.error)
-# What stands before a member's bytes in a zip; it ends with the lengths of a name and of padding.
+# The header of a zip member. It ends with the lengths of the name and of the padding.
 _MEMBER_HEADER = struct.Struct("<26xHH")
 
 
 class DcpWeights:
-    """The model of a DCP directory; of each piece only what is asked for is read."""
+    """The model of a DCP directory. Only the requested part of each piece is read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class DcpWeights:
         return self._tensors.keys()
 
     def shape(self, key: str) -> list[int]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
         return list(self._tensors[key].shape)
 
     def read(self, key: str, box: Box) -> Tensor:
@@ -57,7 +57,7 @@ class DcpWeights:
 
 
 class _Item:
-    """One piece: bytes of a file that are themselves a file of `torch.save`, of one tensor."""
+    """One piece: a range of a file that is itself a `torch.save` file of one tensor."""
 
     def __init__(self, path: Path, piece: DcpPiece, dtype: torch.dtype) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class _Item:
         with self.path.open("rb") as file:
             view = _FilePart(file, self.piece.start, self.piece.length)
             data = self._find_data(view)
-            # On meta: torch reads the tensor's description, and not one of its bytes.
+            # With meta, torch reads the tensor's description and none of its bytes.
             described = self._load(view, "meta")
             if not described.is_contiguous():
                 target.copy_(self._load(view, "cpu")[box.slices])

@@ -1,4 +1,7 @@
-"""`.metadata` of PyTorch's DCP: where each piece of each tensor lies. Read, checked, never run."""
+"""`.metadata` of PyTorch's DCP, which says where each piece of each tensor lies.
+
+It is parsed and checked, and its pickle is never run.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from shardwise.model.boxes import Box, Sizes, cover_once, validate_sizes
 from shardwise.model.pickled import Described, Name, read_pickle
 
 METADATA_NAME = ".metadata"
-# About 200 bytes a piece: this is a thousand tensors on five thousand ranks.
+# A piece takes about 200 bytes, so this allows a thousand tensors on five thousand ranks.
 _MAX_METADATA_BYTES = 2**30
 _MAX_DIMS = 64
 _FILE_NAME = re.compile(r"__\d+_\d+\.distcp")
-# What a model is called inside the dictionary that was saved, Accelerate's own name first.
+# Keys under which a model is saved. Accelerate's own name comes first.
 _MODEL_WORDS = ("model", "model_state_dict", "state_dict", "module")
 
 _DTYPES = {
@@ -77,9 +80,9 @@ _Places = Mapping[tuple[str, Sizes | None], Mapping[str, Any]]
 
 
 def read_dcp_index(directory: Path) -> DcpIndex:
-    """The model's tensors by name; whatever else was saved beside the model is left out.
+    """The model's tensors by name. What was saved beside the model is left out.
 
-    Every piece is known to lie in a file of `directory`, within that file, before this returns.
+    Before this returns, every piece is known to lie within a file of `directory`.
     """
     path = directory / METADATA_NAME
     try:
@@ -128,7 +131,7 @@ def _index_of(metadata: Mapping[str, Any]) -> DcpIndex:
 
 def _entries(values: Any) -> Iterable[tuple[str, Described]]:
     for key, entry in values.items():
-        # Names are shown to people, who should see them as they are.
+        # Error messages show names as they are.
         if type(key) is not str or not key.isprintable() or type(entry) is not Described:
             raise ValueError("it describes something else than tensors by name")
         yield key, entry
@@ -163,9 +166,9 @@ def _places_of(storage_data: Any) -> _Places:
 
 
 def _paths_of(keys: Iterable[str], planner_data: Any) -> dict[str, tuple[str, ...]]:
-    """Where each tensor was in the dictionary that was saved: ("model", "lm_head.weight").
+    """The path of each tensor in the saved dictionary, such as ("model", "lm_head.weight").
 
-    DCP joins these by dots, after which a family's own `model.` looks the same.
+    DCP joins paths by dots, after which a family's own `model.` looks the same.
     """
     known = planner_data if type(planner_data) is dict else {}
     paths = {}
@@ -184,15 +187,15 @@ def _model_part(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
         for parents in above:
             if word in parents:
                 return parents[: parents.index(word) + 1]
-    # What lies above all tensors is a wrapping of some other name.
+    # A prefix of all tensors is a wrapper of some other name.
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*above, strict=False))
     return tuple(parts[0] for parts in shared)
 
 
 def _validate_files(directory: Path, index: DcpIndex) -> None:
-    """Items lie inside files of this directory, hold their piece, and share no bytes.
+    """Raise unless items lie inside files of this directory, hold their piece, and share no bytes.
 
-    The last makes the files' size a bound for what all tensors can need in memory.
+    Because they share no bytes, the size of the files bounds the memory that all tensors can need.
     """
     items: dict[str, list[tuple[int, int]]] = {}
     for key, tensor in index.items():

@@ -1,4 +1,4 @@
-"""What tells weights apart from others of the same shape, without reading all of them."""
+"""A fingerprint that tells weights from others of the same shape without reading all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shardwise.files import open_file, parse_json, read_json, sampled_digest
 from shardwise.model.dcp_index import METADATA_NAME
 from shardwise.model.stored import INDEX_NAME, TORCH_INDEX_NAME, find_weights
 
-# Training moves almost every value of a tensor, so its first ones are enough to see that.
+# Training changes almost every value of a tensor, so the first ones are enough.
 _TENSOR_BYTES = 4096
-# A family with tens of thousands of experts would take minutes on a network's file system.
+# With tens of thousands of experts, reading from each would take minutes on a network file system.
 _MOST_READ = 4096
 _LENGTH_BYTES = 8
 # Far above any real header; a length beyond it is not safetensors.
@@ -21,15 +21,16 @@ _LONGEST_HEADER = 100 * 2**20
 
 
 def fingerprint_weights(place: Path) -> str:
-    """A hash of names, dtypes, shapes and first values; how they lie in files does not count.
+    """A hash of names, dtypes, shapes and first values. How tensors are spread over files does not
+    count.
 
-    Other formats than safetensors are told by the sizes of their files and samples of them.
+    Formats other than safetensors are hashed by the sizes of their files and samples of them.
     """
     files = _files_of(find_weights(place))
     try:
         tensors = {name: (file, entry) for file in files for name, entry in _header(file).items()}
     except (ValueError, TypeError, AttributeError):
-        # Not safetensors. A damaged file is told by whoever reads all of it.
+        # This is not safetensors. Whoever reads all of a damaged file reports it.
         return sampled_digest(files)
     digest = hashlib.sha256()
     stride = -(-len(tensors) // _MOST_READ) or 1

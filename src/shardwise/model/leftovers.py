@@ -1,4 +1,4 @@
-"""Tensors of a directory that the model has no place for, and which of them may stay unread."""
+"""Stored tensors that the model has no place for, and which of them may stay unread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 from shardwise.errors import UserError
 from shardwise.model.stored import StoredWeights
 
-# transformers leaves these out of its classes' own lists, because they touch many families: old
-# files hold buffers that models compute today, in another module than in those days.
+# transformers' classes do not list these, because they concern many families: old files hold
+# buffers that models compute today, under another module's name.
 _MOVED_BUFFERS = {
     "rotary_emb.inv_freq": r"rotary_emb\.inv_freq$",
     "position_ids": r"(^|\.)position_ids$",
 }
-# Files of GPT-2's days hold each block's causal mask, and the number that masked scores became.
+# Files as old as GPT-2 hold each block's causal mask, and the value that masked scores get.
 _OLD_MASK = re.compile(r"\.(bias|causal_mask)$")
 _OLD_MASK_VALUE = re.compile(r"\.masked_bias$")
 
@@ -29,8 +29,10 @@ def validate_leftovers(
     place: Path,
     ignore: Sequence[str],
 ) -> None:
-    """Raise for stored tensors that nothing took. `left` has, by stored name, the model's way to
-    write it, which is what transformers' own lists are about."""
+    """Raise for stored tensors that nothing took.
+
+    `left` maps a stored name to the model's name for it, which transformers' own lists use.
+    """
     expected = re.compile("|".join(f"({p})" for p in (*_family_patterns(model), *ignore)) or "(?!)")
     unknown = [
         key
@@ -56,9 +58,9 @@ def may_be_missing(model: nn.Module, names: Iterable[str]) -> set[str]:
 
 
 def _family_patterns(model: nn.Module) -> list[str]:
-    """What transformers itself does not miss when it leaves it, such as layers of another head.
+    """Patterns of tensors that transformers itself leaves unread, such as layers of another head.
 
-    It has no public form; from_pretrained reads the same attribute.
+    There is no public form; from_pretrained reads the same attribute.
     """
     declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     buffers = [name for name, _ in model.named_buffers()]
@@ -79,8 +81,8 @@ def _is_old_mask(key: str, shape: Sequence[int]) -> bool:
 
 
 def _advice(unknown: Sequence[str]) -> str:
-    """A list of patterns that a shell takes: names up to their first number, or their first two
-    parts where they have none."""
+    """Patterns that a shell takes: names up to their first number, or their first two parts
+    where they have no number."""
     starts = dict.fromkeys(_start_of(name) for name in unknown)
     return "'[" + ", ".join("^" + start.replace(".", r"\.") for start in starts) + "]'"
 

@@ -1,4 +1,5 @@
-"""Sizes of a model that cannot be counted on paper: built on meta and counted there."""
+"""Sizes of a model that cannot be counted from its config: the model is built on meta and
+counted."""
 
 from __future__ import annotations
 
@@ -64,8 +65,11 @@ def count_on_meta(
 
 
 def _validate_comes_back(model: PreTrainedModel) -> None:
-    """Of some families with several towers transformers builds the text model alone, and has no
-    name for it: what is saved of it cannot be loaded again."""
+    """Raise for a family whose saved model cannot be loaded again.
+
+    For some families with several towers transformers builds the text model alone, and has no name
+    for it.
+    """
     if type(model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
             f"{model.config.model_type} models cannot be trained here",
@@ -76,7 +80,7 @@ def _validate_comes_back(model: PreTrainedModel) -> None:
 
 
 def _size(config: Any, *names: str, default: int) -> int:
-    """The first of these fields that has a value; of one for each layer the largest."""
+    """The first of these fields that has a value; for a list by layer, its largest."""
     values = (_value(config, name) for name in names)
     found = next((value for value in values if value is not None), default)
     return int(max(found) if isinstance(found, list | tuple) else found)
@@ -90,7 +94,8 @@ def _value(config: Any, name: str) -> Any:
 
 
 def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
-    """What the class says it has. Its flags are not public, but from_config obeys the same ones."""
+    """The attention implementations that the class says it has. Its flags are not public, but
+    from_config obeys the same ones."""
     has = {
         "sdpa": model._supports_sdpa,
         "eager": True,

@@ -49,7 +49,8 @@ def read_pickle(data: bytes, allowed: Container[Name]) -> Any:
             step(tape, arg)
     except RefusedPickle:
         raise
-    # genops tells of broken opcodes by ValueError; the rest are stacks and types out of order.
+    # genops raises ValueError for broken opcodes. The other errors mean that stacks or types are
+    # out of order.
     except (ValueError, TypeError, LookupError, MemoryError) as error:
         raise RefusedPickle(f"it is not a whole pickle ({type(error).__name__})") from error
     raise RefusedPickle("it has no end")
@@ -118,7 +119,8 @@ class _Tape:
         if type(target) is not dict or len(items) % 2:
             raise RefusedPickle("it sets items of what is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Not tuples: the hash of one that holds another twice, and so on, takes for ever.
+            # Tuples are refused here: the hash of one that holds another twice, and so on, never
+            # ends.
             if type(key) not in (str, int, Described):
                 raise RefusedPickle(f"it has a dictionary key of type {type(key).__name__}")
             target[key] = value

@@ -1,4 +1,5 @@
-"""How a model knows where a token stands: from a table that ends, by rotation, or not at all."""
+"""How a model knows a token's position: from a table of fixed length, by rotation, or not at
+all."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ _TABLE_NAMES = ("pos", "wpe")
 
 
 def find_positions(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """(positions, whether they are a table). None where no number of them is known or needed."""
+    """(number of positions, whether they are a table), or None where no number is known or
+    needed."""
     config: Any = model.config.get_text_config()
     if any("rotary" in type(module).__name__.lower() for module in model.modules()):
-        # Falcon holds rotary modules that it does not use where it biases by distance instead.
+        # Falcon has rotary modules that it does not use where it biases by distance.
         unused = getattr(config, "alibi", False)
         return (None if unused else rotary_limit(config.to_dict())), False
-    # MPT makes its table of biases in each forward, of this length.
+    # MPT builds its table of biases in each forward, with this length.
     made = getattr(config, "max_seq_len", None)
     lengths = [*_table_lengths(model), *([made] if isinstance(made, int) else [])]
     # A model that also sees images has a shorter table for their patches.
@@ -32,7 +34,7 @@ def _table_lengths(model: nn.Module) -> Iterator[int]:
     """Positions that each learned or stored table has."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and _is_table(name):
-            # OPT and BART leave the first rows out; RoBERTa counts from behind the padding row.
+            # OPT and BART skip the first rows; RoBERTa counts from behind the padding row.
             padding = -1 if module.padding_idx is None else module.padding_idx
             offset = getattr(module, "offset", 0)
             yield module.num_embeddings - (offset if isinstance(offset, int) else 0) - padding - 1

@@ -1,4 +1,4 @@
-"""Pretrained weights into shards: each rank reads the part that it keeps."""
+"""Pretrained weights into shards. Each rank reads the part that it keeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-# Not promised by transformers, but the only place that knows which families store tensors under
-# other names or apart (Mixtral's experts); tests/unit/checkpoint/test_export_load.py would notice.
+# This is private to transformers, but it is the only place that knows which families store tensors
+# under other names or unfused (Mixtral's experts). tests/unit/checkpoint/test_export_load.py would
+# notice a change.
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -37,8 +38,8 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_o
 def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -> int:
     """Read every parameter and persistent buffer of the sharded `model` from `place`.
 
-    Returns the bytes read. What the files have besides is an error, unless the family says that it
-    may stay unread or `ignore` has a pattern for it.
+    Returns the bytes read. A tensor that the files have besides is an error, unless the family says
+    that it may stay unread or a pattern of `ignore` matches it.
     """
     files = open_weights(place)
     matched = _match_keys(model, files)
@@ -65,7 +66,7 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
 
 @dataclass(frozen=True, slots=True)
 class _Fusion:
-    """Stored tensors that only together are parameters, such as the experts of a layer."""
+    """Stored tensors that form parameters only together, such as the experts of a layer."""
 
     converter: WeightConverter
     target: str
@@ -80,7 +81,7 @@ class _Fusion:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it only lays tensors side by side, so that a rank may read parts of them."""
+        """Whether it only puts tensors side by side, so that a rank may read parts of them."""
         first, *rest = self.converter.operations
         return (
             isinstance(first, MergeModulelist)
@@ -90,9 +91,9 @@ class _Fusion:
         )
 
     def stack(self, files: StoredWeights) -> dict[str, Box]:
-        """Of a stack: each stored tensor, and the box of the parameter that it fills.
+        """For a stack: each stored tensor, and the box of the parameter that it fills.
 
-        Row i has the i-th tensor of every list, one behind the other in the dim of Concatenate.
+        Row i holds the i-th tensor of every list, one after the other in the dim of Concatenate.
         """
         dim = next((op.dim for op in self.converter.operations if isinstance(op, Concatenate)), 1)
         boxes: dict[str, Box] = {}
@@ -110,7 +111,7 @@ class _Fusion:
         converter: Any = copy.deepcopy(self.converter)
         for pattern, keys in self.keys.items():
             for key in keys:
-                # Held by the converter alone, which lets go of each part as it merges them.
+                # Only the converter holds the parts, and it frees each as it merges them.
                 converter.add_tensor(self.target, key, pattern, read(key))
         return dict(converter.convert(self.target))
 
@@ -131,9 +132,12 @@ class _Matched:
 
 
 def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
-    """Families that transformers 5 holds fused (experts, for one) lie unfused in most files."""
+    """Which stored tensors fill which tensors of the model.
+
+    Families that transformers 5 holds fused (experts, for example) are unfused in most files.
+    """
     matched = _Matched(stored_tensors(model))
-    # Buffers that the model computes itself may lie in the files; nobody reads them.
+    # Files may hold buffers that the model computes itself; nobody reads them.
     computed = {name for name, _ in model.named_buffers()} - matched.tensors.keys()
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     renamings, converters = _conversions(model)
@@ -171,7 +175,8 @@ def _without_wrappers(key: str) -> str:
 def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightConverter]]:
     """How transformers reads this family's files.
 
-    Asked of a twin: FSDP2 gives modules a class of its own, which passes for custom code there.
+    The unsharded twin is asked, because FSDP2 gives modules a class of its own, which transformers
+    takes for custom code.
     """
     family = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
     if not issubclass(family, PreTrainedModel):
@@ -186,7 +191,7 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:
-    """The names of each stored tensor: one, or several of which a file may hold any."""
+    """The names of each stored tensor. Of several tied names a file may hold any."""
     names: dict[int, list[str]] = {}
     for name, tensor in stored_tensors(model).items():
         names.setdefault(id(tensor), []).append(name)
@@ -194,7 +199,8 @@ def _tied_names(model: nn.Module) -> list[list[str]]:
 
 
 def _validate_equal(files: StoredWeights, keys: Sequence[str], part: Box) -> None:
-    """Names that the model ties are one tensor; files that hold two are of another model."""
+    """Raise where a file holds two tensors for names that the model ties: it is of another
+    model."""
     for key in keys[1:]:
         first = keys[0]
         _validate_shape(key, files.shape(key), files.shape(first))
@@ -263,7 +269,7 @@ def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> N
 
 
 def _validate_stack(name: str, boxes: Collection[Box], shape: Sequence[int]) -> None:
-    """All of a parameter comes from the files, and nothing twice."""
+    """Raise unless the files fill all of a parameter, and nothing twice."""
     ends = zip(*([part.stop for part in box.slices] for box in boxes), strict=False)
     _validate_shape(name, [max(stops) for stops in ends], shape)
     whole = tuple(shape)
@@ -278,7 +284,8 @@ def _validate_stack(name: str, boxes: Collection[Box], shape: Sequence[int]) -> 
 def _validate_all_there(
     model: nn.Module, missing: list[str], place: Path, files: StoredWeights
 ) -> None:
-    """A buffer that the family's files need not have keeps its first value; nothing else may."""
+    """Raise where a tensor was not filled, unless it is a buffer that the family's files need
+    not have. Such a buffer keeps its first value."""
     buffers = {name for name, _ in model.named_buffers()}
     optional = may_be_missing(model, buffers)
     absent = [name for name in missing if name not in optional]

@@ -1,4 +1,4 @@
-"""Weight files on disk, of all formats that are read, and which of them a place holds."""
+"""Weight files on disk in all formats that are read, and which of them a directory holds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLACES = (
     *(INDEX_NAME, SINGLE_NAME, TORCH_INDEX_NAME, TORCH_NAME, FSDP_NAME),
     *(f"{FSDP_DIRECTORY}/{METADATA_NAME}", METADATA_NAME),
 )
-# What else lies beside weights: state of the run that made them, which no one reads here.
+# State of the run that made the weights. Nobody reads it here.
 _OTHER_STATE = ("optimizer*", "scheduler*", "scaler*")
 
 
@@ -40,15 +40,18 @@ class StoredWeights(Protocol):
         """All names."""
 
     def shape(self, key: str) -> list[int]:
-        """Of the whole tensor."""
+        """The shape of the whole tensor."""
 
     def read(self, key: str, box: Box) -> Tensor:
         """This part of a tensor."""
 
 
 class _Safetensors:
-    """Each read opens the file anew: a closed mapping gives its pages back, and peak memory
-    stays at the shards plus one tensor's part."""
+    """Safetensors files. Each read opens the file anew.
+
+    A closed mapping gives its pages back, so peak memory stays at the shards plus one tensor's
+    part.
+    """
 
     def __init__(self, files: dict[str, Path]) -> None:
         self._files = files
@@ -68,7 +71,7 @@ class _Safetensors:
 
 
 class _TorchFiles:
-    """Files of `torch.save`, mapped: the system reads the pages that are copied, no others."""
+    """`torch.save` files, memory-mapped: the system reads only the pages that are copied."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._tensors = {key: value for path in paths for key, value in _map_torch(path).items()}
@@ -84,7 +87,7 @@ class _TorchFiles:
 
 
 def find_weights(place: Path) -> Path:
-    """The file that says what is in `place`: weights, an index of them, or DCP's metadata."""
+    """The file that says what `place` holds: weights, an index of them, or DCP's metadata."""
     found = [place] if place.is_file() else [place / name for name in _PLACES]
     for path in found:
         if path.is_file():
@@ -113,7 +116,7 @@ def open_weights(place: Path) -> StoredWeights:
 
 
 def unread_state(place: Path) -> list[str]:
-    """Optimizer and the like that lie beside the weights of `place` and are not read."""
+    """Optimizer state and the like beside the weights of `place`, which is not read."""
     directory = find_weights(place).parent
     if directory.name == FSDP_DIRECTORY:
         directory = directory.parent
@@ -122,7 +125,7 @@ def unread_state(place: Path) -> list[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file; one that is cut off, or otherwise none, is named."""
+    """An open safetensors file. The error names a file that is cut off or is none."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -1,4 +1,4 @@
-"""Files of `torch.save`, opened so that a pickle in them names tensors and runs nothing."""
+"""`torch.save` files, opened so that a pickle in them can name tensors and runs nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_torch(
 
 
 def _reason(error: Exception) -> str:
-    """What was refused; torch says it in a page that advises to run it nevertheless."""
+    """What was refused. torch's own message is a page that advises to run the file nevertheless."""
     if found := _REFUSED.search(str(error)):
         return f"it names {found[1]!r}, which is no part of a tensor; nothing in it was run"
     if isinstance(error, pickle.UnpicklingError):

@@ -1,7 +1,8 @@
-"""First weights, a unit at a time: no rank ever holds more than its shards and one unit.
+"""First weights, one unit at a time. No rank ever holds more than its shards and one unit.
 
-Random weights come from the family's own initialiser, run on a full copy of one unit, each module
-seeded by its own name, so every world size, strategy and unit size starts from the same model.
+Random weights come from the family's own initialiser, which runs on a full copy of one unit. Each
+module is seeded by its name, so every world size, strategy and unit size starts from the same
+model.
 """
 
 from __future__ import annotations
@@ -63,10 +64,11 @@ def initialise_weights(
 def initialise_buffers(
     model: nn.Module, twin: PreTrainedModel, device: torch.device, *, seed: int = 0
 ) -> None:
-    """Rotary frequencies, masks and the like, which no file holds, and the first values of buffers
-    that files do hold. Parameters stay.
+    """Compute buffers that no file holds, such as rotary frequencies and masks, and the first
+    values of buffers that files do hold. Parameters stay.
 
-    All at once, for a family may fill a buffer from a module far above the one that holds it.
+    All are computed at once, because a family may fill a buffer from a module far above the one
+    that holds it.
     """
     members = [(name, m) for name, m in twin.named_modules() if any(True for _ in m.buffers())]
     full = {key: value for member in members for key, value in _real_buffers(*member, device)}
@@ -74,7 +76,7 @@ def initialise_buffers(
         _run_initialisers(twin, members, seed)
     targets = dict(model.named_buffers())
     for key in full:
-        # By name: an initialiser may have put another tensor in its place.
+        # Buffers are looked up by name, because an initialiser may have replaced the tensor.
         copy_shard(targets[key], twin.get_buffer(key))
     for _, module in members:
         for name, buffer in module.named_buffers(recurse=False):
@@ -88,7 +90,8 @@ def _fill_unit(
     device: torch.device,
     seed: int,
 ) -> None:
-    """A function of its own, so that one unit's storage is gone before the next is made."""
+    """Initialise one unit. It is a function of its own, so that the unit's storage is freed
+    before the next is made."""
     full = _materialise(members, device)
     with _own_random_state(device):
         _run_initialisers(twin, members, seed)
@@ -101,15 +104,18 @@ def _fill_unit(
 
 
 def _give_memory_back() -> None:
-    """glibc keeps freed blocks that lie below others in its heap, unit after unit; other C
-    libraries have no such call, and no such heap."""
+    """Return freed blocks to the system.
+
+    glibc keeps freed blocks that lie below others in its heap, unit after unit. Other C libraries
+    have no such call, and no such heap.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers: what files of weights hold, by each of their names."""
+    """Parameters and persistent buffers by each of their names: what weight files hold."""
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= dict(model.named_buffers(remove_duplicate=False))
     return {name: tensors[name] for name in model.state_dict() if name in tensors}
@@ -132,7 +138,8 @@ def local_box(param: Tensor) -> Box:
 
 
 def shard_box(param: DTensor) -> Box:
-    """The same of a sharded one: torch.chunk's, for each axis that shards, one inside the other."""
+    """The box of a sharded parameter that this rank keeps, by torch.chunk for each axis that
+    shards, one inside the other."""
     offsets, sizes = [0] * param.dim(), list(param.shape)
     for axis, placement in enumerate(param.placements):
         if isinstance(placement, Shard):
@@ -150,7 +157,7 @@ def _unit_members(twin: PreTrainedModel, units: UnitMap) -> Iterator[list[tuple[
     for unit in units.units:
         inside = {id(m) for name in unit.modules for m in twin.get_submodule(name).modules()}
         seen |= inside
-        # The model's own order: of two tied modules the same one always comes last.
+        # This is the model's own order, so that of two tied modules the same one always comes last.
         yield [(name, module) for name, module in twin.named_modules() if id(module) in inside]
     for name, module in twin.named_modules():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
@@ -161,9 +168,9 @@ def _unit_members(twin: PreTrainedModel, units: UnitMap) -> Iterator[list[tuple[
 def _materialise(
     members: Iterable[tuple[str, nn.Module]], device: torch.device
 ) -> dict[str, Tensor]:
-    """Real storage for the tensors of whole modules, by full name.
+    """Give the tensors of whole modules real storage, by full name.
 
-    `to_empty` would break ties between members, so shared parameters are given one storage.
+    `to_empty` would break ties between members, so shared parameters get one storage.
     """
     made: dict[int, nn.Parameter] = {}
     full: dict[str, Tensor] = {}
@@ -195,9 +202,9 @@ def _own_random_state(device: torch.device) -> Iterator[None]:
 def _run_initialisers(
     twin: PreTrainedModel, members: list[tuple[str, nn.Module]], seed: int
 ) -> None:
-    """Children before parents, as transformers does it, and each by the model that owns it.
+    """Initialise children before parents, as transformers does, each by the model that owns it.
 
-    Every module starts from a seed of its own name, so that how units are cut changes nothing.
+    Every module starts from a seed of its own name, so how units are cut changes nothing.
     """
     owners = [(name, m) for name, m in twin.named_modules() if isinstance(m, PreTrainedModel)]
     for name, module in reversed(members):
