@@ -15,8 +15,8 @@ from shardwise.files import open_file
 def validate_text(config: DataConfig) -> None:
     """Raise where `data.path` or `data.field` names nothing that can be read.
 
-    Sources of records are read up to their first text. A text file is one document however large
-    it is, so that it is only opened.
+    A source of records is read up to its first text. A text file is one document however large it
+    is, so it is only opened.
     """
     if config.source == "synthetic":
         return

@@ -16,9 +16,9 @@ from shardwise.files import open_file
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The content of a file; `.gz` and `.zst` are decompressed as they are read.
+    """The content of a file. `.gz` and `.zst` are decompressed as they are read.
 
-    A damaged file is an error by its name, wherever in the block the damage is met.
+    A damaged file is an error that names it, wherever in the block the damage shows.
     """
     if path.suffix not in _OPENERS:
         with open_file(path) as stream:
@@ -28,7 +28,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with open_file(path) as packed, _OPENERS[path.suffix](packed) as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        # FileNotFoundError and its like have a number; what decompressors say has none.
+        # Errors of the system have a number; those of decompressors have none.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise damaged(path, error) from error

@@ -1,4 +1,4 @@
-"""Hashes of the files of a source. What was hashed once is read again only where it was touched."""
+"""Hashes of a source's files. A hashed file is read again only after someone has written to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardwise.files import read_json, replace_file
 
-# Less is hashed as fast as it is looked up.
+# Hashing fewer bytes is as fast as looking their hash up.
 WORTH_KEEPING_BYTES = 2**28
 
 
@@ -31,7 +31,7 @@ def hashes_of(paths: Sequence[Path], cache_root: Path | None = None) -> list[str
     found = [known.get(stamp) or hash_of(path) for stamp, path in zip(stamps, paths, strict=True)]
     now = dict(zip(stamps, found, strict=True))
     if now != known:
-        # Where it cannot be kept, the next start hashes again.
+        # Where the hash cannot be kept, the next start computes it again.
         with suppress(OSError):
             cache_root.mkdir(parents=True, exist_ok=True)
             replace_file(place, json.dumps(now).encode())
@@ -39,8 +39,11 @@ def hashes_of(paths: Sequence[Path], cache_root: Path | None = None) -> list[str
 
 
 def _stamp(path: Path) -> str:
-    """Changes with every write: a program can set the time of the last one (mtime), but not the
-    time at which it did so (ctime)."""
+    """A stamp that changes with every write.
+
+    A program can set the time of the last write (mtime), but not the time at which it did so
+    (ctime).
+    """
     found = path.stat()
     times = (found.st_mtime_ns, found.st_ctime_ns)
     return " ".join(map(str, (path, found.st_dev, found.st_ino, found.st_size, *times)))

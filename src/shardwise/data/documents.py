@@ -1,4 +1,4 @@
-"""Where documents lie in a micro-batch, for attention that does not look across their ends."""
+"""Where documents lie in a micro-batch, for attention that does not cross their ends."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Room for so many documents a sequence; where there are more, the next power of two. The compiler
-# makes a graph for each size.
+# The number of documents a sequence that there is room for. Where there are more, the room is the
+# next power of two, because the compiler makes a graph for each size.
 _USUAL = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Of one micro-batch, all of its tokens in a row."""
+    """The documents of one micro-batch, whose tokens form one row."""
 
     positions: torch.Tensor
     """Of each token in its document, int64, [micro_batch, seq_len]."""
@@ -29,9 +29,9 @@ class Documents:
 
 
 def find_documents(inputs: NDArray[np.int64], end_id: int) -> Documents:
-    """A document reaches up to its `end_id`, and never from one sequence into the next."""
+    """Find documents. One ends with `end_id`, and none goes from one sequence into the next."""
     begins = np.ones(inputs.shape, dtype=bool)
-    # Ends in a row are padding, or documents without text: not worth a document each.
+    # Several ends in a row are padding, or documents without text. They do not count as documents.
     begins[:, 1:] = (inputs[:, :-1] == end_id) & (inputs[:, 1:] != end_id)
     firsts = np.flatnonzero(begins)
     lengths = np.diff(firsts, append=inputs.size)

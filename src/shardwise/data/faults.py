@@ -8,7 +8,7 @@ from shardwise.errors import UserError
 
 
 class FaultBudget:
-    """How many unreadable records a run bears; each one is kept by name."""
+    """How many unreadable records a run tolerates. Each is kept by name."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -20,7 +20,7 @@ STDLIB_EXCLUDED = frozenset(
 
 
 def named_paths(config: DataConfig) -> list[str]:
-    """`data.path` as a list; the sources that come here cannot do without."""
+    """`data.path` as a list. The sources that call this require it."""
     paths = [config.path] if isinstance(config.path, str) else list(config.path or [])
     if not paths:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What tells the data of one node apart from that of another, before it is tokenised."""
+"""A fingerprint that tells the data of one node from that of another before it is tokenised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shardwise.data.files import find_files
 from shardwise.facts.tokenizer_files import MAX_TOKENIZER_BYTES, TOKENIZER_FILES
 from shardwise.files import read_bytes, sampled_digest
 
-# Of a dataset, whose rows may lie in other files on another node: from both ends and the middle.
+# Rows of a dataset that are hashed, from both ends and the middle: on another node they may lie in
+# other files.
 _ROWS = 16
 # Besides those that make a directory a tokenizer's.
 _TOKENIZER_FILES = (*TOKENIZER_FILES, "special_tokens_map.json", "merges.txt")
@@ -27,7 +28,7 @@ def fingerprint_data(config: DataConfig) -> dict[str, Any]:
         case "datasets":
             return _of_rows(open_dataset(config), config.field)
         case "stdlib":
-            # To find its files takes longer than all the rest; their tokens are compared later.
+            # Finding its files takes longer than all the rest. Its tokens are compared later.
             return {"Python's standard library": platform.python_version()}
         case "text" | "jsonl" | "parquet":
             return _of_files(find_files(config))

@@ -15,7 +15,7 @@ from shardwise.data.order import index_at
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one rank puts through one forward pass."""
+    """The input of one forward pass on one rank."""
 
     inputs: torch.Tensor
     """Token ids, int64, [micro_batch, seq_len]."""
@@ -43,8 +43,8 @@ class MicroBatch:
 class BatchLoader:
     """One rank's part of every global batch.
 
-    The global batch of a step is a range of positions that ranks do not enter into; each rank
-    takes its contiguous part. So a run that goes on with other ranks reads the same batches.
+    The global batch of a step is a range of positions that does not depend on the ranks. Each rank
+    takes a contiguous part of it, so a run that resumes on other ranks reads the same batches.
     """
 
     sequences: seq.SequenceSet
@@ -94,8 +94,8 @@ def eval_batches(
 ) -> Iterator[MicroBatch]:
     """This rank's part of the first sequences, the same for every evaluation.
 
-    All ranks get the same number of micro-batches of the same shape, because FSDP's collectives
-    must meet; rows beyond the end hold no label that counts.
+    All ranks get the same number of micro-batches of the same shape, because every rank must take
+    part in FSDP's collectives. Rows beyond the end have no label that counts.
     """
     stop = min(num_sequences, len(sequences))
     blank = _blank(sequences.seq_len)

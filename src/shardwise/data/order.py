@@ -11,7 +11,8 @@ WORD = 2**64 - 1
 
 
 def index_at(seed: int, position: int, length: int, shuffle: bool) -> int:
-    """The sequence at a position of the endless row of epochs; each epoch reads each one once."""
+    """The sequence at a position. Epochs follow each other endlessly, and each reads every
+    sequence once."""
     epoch, place = divmod(position, length)
     return shuffled(place, length, epoch_key(seed, epoch)) if shuffle else place
 
@@ -24,8 +25,8 @@ def epoch_key(seed: int, epoch: int) -> int:
 def shuffled(place: int, length: int, key: int) -> int:
     """Where a keyed bijection of range(length) sends a place.
 
-    A Feistel network permutes the next power of four; walking its cycle until it comes back
-    below `length` makes that a bijection of the smaller range, in less than four steps on
+    A Feistel network permutes the next power of four. Its cycle is followed until it comes back
+    below `length`, which makes it a bijection of the smaller range, in less than four steps on
     average.
     """
     half_bits = max(1, ((length - 1).bit_length() + 1) // 2)

@@ -1,4 +1,4 @@
-"""All documents as one row of tokens on disk, made once for each content and reused."""
+"""All documents as one row of tokens on disk, written once for each content and reused."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
 from shardwise.errors import UserError
 from shardwise.files import read_json
 
-# Part of every key: raise it when the same documents would be written differently.
+# This is part of every key. Raise it when the same documents would be written differently.
 FORMAT = 4
 
-# A fast tokenizer needs some documents to keep its threads busy; more only takes memory.
+# A fast tokenizer needs several documents to keep its threads busy; more only take memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1_000_000
 
@@ -63,7 +63,7 @@ def prepare_tokens(
 ) -> PackedData:
     """The source's tokens, from the cache where the same content was packed before.
 
-    Those that were there already are hashed, unless another process does that (`verify`).
+    Tokens from the cache are hashed, unless another process does that (`verify`).
     """
     directory = cache_root / f"tokens-{content_key(config, tokenizer, cache_root)}"
     is_new = not directory.exists()
@@ -142,8 +142,8 @@ def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _
             "with the same text stay together",
             fix="write data.eval_fraction=0, or give the text as several documents",
         )
-    # With few documents chance may leave a side empty: it gets the one whose draw is nearest.
-    # That needs a second pass, which few documents make a short one.
+    # With few documents one side may be empty by chance. It then gets the document whose draw is
+    # nearest, which takes a second pass over few documents.
     if written.eval.num_documents == 0:
         return _write_documents(config, tokenizer, directory, written.lowest_draw + 1)
     if written.train.num_documents == 0:
@@ -172,8 +172,11 @@ def _write_documents(
 
 
 def draw_of(text: str) -> int:
-    """A number that the text alone decides: neither its place, its order nor a seed move the split,
-    so a run that goes on where the files lie elsewhere reads what it would have read."""
+    """A number that the text alone decides.
+
+    Neither the file's place, its order nor a seed changes the split, so a run that resumes where
+    the files lie elsewhere reads what it would have read.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 

@@ -10,7 +10,8 @@ from shardwise.data.compressed import damaged
 from shardwise.errors import UserError
 from shardwise.files import open_file
 
-# Rows that are decoded at once: files of any size take the memory of so many texts.
+# The number of rows that are decoded at once, so a file of any size takes the memory of so many
+# texts.
 BATCH_ROWS = 256
 BUFFER_BYTES = 1 << 20
 
@@ -26,10 +27,10 @@ def read_column(path: Path, field: str) -> Iterator[object]:
             open_file(path) as stream,
             ParquetFile(
                 stream,
-                # Through a small buffer: otherwise whole row groups would be held.
+                # Reading goes through a small buffer; otherwise whole row groups would be held.
                 pre_buffer=False,
                 buffer_size=BUFFER_BYTES,
-                # Of pages that were written with one.
+                # Checksums are verified for pages that were written with one.
                 page_checksum_verification=True,
             ) as file,
         ):

@@ -13,9 +13,9 @@ from shardwise.data.loader import BatchLoader, MicroBatch
 
 
 class Prefetcher:
-    """Iterates over steps in order while the next ones are being read.
+    """Iterate over steps in order while a thread reads the next ones.
 
-    What goes wrong in the thread is raised to the consumer, at the step that it belongs to.
+    An error in the thread is raised to the consumer, at the step that it belongs to.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Prefetcher:
         if not self._pending:
             raise StopIteration
         started = time.perf_counter()
-        # Kept until it is read: a step that failed fails again and is never passed over.
+        # The error is kept, so a step that failed fails again and is never skipped.
         batches = self._pending[0].result()
         self.wait_s += time.perf_counter() - started
         self._pending.popleft()
@@ -84,7 +84,8 @@ def prefetching(
     depth: int = 2,
     pin_memory: bool = False,
 ) -> Prefetcher:
-    """The micro-batches of steps `start_step` to `stop_step - 1`, at most `depth` read ahead."""
+    """The micro-batches of steps `start_step` to `stop_step - 1`, with at most `depth` steps
+    read ahead."""
     return Prefetcher(
         loader, range(start_step, stop_step), depth=max(1, depth), pin_memory=pin_memory
     )

@@ -35,8 +35,8 @@ class SequenceSet(Protocol):
 class TokenSequences:
     """A token file, cut into windows that overlap by one token.
 
-    The last token of a window is only a label there and the first input of the next, so every
-    token of the file but the first is predicted exactly once.
+    The last token of a window is only a label there, and it is the first input of the next window.
+    So every token of the file but the first is predicted exactly once.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class SyntheticSequences:
         return 1 << 40
 
     def get(self, index: int) -> Sequence:
-        """One sequence of its own stream; raw words, whose values NumPy never changes."""
+        """One sequence of its own random stream. Raw words are used, whose values NumPy never
+        changes."""
         generator = np.random.Philox(key=np.array([self._seed, index], dtype=np.uint64))
         words = generator.random_raw(self.seq_len + 1)
         tokens = (words % np.uint64(self._vocab_size)).astype(np.int64)

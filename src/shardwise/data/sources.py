@@ -1,4 +1,5 @@
-"""Where documents come from: one reader a source, and a description of what it would read."""
+"""Where documents come from: one reader for each source, and a description of what it would
+read."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def read_documents(config: DataConfig, faults: FaultBudget) -> Iterator[Document
 
 
 def describe_source(config: DataConfig, cache_root: Path | None = None) -> dict[str, Any]:
-    """All that decides the documents: equal means the same text, byte by byte."""
+    """Everything that decides the documents. Equal descriptions mean the same text, byte by
+    byte."""
     description: dict[str, Any] = {"source": config.source}
     match config.source:
         case "stdlib":
@@ -99,13 +101,14 @@ def _read_texts(files: Iterable[tuple[str, Path]], faults: FaultBudget) -> Itera
             line = raw.count(b"\n", 0, error.start) + 1
             faults.skip(f"{name}:{line}: invalid UTF-8")
             continue
-        # An empty file, such as an __init__.py, is whole: there is just nothing in it.
+        # An empty file, such as an __init__.py, is no fault. It holds no document.
         if text:
             yield Document(name, text)
 
 
 def _pieces(stream: IO[bytes], path: Path) -> Iterator[bytes]:
-    """All of a text file, up to what one document may have: a few packed bytes can be many."""
+    """All of a text file in pieces, up to the limit of one document, because a few compressed
+    bytes can become many."""
     num_bytes = 0
     while piece := stream.read(_PIECE_BYTES):
         num_bytes += len(piece)
@@ -115,7 +118,7 @@ def _pieces(stream: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def too_large(path: Path) -> UserError:
-    """A text file that is no document which a machine could hold."""
+    """The error for a text file that is too large to be one document."""
     return UserError(
         f"{path} has more than {format_bytes(MAX_TEXT_BYTES)} of text",
         why="a text file is one document, and a document is tokenised whole",
@@ -125,7 +128,7 @@ def too_large(path: Path) -> UserError:
 
 def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
     for path in files:
-        # Bytes, so that one line that is not UTF-8 does not spoil the lines after it.
+        # Lines are read as bytes, so a line that is not UTF-8 does not spoil those after it.
         with open_bytes(path) as lines:
             for number, line in enumerate(bounded_lines(lines, _MAX_RECORD_BYTES), start=1):
                 if not line.strip():

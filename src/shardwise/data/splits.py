@@ -15,7 +15,7 @@ from shardwise.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class DataSplits:
-    """What the train loop reads, and what is worth telling about it."""
+    """What the train loop reads, and what the record says about it."""
 
     train: SequenceSet
     eval: SequenceSet | None
@@ -38,9 +38,9 @@ def build_sequences(
     model_revision: str | None = None,
     verify: bool = True,
 ) -> DataSplits:
-    """Tokenise the source (or find it in the cache) and cut it into sequences.
+    """Tokenise the source, or find it in the cache, and cut it into sequences.
 
-    What is found there is hashed, unless another process does that (`verify`).
+    Tokens from the cache are hashed, unless another process does that (`verify`).
     """
     if config.source == "synthetic":
         return _synthetic_splits(config, vocab_size, seed)

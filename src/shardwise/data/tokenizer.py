@@ -22,7 +22,7 @@ _MOST_IDS = 2**24
 
 
 class Tokenizer(Protocol):
-    """What the data room needs to know of a tokenizer."""
+    """What the data room needs of a tokenizer."""
 
     @property
     def identity(self) -> str:
@@ -96,7 +96,7 @@ class HubTokenizer:
 
 
 def load_tokenizer(name: str, model_name: str, *, revision: str | None = None) -> Tokenizer:
-    """The tokenizer of `data.tokenizer`; `auto` and `revision` speak of the model's own."""
+    """The tokenizer of `data.tokenizer`. `auto` is the model's own, of `revision`."""
     if name == "auto":
         return _load_model_tokenizer(model_name, revision)
     if name == "byte":
@@ -137,7 +137,8 @@ def _load_hub_tokenizer(name: str, revision: str | None) -> HubTokenizer:
 
 
 def _validate_size(name: str, vocab_size: int) -> None:
-    """The library writes down every id up to the largest, which a wrong one makes gigabytes of."""
+    """Raise for an absurd id: the library fills a table up to the largest id, which would take
+    gigabytes."""
     if vocab_size > _MOST_IDS:
         raise UserError(
             f"tokenizer {name!r} has a token with the id {vocab_size - 1}",

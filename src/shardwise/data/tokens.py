@@ -25,7 +25,7 @@ class TokenFile:
     """Of all bytes: the same wherever the same tokens lie."""
 
     def open(self) -> NDArray[Any]:
-        """The ids, memory-mapped: pages are read when they are used and shared by ranks."""
+        """The ids, memory-mapped: ranks share the pages, and each is read when it is used."""
         return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.num_tokens,))
 
     def is_whole(self) -> bool:
@@ -35,7 +35,7 @@ class TokenFile:
 
 
 class TokenWriter:
-    """Appends documents to a file; on leaving, what was written is on the disk."""
+    """Appends documents to a file. When the block ends, the data is on the disk."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._path = path
