@@ -1,4 +1,4 @@
-"""What lies beside the weights in a Hugging Face directory: configurations, tokenizer, code."""
+"""The files beside the weights in a Hugging Face directory: configurations, tokenizer, code."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def write_configs(model: PreTrainedModel, plan: Plan, dtype: torch.dtype, direct
 
 
 def copy_code(source: Path, directory: Path) -> None:
-    """The model's own code, from where whoever exports has it."""
+    """Copy the model's own code from the directory that the exporting user trusts."""
     for file in source.glob("*.py"):
         shutil.copyfile(file, directory / file.name)
 
 
 def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
-    """The tokenizer that the model was trained with; returns what the user should know of it."""
+    """Copy the tokenizer that the model was trained with, and return notes for the user."""
     name = plan.config.data.tokenizer
     source = plan.model_dir if name == "auto" else name
     folder = user_path(source) if source else None

@@ -21,7 +21,8 @@ from shardwise.checkpoint.store import Checkpoint, validate_kept
 def check_checkpoint(path: Path) -> list[Damaged]:
     """Everything that is wrong with one checkpoint directory: manifest, files, contents, strays.
 
-    Unreadable where that cannot be told, and Pruned where it went meanwhile.
+    Raises Unreadable where that cannot be decided, and Pruned where the checkpoint was removed
+    meanwhile.
     """
     found = _check(path)
     if found:
@@ -38,7 +39,7 @@ def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
 def check_written(
     directory: Path, files: Mapping[str, Fingerprint], *, from_disk: bool = False
 ) -> list[Damaged]:
-    """The same for files that are to be found as they were written."""
+    """The same for files with these fingerprints."""
     found = []
     for name, expected in files.items():
         try:
@@ -55,8 +56,8 @@ def check_written(
 
 
 def check_contents(path: Path) -> list[Damaged]:
-    """What is wrong with the index or the plan, if anything: their bytes may be as they were
-    written, and what they say nonsense."""
+    """What is wrong with the contents of the index or the plan. Their bytes may be as they were
+    written, and still make no sense."""
     try:
         read_places(path)
         read_own_plan(path)

@@ -1,7 +1,7 @@
-"""Export: a checkpoint as a Hugging Face directory, by one process and a tensor at a time.
+"""Export: a checkpoint as a Hugging Face directory, by one process and one tensor at a time.
 
-Tensors are named and cut as `save_pretrained` does it (one tensor an expert, tied tensors once),
-so every tool that reads the hub's files reads these.
+Tensors are named and split as `save_pretrained` does it (one tensor for each expert, tied tensors
+once), so every tool that reads the hub's files reads these.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class _Group:
 class Exporter:
     """The weights of one checkpoint, laid out for writing.
 
-    `code_dir` holds the code of a model that has its own. It is the word of whoever exports: what
-    the checkpoint says of code, and where it lies, is not.
+    `code_dir` holds the code of a model that has its own. The exporting user names it; what the
+    checkpoint says about code is not believed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Exporter:
         self.num_bytes = sum(group.num_bytes for group in self.groups)
 
     def write(self, directory: Path, layout: Layout, max_shard_size: str) -> None:
-        """All weights, in files of `layout`."""
+        """Write all weights, in files of `layout`."""
         if layout == "torch":
             self._write_torch(directory / TORCH_NAME)
         else:
@@ -133,7 +133,7 @@ class Exporter:
         return torch.empty(stored.shape, dtype=self._dtype_of(stored), device="meta")
 
     def _dtype_of(self, stored: StoredTensor) -> torch.dtype:
-        """Whole numbers and flags stay what they are."""
+        """The dtype to write. Integers and booleans stay what they are."""
         return self.dtype if self.dtype and stored.dtype.is_floating_point else stored.dtype
 
     def _read(self, group: _Group) -> Iterator[tuple[str, Tensor]]:
@@ -142,7 +142,7 @@ class Exporter:
         if whole.keys() != group.outputs.keys():
             whole = revert_weight_conversion(self.model, whole)
         for name in group.outputs:
-            # Popped, so that a written tensor's memory can go.
+            # Popping it frees the memory of a tensor once it is written.
             tensor = whole.pop(name).contiguous()
             yield name, tensor
             self.advance(tensor.nbytes)
@@ -187,7 +187,7 @@ class Exporter:
 
     def _split(self, max_shard_size: str) -> dict[str, list[_Group]]:
         by_name = {next(iter(group.outputs)): group for group in self.groups}
-        # Its annotations speak of tensors; it asks only for sizes.
+        # Its annotations name tensors, but it only asks for sizes.
         split: Any = split_state_dict_into_shards_factory
         try:
             found = split(
@@ -208,9 +208,12 @@ class Exporter:
         }
 
     def _write_shard(self, path: Path, groups: list[_Group]) -> None:
-        """The safetensors library takes a whole file's tensors at once and holds the GIL while it
-        writes them; here a file grows a tensor at a time, beside other files."""
-        # Wider numbers first, as the library does: then all lie aligned.
+        """Write a safetensors file one tensor at a time, beside other files.
+
+        The safetensors library takes all tensors of a file at once and holds the GIL while it
+        writes them.
+        """
+        # Wider dtypes come first, as in the library, so that all tensors are aligned.
         groups = sorted(groups, key=lambda g: -max(o.itemsize for o in g.outputs.values()))
         with path.open("xb") as file:
             file.write(_safetensors_header({n: o for g in groups for n, o in g.outputs.items()}))
@@ -219,8 +222,8 @@ class Exporter:
                     file.write(tensor.view(-1).view(torch.uint8).numpy().data)
 
     def _write_torch(self, path: Path) -> None:
-        """One file of torch.save. Its tensors wait in mapped files, which the system may write
-        out, for torch.save wants all of them at once."""
+        """Write one file with torch.save, which needs all tensors at once. They lie in
+        memory-mapped files, which the system may write out."""
         scratch = path.with_name("scratch")
         scratch.mkdir()
         state: dict[str, Tensor] = {}
@@ -259,7 +262,7 @@ def export_checkpoint(
 
 
 def validate_target(target: Path) -> None:
-    """Nothing is overwritten: `target` is absent or an empty directory."""
+    """Raise unless `target` is absent or an empty directory: nothing is overwritten."""
     target = user_path(str(target))
     if target.is_dir() and not any(target.iterdir()):
         return
@@ -273,7 +276,8 @@ def validate_target(target: Path) -> None:
 
 @contextmanager
 def _written_aside(target: Path) -> Iterator[Path]:
-    """A directory beside `target` that takes its name when all is on disk, or goes."""
+    """A directory beside `target`. It takes the target's name when everything is on disk, and is
+    removed otherwise."""
     validate_target(target)
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)  # left by an export that was killed
@@ -313,7 +317,7 @@ def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTr
             why="plan.json in it has model.trust_remote_code=true, which anyone could have written",
             fix="where you trust that code, name the directory that you have it in: --code DIR",
         )
-    # Nothing is computed, so the attention that every family has will do.
+    # Nothing is computed, so `eager`, which every family has, will do.
     code = None if code_dir is None else str(code_dir)
     try:
         return build_on_meta(plan.hf_config, attention="eager", code_dir=code)

@@ -1,6 +1,6 @@
-"""Files that survive a power cut, and their hashes: every write of a checkpoint comes here.
+"""Files that survive a power cut, and their hashes. Every write of a checkpoint comes here.
 
-Reading them tells two things apart: what is not as it was written, and what cannot be read now.
+Reading distinguishes what is not as it was written from what cannot be read now.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Self
 from shardwise.errors import ExitCode, UserError
 
 _CHUNK_BYTES = 16 * 2**20
-# What is not there, or is no plain file. Any other error is the disk's or the system's word about
-# itself: permissions, EIO, a server that does not answer, too many open files.
+# These errors mean that there is no plain file. Any other error is about the disk or the system:
+# permissions, EIO, a server that does not answer, too many open files.
 _ABSENT = {
     *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ENXIO),
     errno.ENAMETOOLONG,
@@ -28,9 +28,9 @@ _ABSENT = {
 
 
 class Unreadable(UserError):
-    """Something of a checkpoint is there and cannot be read now, which says nothing of its bytes.
+    """A part of a checkpoint exists and cannot be read now, which says nothing about its bytes.
 
-    Never a reason to set a checkpoint aside, nor to begin without it.
+    It is never a reason to quarantine a checkpoint, or to begin without it.
     """
 
     reason: str = ""
@@ -74,7 +74,7 @@ class HashedFile:
         self.position = 0
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append all of `data`, in pieces that let other threads breathe."""
+        """Append all of `data`, in pieces between which other threads can run."""
         view = memoryview(data)
         for start in range(0, len(view), _CHUNK_BYTES):
             piece = view[start : start + _CHUNK_BYTES]
@@ -103,13 +103,13 @@ class HashedFile:
 
 
 def write_all(handle: int, data: memoryview) -> None:
-    """`os.write` may take less than it is given."""
+    """Write all of `data`: `os.write` may take less than it is given."""
     while len(data):
         data = data[os.write(handle, data) :]
 
 
 def sync_handle(handle: int) -> None:
-    """Wait until the disk has it."""
+    """Wait until the data is on the disk."""
     os.fsync(handle)
 
 
@@ -135,7 +135,8 @@ def write_file(path: Path, data: bytes) -> Fingerprint:
 
 
 def open_plain(path: Path) -> FileIO:
-    """To read. Links are not followed: a checkpoint holds its own bytes. A pipe does not hang."""
+    """Open a plain file to read. Links are not followed, because a checkpoint holds its own
+    bytes, and opening a pipe does not hang."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -144,9 +145,9 @@ def open_plain(path: Path) -> FileIO:
 
 
 def fingerprint_of(path: Path, *, from_disk: bool = False) -> Fingerprint:
-    """Read a file again and hash it, `from_disk` past the page cache where the system can.
+    """Read a file again and hash it. `from_disk` bypasses the page cache where the system can.
 
-    A file must be synced before: pages that wait to be written stay in the cache.
+    The file must be synced before, because dirty pages stay in the cache.
     """
     with open_plain(path) as file:
         if from_disk and hasattr(os, "posix_fadvise"):
@@ -170,7 +171,8 @@ def read_small(path: Path, max_bytes: int) -> bytes:
 
 
 def plain_size(path: Path) -> int | None:
-    """None where there is no plain file, and Unreadable where nobody can tell."""
+    """The size of a plain file, or None where there is none. Raises Unreadable where that cannot
+    be decided."""
     try:
         found = path.lstat()
     except OSError as error:

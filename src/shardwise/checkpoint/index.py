@@ -52,7 +52,7 @@ def dump_index(index: Index) -> bytes:
 
 
 def read_index(directory: Path) -> Index:
-    """The index of a checkpoint directory; anything odd in it is Damaged, and nothing is run."""
+    """The index of a checkpoint directory. Anything odd in it is Damaged, and no code runs."""
     return {
         name: StoredTensor(_DTYPES[placed.dtype], placed.shape, placed.pieces)
         for name, placed in read_places(directory).items()

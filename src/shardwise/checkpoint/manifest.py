@@ -1,4 +1,4 @@
-"""manifest.json: what a checkpoint says of itself, and the hash of every file beside it."""
+"""manifest.json: the scalars of a checkpoint, and the hash of every file beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Scalars of the run, versions, and files. Written last and read first."""
+    """Scalars of the run, versions, and files. It is written last and read first."""
 
     step: int
     position: int
@@ -63,7 +63,7 @@ class Manifest:
         return sum(entry.bytes for entry in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """The one spelling of this manifest, with a digest of itself."""
+        """The canonical bytes of this manifest, with a digest of itself."""
         body = {"format": FORMAT, **asdict(self)}
         if self.data is None:
             del body["data"]  # as older versions spelt it
@@ -71,7 +71,8 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory, or Damaged; Unreadable where nobody can tell."""
+    """The manifest of a checkpoint directory. Raises Damaged, or Unreadable where that cannot be
+    decided."""
     try:
         text = read_small(directory / MANIFEST_NAME, _MAX_BYTES)
         manifest = _manifest_of(parse_json(text.decode("utf-8")))

@@ -1,7 +1,7 @@
-"""The plan inside a checkpoint: what it was written by, as plain data that carries no authority.
+"""The plan inside a checkpoint: plain data that carries no authority.
 
-It is compared with, and tells which model the tensors should be. Neither code nor a place to read
-code from is ever taken from it. Needs no torch.
+A resume compares its plan with it, and it says which model the tensors belong to. Neither code nor
+a place to read code from is ever taken from it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from shardwise.checkpoint.manifest import PLAN_NAME, Damaged
 from shardwise.files import parse_json
 
 _MAX_BYTES = 2**28
-# Of mappings and lists within each other; a plan has a handful.
+# The depth of mappings and lists; a plan has a handful of levels.
 _MAX_DEPTH = 64
 
 
 def read_own_plan(directory: Path) -> dict[str, Any]:
-    """plan.json of a checkpoint, or Damaged where no version of shardwise wrote such a one.
+    """plan.json of a checkpoint, or Damaged where no version of shardwise wrote such a plan.
 
-    As plain data: a plan of another version may have fields that this one cannot read.
+    It stays plain data, because a plan of another version may have fields that this one cannot
+    read.
     """
     try:
         plan = parse_json(read_small(directory / PLAN_NAME, _MAX_BYTES).decode("utf-8"))
@@ -44,7 +45,7 @@ def wants_own_code(plan: Mapping[str, Any]) -> bool:
 
 
 def _faults(plan: Any) -> Iterator[str]:
-    """What every reader counts on."""
+    """Faults in what every reader relies on."""
     if not isinstance(plan, dict):
         yield "it is no mapping"
         return

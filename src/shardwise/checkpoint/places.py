@@ -1,7 +1,8 @@
-"""tensors.json: where each piece of each tensor lies. Plain JSON, checked before it is believed.
+"""tensors.json: where each piece of each tensor lies, as plain JSON that is checked before it is
+used.
 
-Needs no torch, so that verifying a checkpoint does not wait for it; index.py has the same as
-tensors of torch's dtypes.
+Needs no torch, so verifying a checkpoint does not wait for it. index.py has the same with torch's
+dtypes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardwise.files import parse_json
 from shardwise.model.boxes import Box, Sizes, cover_once, validate_sizes
 
 _SHARD_NAME = re.compile(r"rank-\d{5}\.bin")
-# A line a piece: this many are those of thousands of ranks.
+# One line for each piece: this allows thousands of ranks.
 _MAX_BYTES = 2**30
 # Bytes of one element, by torch's name of the dtype.
 ITEM_BYTES = {
@@ -51,7 +52,7 @@ class PlacedTensor:
 
 
 def read_places(directory: Path) -> dict[str, PlacedTensor]:
-    """The tensors of a checkpoint directory; anything odd is Damaged, and nothing is run."""
+    """The tensors of a checkpoint directory. Anything odd is Damaged, and no code runs."""
     try:
         data = parse_json(read_small(directory / INDEX_NAME, _MAX_BYTES).decode("utf-8"))
         tensors = {str(name): _tensor_of(entry) for name, entry in data.items()}
@@ -79,7 +80,7 @@ def _tensor_of(entry: Mapping[str, Any]) -> PlacedTensor:
 
 
 def _validate_pieces(name: str, tensor: PlacedTensor, file_sizes: Mapping[str, int | None]) -> None:
-    """Pieces lie inside their files and inside the tensor, and together are the whole of it."""
+    """Raise unless pieces lie inside their files and inside the tensor, and cover it."""
     for piece in tensor.pieces:
         if piece.file not in file_sizes:
             raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is no shard")
@@ -94,7 +95,8 @@ def _validate_pieces(name: str, tensor: PlacedTensor, file_sizes: Mapping[str, i
 
 
 def _validate_apart(tensors: Mapping[str, PlacedTensor]) -> None:
-    """No byte belongs to two pieces: one of them would not be what was saved under its name."""
+    """Raise where two pieces share a byte: one of them would not be what was saved under its
+    name."""
     spans: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for name, tensor in tensors.items():
         for piece in tensor.pieces:

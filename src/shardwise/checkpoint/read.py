@@ -1,4 +1,5 @@
-"""Read a checkpoint without ranks: find it, verify it, assemble whole tensors from its pieces."""
+"""Read a checkpoint without ranks: find it, verify it, and assemble whole tensors from its
+pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from shardwise.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCheckpoint:
-    """A checkpoint every byte of which is as it was written."""
+    """A checkpoint whose bytes are all as they were written."""
 
     path: Path
     plan: Plan
@@ -30,10 +31,10 @@ class VerifiedCheckpoint:
 
 
 def find_checkpoint(run: Path, step: int | None = None) -> Path:
-    """The newest checkpoint of a run directory, or the one of `step`; `run` may itself be one.
+    """The newest checkpoint of a run directory, or the one of `step`. `run` may itself be one.
 
-    A damaged one is found like any other: to pass over it would give an older model unasked. One
-    that cannot be read is an error.
+    A damaged one is found like any other: skipping it would silently give an older model. One that
+    cannot be read is an error.
     """
     if (run / MANIFEST_NAME).exists() or run.name.startswith("step-"):
         if step is not None:

@@ -1,4 +1,4 @@
-"""Restore: the newest checkpoint that is good, verified by all ranks, laid over any mesh."""
+"""Restore the newest good checkpoint, which all ranks verify together, onto any mesh."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 def find_good(root: Path, *, verify: bool, tell: Tell) -> Checkpoint | None:
-    """The newest good checkpoint; damaged ones are quarantined and told on the way.
+    """The newest good checkpoint. Damaged ones are quarantined and reported on the way.
 
-    One that cannot be read is an error of all ranks: it may be the newest, and good. Called by all
-    ranks together. Rank 0 alone looks at the directory, so that all see the same.
+    One that cannot be read is an error on all ranks, because it may be the newest, and good. All
+    ranks call this together. Only rank 0 looks at the directory, so all see the same.
     """
     while True:
         candidate = _newest_candidate(root, tell)
@@ -56,7 +56,8 @@ def restore_checkpoint(
 ) -> None:
     """Fill model and optimizer from `checkpoint`, each rank its own part.
 
-    It must hold their tensors and no others. Hashes say only that its files belong together.
+    The checkpoint must hold their tensors and no others. Hashes only say that its files belong
+    together.
     """
     model_state = model_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)
@@ -89,7 +90,7 @@ def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:
 
 
 def _check_together(checkpoint: Checkpoint) -> list[str]:
-    """Each rank hashes its share of the files; all learn what any of them found."""
+    """Each rank hashes its share of the files, and all learn what any of them found."""
     names = sorted(checkpoint.manifest.files)[dist.get_rank() :: dist.get_world_size()]
     mine: list[str] | UserError
     try:
@@ -108,7 +109,7 @@ def _check_together(checkpoint: Checkpoint) -> list[str]:
 
 
 def _on_first_rank(act: Callable[[], T]) -> T:
-    """What rank 0 finds, on every rank; its UserError ends every rank alike."""
+    """The result of rank 0, on every rank. Its UserError is raised on every rank."""
     outcome: list[T | UserError | None] = [None]
     if dist.get_rank() == 0:
         try:

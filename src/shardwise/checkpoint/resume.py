@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: what changed since it was written, and what must not.
+"""Whether a run may resume from a checkpoint: what changed since, and what must not change.
 
 Needs no torch: the launcher asks before any rank starts, and the ranks ask again once they have
 their tokens.
@@ -35,9 +35,9 @@ NAMES = (
     "data.tokenizer",
     "data.eval_fraction",
 )
-# Where a run lies is no part of what it trains.
+# The place of a run is no part of what it trains.
 PLACE = ("name", "runs_dir")
-# What config.json says besides the model.
+# Fields of config.json that do not describe the model.
 NOT_THE_MODEL = ("transformers_version", "_name_or_path")
 _MOST_NAMED = 5
 
@@ -73,9 +73,9 @@ class Resumption:
 
 
 def validate_resume(plan: Plan) -> None:
-    """Raise where the run directory holds checkpoints that this plan cannot go on from.
+    """Raise where the run directory holds checkpoints that this plan cannot resume from.
 
-    Reads settings only. Whether the tokens are the same is known when they are there.
+    Only settings are read. Whether the tokens are the same is known once they are there.
     """
     entries = list_entries(plan.run_dir / "checkpoints")
     found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
@@ -103,13 +103,13 @@ def validate_begin(plan: Plan) -> None:
 
 
 def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resumption:
-    """How the plan goes on from `found`, or an error; `data` is the tokens' identity, if known."""
+    """How the plan resumes from `found`, or an error. `data` is the tokens' identity, if known."""
     try:
         old = read_own_plan(found.path)
     except Damaged as damage:
         if data is not None:
             raise _unverified(found, damage) from damage
-        # The ranks will find it, and set this checkpoint aside.
+        # The ranks will find it too, and quarantine this checkpoint.
         old = {"config": {}, "hf_config": plan.hf_config, "choices": {}}
     new = json.loads(json.dumps(plan.to_dict()))
     _validate_model(plan, old["hf_config"])
@@ -149,11 +149,12 @@ def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
 
 
 def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
-    """Settings in the order of the configuration, then what the planner decides otherwise."""
+    """Changed settings in the order of the configuration, then what the planner decides
+    otherwise."""
     now = dict(_flat(new["config"]))
     before = now
     if old["config"]:
-        # A field that is newer than the checkpoint had its default's effect.
+        # A field that is newer than the checkpoint had the effect of its default.
         defaults = dict(_flat(config_to_dict(RunConfig())))
         before = defaults | dict(_flat(old["config"]))
     manifest, batch = found.manifest, new["choices"]["global_batch"]["value"]
@@ -173,7 +174,7 @@ def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
 def _other_tokens(
     saved: str | None, data: str | None, changes: tuple[Change, ...]
 ) -> Iterator[str]:
-    """Why the tokens are not those of the checkpoint, as far as that is known."""
+    """Why the tokens are not those of the checkpoint, as far as is known."""
     renamed = [str(change) for change in changes if change.name in NAMES]
     if saved is None:
         yield from renamed

@@ -1,4 +1,5 @@
-"""Save: copy the shards aside, write them off the training path, publish when all is durable."""
+"""Save: copy the shards to the host, write them in the background, and publish when all is
+durable."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """How a save ended, and how long its parts took; `stage_s` is what the loop waited."""
+    """How a save ended, and how long its parts took. The loop waited for `stage_s`."""
 
     step: int
     stage_s: float
@@ -85,7 +86,7 @@ class SaveOutcome:
 
     @property
     def ails_disk(self) -> bool:
-        """Whether the next save will hardly fare better."""
+        """Whether the disk is at fault, so that the next save would hardly succeed either."""
         return self.no_room or self.misread
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Saver:
         self.model = model
         self.optimizer = optimizer
         self.fence = fence
-        # A group of its own: its collectives run beside those of training.
+        # The saver has a process group of its own, whose collectives run beside those of training.
         self.group = dist.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._buffers: dict[str, Tensor] = {}
@@ -137,15 +138,16 @@ class Saver:
         self._pending: Future[SaveOutcome] | None = None
 
     def start(self, progress: Progress, *, hurried: bool = False) -> list[SaveOutcome]:
-        """Stage now, write in the background; returns the outcome of the save before, if any.
+        """Stage now and write in the background. Returns the outcome of the save before, if any.
 
-        The next save waits for the last one: two would share the staging memory. A hurried save is
-        not read back, and so lets no older one go.
+        A save waits for the one before, because both would share the staging memory. A hurried save
+        is not read back, so it lets no older checkpoint be removed.
         """
         before = self.finish()
         started = time.perf_counter()
         tensors = model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
-        # Of all ranks together: what is sharded counts whole, what is replicated is written once.
+        # The bytes of all ranks together: a sharded tensor counts whole, and a replicated one is
+        # written once.
         self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
@@ -154,7 +156,7 @@ class Saver:
         return before
 
     def room(self) -> Room:
-        """For a save like the last one that was started."""
+        """The room for a save like the last one that was started."""
         return Room(self.root, self._needed_bytes, free_bytes(self.root))
 
     def poll(self) -> list[SaveOutcome]:
@@ -171,7 +173,8 @@ class Saver:
         self._thread.shutdown(wait=True)
 
     def _stage(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies on the host, page-locked where a GPU fills them, in memory that is kept."""
+        """Copy tensors to the host, into memory that is reused, and page-locked where a GPU
+        fills it."""
         for name, tensor in tensors.items():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if name not in self._buffers:
@@ -191,7 +194,8 @@ class Saver:
         *,
         hurried: bool,
     ) -> SaveOutcome:
-        """In the background thread of every rank: write, commit, read back, or say why not."""
+        """Write, commit and read back, or say why not. It runs in the background thread of every
+        rank."""
         started = time.perf_counter()
         commit_s = check_s = 0.0
         small: dict[str, Fingerprint] = {}
@@ -223,10 +227,10 @@ class Saver:
         return SaveOutcome(progress.step, 0.0, write_s, commit_s, error, no_room, check_s, misread)
 
     def _read_back(self, step: int, written: Mapping[str, Fingerprint]) -> str | None:
-        """Whether the disk holds what was written to it; only then may an older one go.
+        """Whether the disk holds what was written. Only then may an older checkpoint be removed.
 
-        Each rank reads what it wrote itself, past the page cache. What is not as it was written is
-        set aside, and every older one stays.
+        Each rank reads its own file past the page cache. A checkpoint that differs is quarantined,
+        and every older one stays.
         """
         final = final_path(self.root, step)
         wrong: list[str] = []
@@ -255,7 +259,8 @@ class Saver:
         return f"the disk does not hold what was written: {'; '.join(wrong)}" if wrong else unread
 
     def _begin(self, step: int) -> Path:
-        """Rank 0 makes the directory; the others learn of its failure as of any other."""
+        """Rank 0 makes the directory. Its failure reaches the other ranks as any other failure
+        does."""
         found: list[Path | OSError] = [self.root]
         if dist.get_rank() == 0:
             try:
@@ -309,7 +314,7 @@ def _is_no_room(failure: BaseException) -> bool:
 
 
 def _first_cause(failure: BaseException) -> str:
-    """DCP wraps what each rank raised; people want the first of these."""
+    """The first error that a rank raised. DCP wraps all of them."""
     if isinstance(failure, CheckpointException) and failure.failures:
         rank, wrapped = next(iter(failure.failures.items()))
         cause = wrapped[0] if isinstance(wrapped, tuple) else wrapped

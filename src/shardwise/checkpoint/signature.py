@@ -1,8 +1,8 @@
 """Signatures: whether a checkpoint that changed hands is the one that was signed.
 
-Hashes in the manifest tell damage, not malice: who can write a checkpoint can write its manifest.
-A signature is HMAC-SHA256 over the manifest, which hashes every other file, with a key that the
-user holds. Who can verify with a key can sign with it. Needs no torch.
+Hashes in the manifest show damage, not malice: whoever can write a checkpoint can write its
+manifest. A signature is an HMAC-SHA256 of the manifest, which hashes every other file, with a key
+that the user holds. Whoever can verify with a key can also sign with it. Needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a checkpoint holds of model and optimizer: tensors by name, each rank its own shards."""
+"""The tensors of model and optimizer that a checkpoint holds, by name. Each rank holds its own
+shards."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under `model.`; a tied tensor once, by its first name.
+    """Parameters and persistent buffers under `model.`. A tied tensor appears once, by its first
+    name.
 
-    What float8 wraps is stored bare, so that runs with and without it read each other.
+    Float8 weights are stored unwrapped, so runs with and without float8 read each other's
+    checkpoints.
     """
     params = dict(model.named_parameters(remove_duplicate=False))
     first = {id(param): name for name, param in reversed(params.items())}
@@ -31,7 +34,8 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Adam's moments and step counts under `optim.`. Settings are the plan's, not the file's."""
+    """Adam's moments and step counts under `optim.`. Settings come from the plan, not from the
+    file."""
     state: dict[str, Any] = dict(get_optimizer_state_dict(model, optimizer, options=_FLAT))
     return {f"optim.{name}": value for name, value in state.items() if isinstance(value, Tensor)}
 

@@ -1,4 +1,5 @@
-"""DCP's planning over our own files: raw bytes in one file a rank, places in JSON, no pickle."""
+"""DCP's planning over our own files: raw bytes in one file for each rank, places in JSON, no
+pickle."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from shardwise.checkpoint.index import (
     metadata_of_index,
 )
 
-# Pieces start where any format may be read in place.
+# Pieces are aligned so that any dtype can be read in place.
 _ALIGNMENT = 64
 Commit = Callable[[Index, dict[str, Fingerprint]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _WrittenPiece:
-    """Where a piece was written; every rank tells the coordinator."""
+    """Where a piece was written. Every rank sends this to the coordinator."""
 
     file: str
     start: int
@@ -45,9 +46,9 @@ class _WrittenPiece:
 
 
 class ShardWriter(StorageWriter):
-    """Each rank writes its shards to `rank-R.bin`; the coordinator then calls `commit`.
+    """Each rank writes its shards to `rank-R.bin`, then the coordinator calls `commit`.
 
-    DCP gathers errors of writing and of the commit, so they are raised on every rank.
+    DCP gathers the errors of both, so they are raised on every rank.
     """
 
     def __init__(self, directory: Path, rank: int, commit: Commit) -> None:
@@ -155,14 +156,14 @@ class ShardReader(StorageReader):
 
 
 class StagedPlanner(DefaultSavePlanner):
-    """Plans over the live tensors, whose layout does not change, and writes their copies."""
+    """Plans over the live tensors, whose layout does not change, and writes their staged copies."""
 
     def __init__(self, staged: Mapping[str, Tensor]) -> None:
         super().__init__(flatten_state_dict=False)
         self.staged = staged
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The copy of this rank's part, whatever the live tensor holds by now."""
+        """The staged copy of this rank's part, whatever the live tensor holds by now."""
         return self.staged[index.fqn]
 
 
@@ -170,7 +171,7 @@ class StagedPlanner(DefaultSavePlanner):
 def open_piece(
     directory: Path, stored: StoredTensor, offset: torch.Size | tuple[int, ...] | None
 ) -> Iterator[Tensor]:
-    """One piece as a read-only tensor over the mapped file; gone when the block ends."""
+    """One piece as a read-only tensor over the memory-mapped file, until the block ends."""
     wanted = tuple(offset or (0,) * len(stored.shape))
     piece = next(piece for piece in stored.pieces if piece.offsets == wanted)
     length = stored.piece_bytes(piece)

@@ -91,13 +91,14 @@ class Entry:
 
 
 class Pruned(UserError):
-    """A checkpoint went while it was read: a job that goes on prunes its run."""
+    """A checkpoint was removed while it was read: a running job prunes its checkpoints."""
 
 
 def list_entries(root: Path) -> list[Entry]:
-    """Everything in the store by step, judged by manifests and sizes (hashes: `check_files`).
+    """Everything in the store by step, judged by manifests and sizes (`check_files` compares
+    hashes).
 
-    A store that cannot be looked into is an error: it may hold checkpoints.
+    A store that cannot be read is an error: it may hold checkpoints.
     """
     found = (_entry(root / name) for name in _names(root))
     entries = [entry for entry in found if entry is not None]
@@ -105,15 +106,15 @@ def list_entries(root: Path) -> list[Entry]:
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Whole checkpoints, oldest first; those that cannot be read are not among them."""
+    """Whole checkpoints, oldest first. Those that cannot be read are left out."""
     return [entry.checkpoint for entry in list_entries(root) if entry.checkpoint is not None]
 
 
 def partial_path(root: Path, step: int, epoch: int = 0) -> Path:
     """Where a checkpoint is written before it is published.
 
-    Every holder of the run directory has names of its own. Else a job that has lost it could
-    publish what the next one has only begun to write.
+    Every holder of the run directory has names of its own. Otherwise a job that has lost the
+    directory could publish what the next holder has only begun to write.
     """
     return root / f"partial-step-{step:08d}{f'.{epoch}' if epoch else ''}"
 
@@ -124,16 +125,16 @@ def final_path(root: Path, step: int) -> Path:
 
 
 def clear_partials(root: Path) -> None:
-    """Remove what ended saves left behind, and give their space back."""
+    """Remove unfinished saves, and free their space."""
     for path in root.glob("partial-step-*"):
         discard(path)
 
 
 def discard(partial: Path) -> None:
-    """Remove one of them.
+    """Remove one unfinished save.
 
-    It is renamed first, which happens whole or not at all. A job that has lost the run directory
-    then publishes either all of its save or nothing, whenever it wakes up.
+    It is renamed first, which is atomic. A job that has lost the run directory then publishes all
+    of its save or nothing, whenever it wakes up.
     """
     gone = partial.with_name(partial.name.removesuffix(_REMOVED) + _REMOVED)
     if partial != gone:
@@ -162,8 +163,8 @@ def publish(
     manifest.files[PLAN_NAME] = write_file(partial / PLAN_NAME, plan)
     write_file(partial / MANIFEST_NAME, manifest.to_bytes())
     sync_directory(partial)
-    # The next holder takes the lease first and then clears away what it finds: who passes this
-    # line and finds its directory gone has come too late, and who finds it there is in time.
+    # The next holder takes the lease first and then removes what it finds. A job that passes this
+    # line and finds its directory gone is too late; one that finds it is in time.
     fence.validate()
     rename(partial, final)
     sync_directory(root)
@@ -195,8 +196,8 @@ def quarantine(path: Path, reasons: Iterable[str]) -> Path:
             code=ExitCode.ENVIRONMENT,
         ) from error
     text = ("\n".join(reasons) + "\n").encode(errors="backslashreplace")
-    # On a full disk the name alone must do; so it must for a link to a directory elsewhere, which
-    # is not ours to write into.
+    # On a full disk the name alone must do. So it must for a link to another directory, which is
+    # not ours to write into.
     with suppress(OSError):
         _write_reason(target, text)
     return target
@@ -209,7 +210,7 @@ def validate_readable(entry: Entry) -> None:
 
 
 def validate_kept(path: Path) -> None:
-    """Raise where a checkpoint that was listed is not there any more."""
+    """Raise where a checkpoint that was listed has been removed."""
     if not os.path.lexists(path):
         raise Pruned(
             f"{path} was removed while it was read",
@@ -225,9 +226,10 @@ def outdated(root: Path, keep: int) -> list[Checkpoint]:
 
 
 def remove(root: Path, old: Iterable[Checkpoint]) -> None:
-    """Let these go. Call it only when a newer one has been read and found good."""
+    """Remove these. Call it only after a newer one has been read and found good."""
     for found in old:
-        # Renamed first: a kill half-way leaves a partial directory, not a damaged checkpoint.
+        # Renaming comes first, so a kill half-way leaves a partial directory and no damaged
+        # checkpoint.
         aside = partial_path(root, found.step)
         with suppress(FileNotFoundError):  # another command may have removed it
             rename(found.path, aside)
@@ -248,7 +250,7 @@ def _names(root: Path) -> list[str]:
 
 
 def _entry(path: Path) -> Entry | None:
-    """None where this is no checkpoint, or is one no longer."""
+    """The entry of a path, or None where this is no checkpoint, or no longer one."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -272,7 +274,7 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _judge(path: Path, step: int) -> Checkpoint:
-    """By manifest and sizes only: cheap enough to do for every checkpoint at every start."""
+    """The state by manifest and sizes only: cheap enough for every checkpoint at every start."""
     checkpoint = Checkpoint(path, read_manifest(path))
     if checkpoint.step != step:
         raise Damaged(MANIFEST_NAME, f"is of step {checkpoint.step}, not {step}")
@@ -293,7 +295,8 @@ def _reason(path: Path) -> str:
 
 
 def _write_reason(directory: Path, text: bytes) -> None:
-    """Into this very directory and a new file: through no link that someone laid there."""
+    """Write the reason into this very directory and into a new file, through no link that
+    someone put there."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Whether a checkpoint holds the tensors of its model: names, shapes, dtypes, none missing or more.
+"""Whether a checkpoint holds exactly the tensors of its model: names, shapes and dtypes.
 
-Hashes tell that files belong together. Who can write them can recompute them, so what is loaded is
-compared with the model too.
+Hashes show that files belong together. Whoever can write files can compute their hashes again, so
+the tensors are compared with the model too.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from shardwise.errors import ExitCode, UserError, printable
 from shardwise.model.build import build_on_meta
 
 _STATE = "optim.state."
-# Adam's moments may be rounded to bf16, and a run may go from one to the other.
+# Adam's moments may be fp32 or bf16, and a run may change from one to the other.
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _MOST_NAMED = 5
 
 
 class NotCompared(Exception):
-    """Why nothing is said of a checkpoint's tensors."""
+    """Why a checkpoint's tensors were not compared."""
 
 
 def check_structure(path: Path) -> list[Damaged]:
     """What is wrong with the tensors of a checkpoint whose bytes are good, by its own plan.
 
-    NotCompared where only code that came with the model could tell: none is run.
+    Raises NotCompared where only the model's own code could tell, because none is run.
     """
     plan = read_own_plan(path)
     if wants_own_code(plan):
@@ -41,7 +41,7 @@ def check_structure(path: Path) -> list[Damaged]:
     if str(plan["hf_config"].get("model_type")) not in CONFIG_MAPPING:
         raise NotCompared("transformers does not know its model")
     try:
-        # Nothing is computed, so the attention that every family has will do.
+        # Nothing is computed, so `eager`, which every family has, will do.
         model = build_on_meta(plan["hf_config"], attention="eager")
     except UserError as error:
         return [Damaged(PLAN_NAME, f"describes no model: {error.why or error.what}")]
@@ -49,7 +49,7 @@ def check_structure(path: Path) -> list[Damaged]:
 
 
 def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
-    """The same where the model is there; Adam's state is told by the parameters."""
+    """The same for a model that is there. Adam's state is compared with its parameters."""
     params = dict(model.named_parameters(remove_duplicate=False))
     state = {name: tensor for name, tensor in index.items() if name.startswith(_STATE)}
     rest = {name: tensor for name, tensor in index.items() if name not in state}
