@@ -221,9 +221,11 @@ def _clock(device: Any) -> Clock:
     import torch.distributed as dist
 
     from shardwise.metrics.clock import Clock, Patience
+    from shardwise.parallel.mesh import World
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return Clock(device, Patience(1.2, 3) if device.type == "cuda" else Patience(0.02, 1))
+    patience = Patience(1.2, 3) if device.type == "cuda" else Patience(0.02, 1)
+    return Clock(device, patience, World.joined())
 
 
 def _tera(flops: float, seconds: float) -> str:

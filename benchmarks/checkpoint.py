@@ -63,6 +63,7 @@ def run_rank(options: argparse.Namespace, folder: Path) -> None:
     from shardwise.checkpoint.save import Progress, Saver
     from shardwise.config.plain import config_from_dict
     from shardwise.launch.prepare import choose_plan
+    from shardwise.parallel.mesh import World
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
@@ -77,7 +78,7 @@ def run_rank(options: argparse.Namespace, folder: Path) -> None:
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
     optimizer.step()
-    saver = Saver(folder / "checkpoints", plan, model, optimizer)
+    saver = Saver(folder / "checkpoints", plan, model, optimizer, World.joined())
     rows = []
     for step in range(1, 2 * options.rounds + 3):
         wait = step % 2 == 0

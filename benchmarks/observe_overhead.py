@@ -185,7 +185,7 @@ class Contender:
         """As `Loop` itself goes on, without saves and evaluations."""
         for _ in range(steps):
             assert self.loop._step(self.batches, self.window)
-            if self.loop.place.step % LOG_EVERY == 0:
+            if self.loop.reached.step % LOG_EVERY == 0:
                 self.loop._log(self.window, self.batches)
                 self.window = self.loop._window(self.batches)
 
@@ -207,12 +207,12 @@ class Contender:
 
 @contextmanager
 def contender(plan) -> Iterator[Contender]:
-    import torch.distributed as dist
-
     from shardwise.data.prefetch import prefetching
     from shardwise.metrics.events import EventLog
     from shardwise.metrics.sinks.open import open_sinks
     from shardwise.parallel.comm import apply_carrier
+    from shardwise.parallel.mesh import build_mesh
+    from shardwise.training.channels import Channels
     from shardwise.training.heartbeat import Heartbeat
     from shardwise.training.loop import Loop
     from shardwise.training.run_directory import write_run_directory
@@ -220,16 +220,16 @@ def contender(plan) -> Iterator[Contender]:
     from shardwise.training.signals import StopRequest
     from shardwise.training.surroundings import fast_attention, steady_collector
 
-    rank = dist.get_rank()
-    if rank == 0:
-        write_run_directory(plan)
-    dist.barrier()
-    sinks = open_sinks(plan, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+    mesh = build_mesh(plan)
+    world = mesh.world
+    world.decide(lambda: write_run_directory(plan))
+    sinks = open_sinks(plan, rank=world.rank, local_rank=world.local_rank)
     record = plan.run_dir / "events.jsonl"
-    with EventLog(record, enabled=rank == 0, observers=sinks, say=print) as events:
-        session = build_session(plan, lambda text: None)
+    with EventLog(record, enabled=world.is_first, observers=sinks, say=print) as events:
+        session = build_session(plan, mesh, lambda text: None)
         attach_training_loss(session, lambda text: None)
-        loop = Loop(session, events, lambda text: None, StopRequest(), Heartbeat(rank))
+        heartbeat = Heartbeat(world.rank)
+        loop = Loop(session, Channels(events, lambda text: None, StopRequest(), heartbeat))
         if plan.config.observe.collectives:
             apply_carrier(session.model, session.units, plan, session.mesh, loop.timer)
         pin = session.device.type == "cuda"
@@ -239,7 +239,7 @@ def contender(plan) -> Iterator[Contender]:
             fast_attention(session.device),
         ):
             yield Contender(loop, batches)
-        loop.saver.close()
+        loop.saving.close()
 
 
 @contextmanager

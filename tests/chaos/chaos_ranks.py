@@ -303,10 +303,10 @@ def _poison(bad: Collection[int]) -> None:
     position = -1
     seed_step, attach = loop.seed_step, loop.attach_training_loss
 
-    def note_position(seed: int, now: int) -> None:
+    def note_position(seed: int, now: int, data_rank: int) -> None:
         nonlocal position
         position = now
-        seed_step(seed, now)
+        seed_step(seed, now, data_rank)
 
     def attach_poisoned(session: Any, say: Any) -> None:
         attach(session, say)

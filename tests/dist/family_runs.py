@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from shardwise.checkpoint.export import Exporter, export_checkpoint
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
+from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import attach_training_loss, build_loader, build_session
@@ -136,11 +137,12 @@ def train_ours(
 
     Returns losses, this rank's tokens, and the buffers before the first step.
     """
-    session = build_session(tiny_plan(WORLD, settings), lambda text: None)
+    wanted = tiny_plan(WORLD, settings)
+    session = build_session(wanted, build_mesh(wanted), lambda text: None)
     plan, model = session.plan, session.model
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     attach_training_loss(session, lambda text: None)
-    stepper, loader = Stepper(model, session.optimizer, plan), build_loader(session)
+    stepper, loader = Stepper(model, session.optimizer, plan, session.mesh), build_loader(session)
     losses, tokens = [], []
     for step in range(STEPS):
         batches = loader.step_batches(step)
@@ -149,7 +151,7 @@ def train_ours(
         losses.append((result.loss_sum.double() / result.num_tokens).item())
         tokens.append(_together([(batch.inputs, batch.labels) for batch in batches]))
     _assert_buffers_agree(before, dict(model.named_buffers()))
-    saver = Saver(root, plan, model, session.optimizer)
+    saver = Saver(root, plan, model, session.optimizer, session.mesh.world)
     saver.start(Progress(step=STEPS, position=STEPS, tokens=0, loss=None, loss_scale=None))
     (outcome,) = saver.finish()
     saver.close()

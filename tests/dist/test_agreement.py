@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rank_pool import Ranks
 from tiny_runs import tiny_plan
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.parallel.mesh import World
 from shardwise.training import session
 from shardwise.training.agree import Topic, settle_in_group
 
@@ -24,7 +26,8 @@ def verdict(values: list[int | None], failing: int | None) -> dict[str, object] 
     error = UserError("the data is gone", fix="fetch it") if rank == failing else None
     value = values[rank]
     try:
-        settle_in_group([TOPIC], {} if value is None else {"settings": {"x": value}}, error)
+        values = {} if value is None else {"settings": {"x": value}}
+        settle_in_group(World.joined(), [TOPIC], values, error)
     except UserError as raised:
         return raised.to_dict()
     return None
@@ -58,7 +61,7 @@ def build_from_own_file(folder: str, texts: list[str]) -> str:
         2, {"cluster.name": "2x1xCPU", "data.source": "text", "data.path": str(path), "runs_dir": folder}
     )
     try:
-        session._build_data(plan)
+        session._build_data(plan, replace(World.joined(), local_rank=0))
     except UserError as error:
         return str(error)
     return ""

@@ -132,9 +132,9 @@ def restore(world: int, settings: Settings, root: Path, spoiled: bool = False) -
             for param in session.model.parameters():
                 param.mul_(1000.0)
         refresh_scales(session.model, session.plan)
-    found = find_good(root, verify=True, tell=lambda path, reasons: None)
+    found = find_good(root, session.mesh.world, verify=True, tell=lambda path, reasons: None)
     assert found is not None
-    restore_checkpoint(found, session.plan, session.model, session.optimizer)
+    restore_checkpoint(found, session.plan, session.model, session.optimizer, session.mesh.world)
     kinds = {type(local_part(tensor)) for tensor in model_tensors(session.model).values()}
     batch = build_loader(session).step_batches(0)[0]
     loss = session.model.sum_loss(batch.inputs, batch.labels).item()

@@ -71,7 +71,7 @@ def states(root: Path) -> dict[str, str]:
 def session_of(root: Path) -> tuple[Session, Saver]:
     """Kept by the rank from one call to the next."""
     session = start(dist.get_world_size(), SETTINGS)
-    return session, Saver(root, session.plan, session.model, session.optimizer)
+    return session, Saver(root, session.plan, session.model, session.optimizer, session.mesh.world)
 
 
 def save(root: Path, step: int, trains_meanwhile: bool = False) -> str | None:
@@ -80,7 +80,7 @@ def save(root: Path, step: int, trains_meanwhile: bool = False) -> str | None:
     progress = Progress(step=step, position=step, tokens=0, loss=None, loss_scale=None)
     assert saver.start(progress) == []
     if trains_meanwhile:
-        stepper = Stepper(session.model, session.optimizer, session.plan)
+        stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
         loader = build_loader(session)
         for index in range(2):
             stepper.run(loader.step_batches(index), 1e-3)

@@ -73,8 +73,9 @@ def load_and_save(world: int, model_dir: Path, root: Path, settings: dict[str, A
     # So small a model would else be whole on every rank.
     common = {"model.name": str(model_dir), "model.overrides": {}, "shard.strategy": "full_shard"}
     plan = tiny_plan(world, {**common, **settings})
-    model, _ = build_model(plan, build_mesh(plan), lambda text: None)
-    saver = Saver(root, plan, model, build_optimizer(model, plan))
+    mesh = build_mesh(plan)
+    model, _ = build_model(plan, mesh, lambda text: None)
+    saver = Saver(root, plan, model, build_optimizer(model, plan), mesh.world)
     saver.start(Progress(step=0, position=0, tokens=0, loss=None, loss_scale=None))
     (outcome,) = saver.finish()
     saver.close()

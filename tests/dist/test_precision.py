@@ -92,7 +92,7 @@ def overflow(world: int, settings: Settings, times: int) -> dict[str, Any]:
     """A step whose gradient is infinite on the last rank alone, `times` times, and a good one."""
     session = start(world, settings)
     batches = build_loader(session).step_batches(0)
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     seen: dict[str, Any] = {"scaled_grads": [], "scales": [stepper.scale.value], "applied": []}
 
     def spoil(param: Tensor) -> None:
@@ -155,7 +155,7 @@ def infinite_loss(world: int, settings: Settings) -> dict[str, Any]:
 
     session.model.sum_loss = spoilt
     before = whole_params(session.model)
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     result = stepper.run(batches, 1e-3)
     changed = not is_same(before, whole_params(session.model))
     return {"norm": result.grad_norm, "applied": result.applied, "changed": changed}

@@ -84,11 +84,11 @@ def drift_apart(world: int, settings: Settings, at: int) -> tuple[int, str]:
         built.append(build(*args, **named))
         return built[0]
 
-    def seed_and_flip(seed: int, position: int) -> None:
+    def seed_and_flip(seed: int, position: int, data_rank: int) -> None:
         if position == at:
             # Rounding would soon make the lowest ones equal again.
             flip_one_bit(built[0].model, 1, bit=16)
-        seed_step(seed, position)
+        seed_step(seed, position, data_rank)
 
     with (
         mock.patch.object(loop, "build_session", build_and_note),

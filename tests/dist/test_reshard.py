@@ -24,6 +24,7 @@ from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.state import model_tensors, optimizer_tensors
 from shardwise.checkpoint.store import final_path
+from shardwise.parallel.mesh import World
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
 
@@ -79,7 +80,7 @@ def settings_of(layout: Layout) -> Settings:
 def train_and_save(layout: Layout, root: Path) -> Held:
     """On every rank: two steps, then a checkpoint."""
     session = start(layout[1], settings_of(layout))
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     loader = build_loader(session)
     for step in range(STEPS):
         stepper.run(loader.step_batches(step), 1e-2)
@@ -89,7 +90,7 @@ def train_and_save(layout: Layout, root: Path) -> Held:
 
 
 def save(session: Session, root: Path, step: int) -> None:
-    saver = Saver(root, session.plan, session.model, session.optimizer)
+    saver = Saver(root, session.plan, session.model, session.optimizer, session.mesh.world)
     saver.start(Progress(step=step, position=step, tokens=0, loss=None, loss_scale=None))
     (outcome,) = saver.finish()
     saver.close()
@@ -102,9 +103,10 @@ def restore_all(layout: Layout, roots: list[Path]) -> list[Held]:
     results = []
     for root in roots:
         forget(session)
-        found = find_good(root, verify=True, tell=refuse)
+        found = find_good(root, session.mesh.world, verify=True, tell=refuse)
         assert found is not None
-        restore_checkpoint(found, session.plan, session.model, session.optimizer)
+        parts = (session.plan, session.model, session.optimizer, session.mesh.world)
+        restore_checkpoint(found, *parts)
         results.append(what_it_holds(session, found.manifest.position))
     return results
 
@@ -197,7 +199,9 @@ def damage_and_find(root: Path) -> tuple[int | None, list[str]]:
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
     dist.barrier()
-    found = find_good(root, verify=True, tell=lambda path, reasons: told.extend(reasons))
+    found = find_good(
+        root, World.joined(), verify=True, tell=lambda path, reasons: told.extend(reasons)
+    )
     return (found.step if found else None), told
 
 
@@ -215,7 +219,7 @@ def save_little(root: Path) -> Any:
     session = start(dist.get_world_size(), settings_of(("copies", dist.get_world_size())))
     model = torch.nn.Linear(1, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    saver = Saver(root, session.plan, model, optimizer)
+    saver = Saver(root, session.plan, model, optimizer, session.mesh.world)
     saver.start(Progress(step=1, position=1, tokens=0, loss=None, loss_scale=None))
     (outcome,) = saver.finish()
     saver.close()

@@ -36,12 +36,12 @@ def run_leg(world: int, settings: Settings, root: Path, stop: int) -> Any:
     """Go on from the newest checkpoint under `root` to step `stop`, and save there."""
     session = start(world, settings)
     plan, model, optimizer = session.plan, session.model, session.optimizer
-    found = find_good(root, verify=True, tell=lambda path, reasons: None)
+    found = find_good(root, session.mesh.world, verify=True, tell=lambda path, reasons: None)
     if found is not None:
-        restore_checkpoint(found, plan, model, optimizer)
+        restore_checkpoint(found, plan, model, optimizer, session.mesh.world)
     result = run_steps(session, range(found.manifest.step if found else 0, stop))
     if stop < STEPS:
-        saver = Saver(root, plan, model, optimizer)
+        saver = Saver(root, plan, model, optimizer, session.mesh.world)
         saver.start(Progress(step=stop, position=stop, tokens=0, loss=None, loss_scale=None))
         (outcome,) = saver.finish()
         saver.close()

@@ -10,6 +10,7 @@ import torch
 from rank_pool import Ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from shardwise.parallel.mesh import World
 from shardwise.training.balance import Balance, watch_routers
 
 pytestmark = pytest.mark.dist
@@ -105,7 +106,7 @@ def both_losses(config: Any) -> tuple[list[float], list[float]]:
     out = model(input_ids=ids, use_cache=False, output_router_logits=True)
     own = [out.aux_loss.item(), norm_of(model, out.aux_loss)]
     watch_routers(model)
-    balance = Balance(model)
+    balance = Balance(model, World.joined().group)
     with balance.watching() as logits:
         again = model(input_ids=ids, use_cache=False)
     assert torch.equal(out.logits, again.logits)

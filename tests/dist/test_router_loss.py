@@ -157,7 +157,7 @@ def train_spread(world: int, settings: Settings) -> Routed | None:
 
 def run_steps(session: Session) -> Routed | None:
     plan, loader = session.plan, build_loader(session)
-    stepper = Stepper(session.model, session.optimizer, plan)
+    stepper = Stepper(session.model, session.optimizer, plan, session.mesh)
     losses, norms, aux, loads = [], [], [], []
     for step in range(plan.config.train.steps):
         rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
@@ -253,5 +253,5 @@ def test_evaluation_and_other_runs_know_nothing_of_it(
 
 def routing_of_one_step(settings: Settings) -> Any:
     session = start(1, settings)
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     return stepper.run(build_loader(session).step_batches(0), 1e-3).routing

@@ -26,7 +26,7 @@ def count_collectives(world: int, settings: Settings) -> dict[str, int]:
     session = start(world, settings)
     assert len(session.units.units) == NUM_UNITS
     loader = build_loader(session)
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     stepper.run(loader.step_batches(0), 1e-3)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         stepper.run(loader.step_batches(1), 1e-3)

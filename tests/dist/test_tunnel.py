@@ -63,7 +63,7 @@ def measure(world: int, settings: Settings) -> tuple[Sequence, dict[str, int]]:
     """On every rank: the collectives of the second step, and the states that it holds then."""
     session = start(world, settings)
     loader = build_loader(session)
-    stepper = Stepper(session.model, session.optimizer, session.plan)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     stepper.run(loader.step_batches(0), 1e-3)
     with Recorder() as recorder:
         stepper.run(loader.step_batches(1), 1e-3)

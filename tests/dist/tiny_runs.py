@@ -22,6 +22,7 @@ from shardwise.config.rules import validate_rules
 from shardwise.data.loader import MicroBatch
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.float8 import bare
+from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.decisions import Choice
 from shardwise.plan.plan import Plan
 from shardwise.training.documents import masks_by_position
@@ -121,7 +122,8 @@ def train(world: int, settings: Settings) -> Trained | None:
 
 def start(world: int, settings: Settings) -> Session:
     """A session on this rank."""
-    session = build_session(tiny_plan(world, settings), lambda text: None)
+    plan = tiny_plan(world, settings)
+    session = build_session(plan, build_mesh(plan), lambda text: None)
     if session.plan.weights_dir is None:
         _move_biases(session.model)
     attach_training_loss(session, lambda text: None)
@@ -139,7 +141,7 @@ def _move_biases(model: torch.nn.Module) -> None:
 def run_steps(session: Session, steps: range, batches_of: StepBatches | None = None) -> Any:
     """Run `steps`; what they gave is returned on rank 0."""
     plan = session.plan
-    stepper = Stepper(session.model, session.optimizer, plan)
+    stepper = Stepper(session.model, session.optimizer, plan, session.mesh)
     batches_of = batches_of or build_loader(session).step_batches
     losses, norms = [], []
     with fast_attention(session.device, reads_positions=masks_by_position(plan)):

@@ -22,7 +22,7 @@ _KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 def measure_collectives(clock: Clock, group: dist.ProcessGroup) -> Iterator[dict[str, Any]]:
     """Points of each collective; all groups of the machine work at the same time."""
-    ranks = dist.get_world_size(group)
+    ranks = group.size()
     for size in _SIZES[clock.device.type]:
         for kind in _KINDS:
             seconds = clock.seconds(Exchange(kind, size, clock.device, group).run)

@@ -31,6 +31,7 @@ from shardwise.facts.rates import Rates
 from shardwise.launch.group import join_process_group
 from shardwise.launch.parent import leave_with_launcher
 from shardwise.metrics.clock import QUICK, THOROUGH, Clock
+from shardwise.parallel.mesh import World
 
 # Below this share of the CPU other programs have slowed the measurements down.
 _UNDISTURBED = 0.85
@@ -39,13 +40,14 @@ _UNDISTURBED = 0.85
 class MeasurementLog:
     """Says on the first rank what is being measured, and keeps every point of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.curves: dict[str, list[dict[str, Any]]] = {}
         self._started = time.perf_counter()
 
     def say(self, text: str) -> None:
         """To stderr: what a plan prints stays clean."""
-        if dist.get_rank() == 0:
+        if self.world.is_first:
             sys.stderr.write(f"  {time.perf_counter() - self._started:5.1f} s  {text}\n")
             sys.stderr.flush()
 
@@ -65,11 +67,13 @@ def main(question_path: str, answer_path: str) -> None:
     question = json.loads(Path(question_path).read_text(encoding="utf-8"))
     cluster = ClusterSpec.from_dict(question["cluster"])
     join_process_group(cluster.device)
+    world = World.joined()
     index = torch.cuda.current_device() if cluster.device == "cuda" else 0
     device = torch.device(cluster.device, index)
     choice = QUICK if question["quick"] else THOROUGH
-    found = measure(cluster, Clock(device, choice[cluster.device]), MeasurementLog())
-    if dist.get_rank() == 0:
+    clock = Clock(device, choice[cluster.device], world)
+    found = measure(cluster, clock, MeasurementLog(world))
+    if world.is_first:
         Path(answer_path).write_text(json.dumps(asdict(found)), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,32 +26,36 @@ from shardwise.checkpoint.store import (
 from shardwise.checkpoint.structure import check_tensors, refuse_tensors
 from shardwise.errors import UserError
 from shardwise.parallel.float8 import refresh_scales
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 
 Tell = Callable[[Path, list[str]], None]
-T = TypeVar("T")
 
 
-def find_good(root: Path, *, verify: bool, tell: Tell) -> Checkpoint | None:
+def find_good(root: Path, world: World, *, verify: bool, tell: Tell) -> Checkpoint | None:
     """The newest good checkpoint. Damaged ones are quarantined and reported on the way.
 
     One that cannot be read is an error on all ranks, because it may be the newest, and good. All
     ranks call this together. Only rank 0 looks at the directory, so all see the same.
     """
     while True:
-        candidate = _newest_candidate(root, tell)
+        candidate = _newest_candidate(root, world, tell)
         if candidate is None:
             return None
-        damages = _check_together(candidate) if verify else []
+        damages = _check_together(candidate, world) if verify else []
         if not damages:
             return candidate
-        _on_first_rank(partial(quarantine, candidate.path, damages))
+        world.decide(partial(quarantine, candidate.path, damages))
         tell(candidate.path, damages)
-        dist.barrier()
+        dist.barrier(group=world.group)
 
 
 def restore_checkpoint(
-    checkpoint: Checkpoint, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer
+    checkpoint: Checkpoint,
+    plan: Plan,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
 ) -> None:
     """Fill model and optimizer from `checkpoint`, each rank its own part.
 
@@ -68,12 +71,13 @@ def restore_checkpoint(
         {**model_state, **optimizer_state},
         storage_reader=ShardReader(checkpoint.path, index),
         planner=DefaultLoadPlanner(flatten_state_dict=False),
+        process_group=world.group,
     )
     set_optimizer_tensors(model, optimizer, optimizer_state)
     refresh_scales(model, plan)
 
 
-def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:
+def _newest_candidate(root: Path, world: World, tell: Tell) -> Checkpoint | None:
     def look() -> Checkpoint | None:
         entries = list_entries(root)
         clear_partials(root)
@@ -86,37 +90,22 @@ def _newest_candidate(root: Path, tell: Tell) -> Checkpoint | None:
                 tell(entry.path, [entry.reason])
         return None
 
-    return _on_first_rank(look)
+    return world.decide(look)
 
 
-def _check_together(checkpoint: Checkpoint) -> list[str]:
+def _check_together(checkpoint: Checkpoint, world: World) -> list[str]:
     """Each rank hashes its share of the files, and all learn what any of them found."""
-    names = sorted(checkpoint.manifest.files)[dist.get_rank() :: dist.get_world_size()]
+    names = sorted(checkpoint.manifest.files)[world.rank :: world.size]
     mine: list[str] | UserError
     try:
         found = check_files(checkpoint, names)
-        if dist.get_rank() == 0 and not found:
+        if world.is_first and not found:
             found = check_contents(checkpoint.path)
         mine = [str(damage) for damage in found]
     except UserError as error:
         mine = error
-    everyone: list[list[str] | UserError] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    everyone = world.gather(mine)
     for said in everyone:
         if isinstance(said, UserError):
             raise said
     return sorted(damage for rank in everyone for damage in rank)  # type: ignore[union-attr]
-
-
-def _on_first_rank(act: Callable[[], T]) -> T:
-    """The result of rank 0, on every rank. Its UserError is raised on every rank."""
-    outcome: list[T | UserError | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            outcome = [act()]
-        except UserError as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome, src=0)
-    if isinstance(outcome[0], UserError):
-        raise outcome[0]
-    return outcome[0]  # type: ignore[return-value]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ from shardwise.checkpoint.store import (
 from shardwise.errors import UserError
 from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 from shardwise.version import __version__
@@ -123,6 +123,7 @@ class Saver:
         plan: Plan,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        world: World,
         fence: Fence = UNFENCED,
     ) -> None:
         self.root = root
@@ -131,7 +132,7 @@ class Saver:
         self.optimizer = optimizer
         self.fence = fence
         # The saver has a process group of its own, whose collectives run beside those of training.
-        self.group = dist.new_group(backend="gloo")
+        self.world = world.beside("gloo")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._buffers: dict[str, Tensor] = {}
         self._needed_bytes = 0
@@ -212,9 +213,10 @@ class Saver:
         error, no_room, misread = None, False, False
         try:
             directory = self._begin(progress.step)
-            writer = ShardWriter(directory, dist.get_rank(), commit)
+            writer = ShardWriter(directory, self.world.rank, commit)
             planner = StagedPlanner(staged)
-            dcp.save(tensors, storage_writer=writer, planner=planner, process_group=self.group)
+            group = self.world.group
+            dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
             write_s = time.perf_counter() - started - commit_s
             if not hurried:
                 error = self._read_back(progress.step, {**writer.written, **small})
@@ -244,11 +246,10 @@ class Saver:
                 wrong = [str(damage) for damage in check_written(final, written, from_disk=True)]
         except Unreadable as error:
             unread = error.what
-        everyone: list[tuple[list[str], str | None]] = [([], None)] * dist.get_world_size()
-        dist.all_gather_object(everyone, (wrong, unread), group=self.group)
+        everyone = self.world.gather((wrong, unread))
         wrong = sorted(damage for damages, _ in everyone for damage in damages)
         unread = next((what for _, what in everyone if what is not None), None)
-        if dist.get_rank() == 0:
+        if self.world.is_first:
             # The checkpoint is there; an old one that cannot be removed does not change that.
             with suppress(OSError, UserError):
                 self.fence.validate()
@@ -261,26 +262,26 @@ class Saver:
     def _begin(self, step: int) -> Path:
         """Rank 0 makes the directory. Its failure reaches the other ranks as any other failure
         does."""
-        found: list[Path | OSError] = [self.root]
-        if dist.get_rank() == 0:
+        found: Path | OSError = self.root
+        if self.world.is_first:
             try:
                 if final_path(self.root, step).exists():
                     raise FileExistsError(f"{final_path(self.root, step)} exists already")
                 room = self.room()
                 if not room.fits:
                     raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {room}")
-                found = [begin(self.root, step, self.fence)]
+                found = begin(self.root, step, self.fence)
             except LostLease as failure:
-                found = [OSError(str(failure))]
+                found = OSError(str(failure))
             except OSError as failure:
-                found = [failure]
-        dist.broadcast_object_list(found, src=0, group=self.group)
-        if isinstance(found[0], OSError):
-            raise found[0]
-        return found[0]
+                found = failure
+        found = self.world.share(found)
+        if isinstance(found, OSError):
+            raise found
+        return found
 
     def _give_space_back(self, step: int) -> None:
-        if dist.get_rank() == 0:
+        if self.world.is_first:
             discard(partial_path(self.root, step, self.fence.epoch))
 
     def _manifest(self, progress: Progress, files: dict[str, Fingerprint]) -> Manifest:
@@ -288,7 +289,7 @@ class Saver:
             **asdict(progress),
             global_batch=self.plan.global_batch.value,
             seed=self.plan.config.train.seed,
-            world_size=dist.get_world_size(),
+            world_size=self.world.size,
             versions=software_versions(),
             created=time.time(),
             files=dict(files),

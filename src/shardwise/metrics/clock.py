@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from shardwise.parallel.mesh import World
+
 Work = Callable[[], object]
 
 
@@ -50,9 +52,10 @@ class Round:
 class Clock:
     """Measures on this rank's device, in step with the other ranks."""
 
-    def __init__(self, device: torch.device, patience: Patience) -> None:
+    def __init__(self, device: torch.device, patience: Patience, world: World) -> None:
         self.device = device
         self.patience = patience
+        self.world = world
         self._wall_s = 0.0
         self._cpu_s = 0.0
 
@@ -78,8 +81,8 @@ class Clock:
         Collectives wait, so it says something before them only.
         """
         used = torch.tensor([self._cpu_s], dtype=torch.float64)
-        dist.all_reduce(used)
-        threads = dist.get_world_size() * torch.get_num_threads()
+        dist.all_reduce(used, group=self.world.group)
+        threads = self.world.size * torch.get_num_threads()
         return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
 
     def _calls_of_a_round(self, tried: Round) -> int:
@@ -89,7 +92,7 @@ class Clock:
 
     def _round(self, work: Work, count: int) -> Round:
         self.wait()
-        dist.barrier()
+        dist.barrier(group=self.world.group)
         started, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(count):
             work()
@@ -97,9 +100,9 @@ class Clock:
         ended = time.perf_counter()
         self._cpu_s += time.process_time() - cpu_s
         self._wall_s += ended - started
-        everywhere = torch.empty(2 * dist.get_world_size(), dtype=torch.float64)
+        everywhere = torch.empty(2 * self.world.size, dtype=torch.float64)
         mine = torch.tensor([started, ended], dtype=torch.float64)
-        dist.all_gather_into_tensor(everywhere, mine)
+        dist.all_gather_into_tensor(everywhere, mine, group=self.world.group)
         moments = everywhere.tolist()
         return Round(count, tuple(moments[::2]), tuple(moments[1::2]))
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from shardwise.facts.fabric import Collective, ring_load
 from shardwise.metrics.straggler import JUDGED_STEPS, find_straggler
 from shardwise.parallel.comm import Carrier
+from shardwise.parallel.mesh import World
 
 # Upper bounds of the histogram, in seconds: from a fast unit inside a node to a hang.
 BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
@@ -80,6 +81,7 @@ class CollectiveTimer(Carrier):
     """Takes the time of every collective of a model."""
 
     device: torch.device
+    world: World
     phase: str = "forward"
     samples: list[Sample] = field(default_factory=list)
     histograms: dict[str, Histogram] = field(default_factory=dict)
@@ -167,7 +169,9 @@ class CollectiveTimer(Carrier):
         while len(self.spans) > 1:
             spans = self.spans.popleft()
             self.waits.append(sum(began.seconds_until(ended) for began, ended in spans))
-        straggler = find_straggler(list(self.waits), step_s, self.device.type, self.late_rank)
+        straggler = find_straggler(
+            list(self.waits), step_s, self.device.type, self.late_rank, self.world
+        )
         self.late_rank = None if straggler is None else straggler["rank"]
         if not timed:
             return None

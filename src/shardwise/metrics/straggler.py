@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwise.parallel.mesh import World
+
 # A rank is late in a step in which the others wait so much longer than it: a share of the step,
 # and at least so many seconds. Ranks that share a CPU hold each other up all the time.
 BEHIND_SHARE = {"cuda": 0.10, "cpu": 0.25}
@@ -28,7 +30,7 @@ STILL_LATE_STEPS = 5
 
 
 def find_straggler(
-    waits: Sequence[float], step_s: float, device: str, named: int | None
+    waits: Sequence[float], step_s: float, device: str, named: int | None, world: World
 ) -> dict[str, Any] | None:
     """From what this rank waited in its last steps, and the others in theirs; a collective call.
 
@@ -37,8 +39,8 @@ def find_straggler(
     if len(waits) < JUDGED_STEPS:
         return None
     mine = torch.tensor(waits, dtype=torch.float64)
-    everyones = torch.empty(dist.get_world_size() * len(waits), dtype=torch.float64)
-    dist.all_gather_into_tensor(everyones, mine)
+    everyones = torch.empty(world.size * len(waits), dtype=torch.float64)
+    dist.all_gather_into_tensor(everyones, mine, group=world.group)
     of_ranks = everyones.view(-1, len(waits)).tolist()
     return judge_waits(of_ranks, max(BEHIND_S[device], BEHIND_SHARE[device] * step_s), named)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
@@ -140,6 +140,14 @@ def local_box(param: Tensor) -> Box:
 def shard_box(param: DTensor) -> Box:
     """The box of a sharded parameter that this rank keeps, by torch.chunk for each axis that
     shards, one inside the other."""
+    for placement in param.placements:
+        # Exactly these: FSDP2 over tensor parallel gives a `_StridedShard`, which some releases of
+        # torch derive from Shard and others do not, and whose parts lie elsewhere.
+        if type(placement) not in (Shard, Replicate):
+            raise NotImplementedError(
+                f"shard_box does not know where the parts of {placement!r} lie: it knows Shard and "
+                f"Replicate only (a tensor of shape {list(param.shape)}, {param.placements})"
+            )
     offsets, sizes = [0] * param.dim(), list(param.shape)
     for axis, placement in enumerate(param.placements):
         if isinstance(placement, Shard):

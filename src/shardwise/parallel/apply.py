@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
-from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
@@ -20,7 +19,7 @@ from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 
 
-def parallelize(model: nn.Module, plan: Plan, mesh: DeviceMesh | None = None) -> UnitMap:
+def parallelize(model: nn.Module, plan: Plan, mesh: Mesh | None = None) -> UnitMap:
     """Change `model` in place as `plan` says; returns the units that were formed.
 
     Needs an initialised process group of the plan's world size. The model may be on meta (then

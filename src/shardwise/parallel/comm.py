@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.distributed.fsdp import FSDPModule
 
 from shardwise.model.blocks import UnitMap, iter_modules
 from shardwise.parallel.gather import IntoParameters, can_gather_into
+from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 
 
@@ -66,7 +66,7 @@ class Carrier:
 
 
 def apply_carrier(
-    model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh, carrier: Carrier
+    model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, carrier: Carrier
 ) -> None:
     """Have the collectives of every unit, and of the root, go through `carrier`."""
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
@@ -74,10 +74,9 @@ def apply_carrier(
         if not isinstance(module, FSDPModule):
             continue
         in_place = plan.gather_in_place.value and can_gather_into([module, *others])
-        apply_to_unit(module, name, carrier, shares=mesh.ndim == 1, in_place=in_place)
-        if mesh.ndim > 1:
-            replicas = mesh.get_group("replicate")
-            module.set_all_reduce_hook(partial(carrier.all_reduced, name, replicas))
+        apply_to_unit(module, name, carrier, shares=mesh.replicas is None, in_place=in_place)
+        if mesh.replicas is not None:
+            module.set_all_reduce_hook(partial(carrier.all_reduced, name, mesh.replicas))
 
 
 def apply_to_unit(

@@ -1,22 +1,242 @@
-"""The device mesh of a plan."""
+"""Where the ranks of a job stand: the world, the axes of its mesh, and who works with whom.
+
+This module alone asks torch.distributed which rank this is and how many there are. All others ask a
+`Mesh`, or a `World` where there is no plan.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.plan.plan import Plan
 
+# Neighbours on the last of these are neighbours in rank. `expert` is no factor of the world: its
+# ranks are those of `shard`, `context` and `tensor`, between which the experts are divided.
+FACTORS = ("site", "replicate", "pipeline", "shard", "context", "tensor")
+AXES = (*FACTORS, "expert")
+# Only these may have more than one rank so far.
+SUPPORTED = ("replicate", "shard")
+# Ranks along these read other sequences. All other ranks share a batch.
+DATA_AXES = ("site", "replicate", "shard")
+_BATCH_AXES = tuple(name for name in FACTORS if name not in DATA_AXES)
+# Ranks along these hold other tokens of one step. Sites make steps of their own.
+TOKEN_AXES = ("replicate", "shard", "context")
+# Ranks along these add up one loss. Only the last stage of a pipeline has one to add, and ranks
+# along `tensor` all have the same one, which must count once.
+LOSS_AXES = ("replicate", "pipeline", "shard", "context")
+# Ranks along these make one step together.
+STEP_AXES = ("replicate", "pipeline", "shard", "context", "tensor")
 
-def build_mesh(plan: Plan) -> DeviceMesh:
-    """1-D (`shard`) where there is one copy of the model, else 2-D (`replicate`, `shard`)."""
-    validate_world_size(plan, dist.get_world_size())
-    device = plan.cluster.device
-    if plan.replicate.value == 1:
-        return init_device_mesh(device, (plan.shard.value,), mesh_dim_names=("shard",))
-    shape = (plan.replicate.value, plan.shard.value)
-    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All ranks of a job, as one of them sees them."""
+
+    rank: int
+    size: int
+    local_rank: int
+    group: ProcessGroup
+
+    @classmethod
+    def joined(cls) -> World:
+        """The world whose process group this process has joined."""
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("there is no process group: join one first")
+        rank = dist.get_rank()
+        # Without a launcher all ranks are on one node.
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        return cls(rank, dist.get_world_size(), local_rank, group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank decides and writes for all."""
+        return self.rank == 0
+
+    @property
+    def is_first_of_node(self) -> bool:
+        """Whether this rank does what its node needs once."""
+        return self.local_rank == 0
+
+    def beside(self, backend: str) -> World:
+        """The same ranks in a group of their own, whose collectives run beside those of this one.
+        Called by all ranks together."""
+        return replace(self, group=dist.new_group(backend=backend))
+
+    def gather(self, mine: T) -> list[T]:
+        """What every rank gives, by rank. Called by all ranks together, as are the next two."""
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def share(self, mine: T) -> T:
+        """What the first rank gives, on every rank."""
+        given = [mine]
+        dist.broadcast_object_list(given, src=0, group=self.group)
+        return given[0]
+
+    def decide(self, act: Callable[[], T]) -> T:
+        """What `act` returns on the first rank, on every rank; its UserError ends every rank
+        alike."""
+        outcome: Any = None
+        if self.is_first:
+            try:
+                outcome = act()
+            except UserError as error:
+                outcome = error
+        outcome = self.share(outcome)
+        if isinstance(outcome, UserError):
+            raise outcome
+        result: T = outcome
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """How many ranks stand along each axis. Pure arithmetic: no process group is needed."""
+
+    site: int = 1
+    replicate: int = 1
+    pipeline: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the whole mesh."""
+        return self.size(*FACTORS)
+
+    def size(self, *names: str) -> int:
+        """How many ranks stand along these axes together."""
+        return math.prod(getattr(self, name) for name in names)
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Where a rank stands on each factor of the world."""
+        place = {}
+        for name in reversed(FACTORS):
+            rank, place[name] = divmod(rank, getattr(self, name))
+        return place
+
+    def index(self, rank: int, *names: str) -> int:
+        """Which one a rank is of those along these axes."""
+        place, index = self.place(rank), 0
+        for name in names:
+            index = index * getattr(self, name) + place[name]
+        return index
+
+    def ranks_along(self, rank: int, *names: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` on these axes only, itself among them."""
+        fixed = [name for name in FACTORS if name not in names]
+        own = self.index(rank, *fixed)
+        everyone = range(self.num_ranks)
+        return tuple(other for other in everyone if self.index(other, *fixed) == own)
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks of a plan: where this one stands, and the groups that it works in."""
+
+    axes: Axes
+    world: World
+    devices: DeviceMesh
+    """Its axes are `shard`, and all others that have more than one rank."""
+
+    loss_group: ProcessGroup
+    """Adds up a loss."""
+
+    token_group: ProcessGroup
+    """Adds up what is counted by token, such as how experts are used."""
+
+    step_group: ProcessGroup
+    """Makes one step together, and so agrees on what to do next."""
+
+    @property
+    def data_degree(self) -> int:
+        """Into how many parts a global batch is divided."""
+        return self.axes.size(*DATA_AXES)
+
+    @property
+    def data_rank(self) -> int:
+        """Which of these parts this rank reads."""
+        return self.axes.index(self.world.rank, *DATA_AXES)
+
+    @property
+    def batch_ranks(self) -> tuple[int, ...]:
+        """The ranks that read the same part as this one, itself among them."""
+        return self.axes.ranks_along(self.world.rank, *_BATCH_AXES)
+
+    @property
+    def counts_batch(self) -> bool:
+        """Whether this rank counts the tokens of its part, for all that read the same."""
+        return self.axes.index(self.world.rank, *_BATCH_AXES) == 0
+
+    @property
+    def replicas(self) -> ProcessGroup | None:
+        """The ranks that hold the same shards as this one; None without others."""
+        return self.group("replicate")
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """The world's and those of every axis."""
+        return [self.world.group, *self.devices.get_all_groups()]
+
+    def group(self, axis: str) -> ProcessGroup | None:
+        """The ranks along one axis; None where this rank is alone on it."""
+        return self.devices.get_group(axis) if self.axes.size(axis) > 1 else None
+
+
+def build_mesh(plan: Plan) -> Mesh:
+    """The mesh of a plan. Called by all ranks together, which have joined a process group."""
+    axes = Axes(replicate=plan.replicate.value, shard=plan.shard.value)
+    world = World.joined()
+    validate_axes(axes)
+    validate_world_size(plan, world.size)
+    return lay_out(axes, world, plan.cluster.device)
+
+
+def lay_out(axes: Axes, world: World, device: str) -> Mesh:
+    """Place the ranks of `world` along `axes`."""
+    names = [name for name in FACTORS if name == "shard" or axes.size(name) > 1]
+    shape = tuple(axes.size(name) for name in names)
+    devices = init_device_mesh(device, shape, mesh_dim_names=tuple(names))
+
+    def group_along(wanted: Sequence[str]) -> ProcessGroup:
+        along = [name for name in wanted if axes.size(name) > 1]
+        if axes.size(*along) == world.size:
+            return world.group
+        if len(along) == 1:
+            return devices.get_group(along[0])
+        parts = {axes.ranks_along(rank, *along) for rank in range(world.size)}
+        group, _ = dist.new_subgroups_by_enumeration([list(part) for part in sorted(parts)])
+        own: ProcessGroup = group
+        return own
+
+    loss, tokens, step = map(group_along, (LOSS_AXES, TOKEN_AXES, STEP_AXES))
+    return Mesh(axes, world, devices, loss, tokens, step)
+
+
+def validate_axes(axes: Axes) -> None:
+    """Raise where an axis has several ranks that nothing here can use yet."""
+    for name, size in asdict(axes).items():
+        if size > 1 and name not in SUPPORTED:
+            raise UserError(
+                f"the mesh has {size} ranks along `{name}`, which is not supported",
+                why=f"more than one rank may stand along {' and '.join(SUPPORTED)} only",
+                fix=f"leave mesh.{name} at 1",
+            )
 
 
 def validate_world_size(plan: Plan, world: int) -> None:

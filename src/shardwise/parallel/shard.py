@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
@@ -15,15 +14,16 @@ from shardwise.kernels.unit_copies import chunk_cat, take_over
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
 from shardwise.parallel.gather import all_gather_copy_in, split_with_sizes_copy
+from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
 
 
-def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMesh) -> None:
+def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     """Shard every unit, then the root with what is left."""
     _take_copies_over(plan)
-    common: dict[str, Any] = {"mesh": mesh, "offload_policy": _offload_policy(plan)}
+    common: dict[str, Any] = {"mesh": mesh.devices, "offload_policy": _offload_policy(plan)}
     # A unit inside another one comes first: FSDP2 leaves to the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
@@ -42,7 +42,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: DeviceMes
         mp_policy=root_policy(plan),
         **common,
     )
-    if plan.world_size == 1:
+    if mesh.world.size == 1:
         for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
             reduce_in_place(module)

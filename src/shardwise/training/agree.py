@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch.distributed as dist
-
 from shardwise.errors import ExitCode, UserError
+from shardwise.parallel.mesh import World
 
 Values = dict[str, Any]
 # Differences tend to come from one cause; more of them than this only hide it.
@@ -87,13 +86,15 @@ def find_disagreement(accounts: Sequence[Account], topics: Sequence[Topic]) -> U
 
 
 def settle_in_group(
-    topics: Sequence[Topic], mine: Mapping[str, Values], error: UserError | None = None
+    world: World,
+    topics: Sequence[Topic],
+    mine: Mapping[str, Values],
+    error: UserError | None = None,
 ) -> None:
-    """Raise on all ranks of the process group where any of them failed or differs."""
+    """Raise on all ranks of the world where any of them failed or differs."""
     failure = None if error is None else error.to_dict()
-    account = Account(rank=dist.get_rank(), topics=dict(mine), error=failure)
-    texts: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(texts, account.to_json())
+    account = Account(rank=world.rank, topics=dict(mine), error=failure)
+    texts = world.gather(account.to_json())
     found = find_disagreement([Account.from_json(text) for text in texts], topics)
     if found is not None:
         raise found

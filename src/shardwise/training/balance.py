@@ -35,12 +35,14 @@ class Routing:
 
 
 class Balance:
-    """Computes the load-balancing loss of a model whose routers are watched."""
+    """Computes the load-balancing loss of a model whose routers are watched, over the tokens of a
+    group."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, group: dist.ProcessGroup) -> None:
         routers = find_routers(model)
         self._routers: list[Any] = list(routers.indices)
         self._top_k = routers.top_k
+        self._group = group
 
     @contextmanager
     def watching(self) -> Iterator[list[Tensor]]:
@@ -76,7 +78,7 @@ class Balance:
         # A copy of a number to a GPU would wait for what is queued; filling memory there does not.
         rows = torch.full((1,), float(num_rows), device=mass.device)
         sums = torch.cat([torch.stack(counts).flatten(), mass.detach(), rows])
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=self._group)
         whole, whole_mass, whole_rows = sums.split([len(sums) - len(mass) - 1, len(mass), 1])
         whole = whole.view(len(counts), -1)
         slope = len(mass) * whole.sum(0) / whole_rows.square()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.trace import FOLDER
@@ -63,17 +62,18 @@ def dump_history(path: Path) -> None:
 
 
 @contextmanager
-def explained_oom(plan: Plan, start: int, current: Callable[[], int]) -> Iterator[None]:
+def explained_oom(plan: Plan, rank: int, start: int, current: Callable[[], int]) -> Iterator[None]:
     """Turn an out-of-memory error of the steps after `start` into one that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _explain(plan, error, step=current() + 1, made=current() - start) from error
+        step = current() + 1
+        raise _explain(plan, rank, error, step=step, made=current() - start) from error
 
 
-def _explain(plan: Plan, error: Exception, *, step: int, made: int) -> UserError:
+def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -> UserError:
     held, cause = device_memory(), str(error).splitlines()[0]
-    files = _write_files(plan, held, cause, step)
+    files = _write_files(plan, rank, held, cause, step)
     written = f"; see {' and '.join(map(str, files))}" if files else ""
     history = plan.config.observe.memory_history
     more = "" if history else "; what took each block: observe.memory_history=true"
@@ -101,9 +101,9 @@ def _remedies(plan: Plan) -> list[str]:
     return found or [f"data.seq_len={max(2, plan.config.data.seq_len // 2)}"]
 
 
-def _write_files(plan: Plan, held: DeviceMemory, cause: str, step: int) -> list[Path]:
+def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: int) -> list[Path]:
     """What can be written is; a full disk must not hide the error that this is about."""
-    rank, folder = dist.get_rank(), plan.run_dir / FOLDER
+    folder = plan.run_dir / FOLDER
     figures: dict[str, Any] = {
         "step": step,
         "rank": rank,

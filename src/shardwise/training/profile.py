@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.hooks import RemovableHandle
@@ -23,17 +22,19 @@ from shardwise.metrics.events import EventLog
 from shardwise.metrics.overlap import profile_of
 from shardwise.metrics.trace import METADATA, read_trace, step_label, trace_path, unit_label
 from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 
 
 class StepProfiler:
     """Profiles the steps that the plan names, with one before them to warm up."""
 
-    def __init__(self, plan: Plan, model: nn.Module, units: UnitMap) -> None:
+    def __init__(self, plan: Plan, model: nn.Module, units: UnitMap, world: World) -> None:
         observe = plan.config.observe
         self.plan = plan
         self.model = model
         self.units = units
+        self.world = world
         self.first = observe.profile
         self.last = None if self.first is None else self.first + observe.profile_steps - 1
         self._profile: profile | None = None
@@ -61,11 +62,11 @@ class StepProfiler:
         """
         if self._profile is None or self.first is None or step != self.last:
             return False
-        path = trace_path(self.plan.run_dir, self.first, dist.get_rank())
+        path = trace_path(self.plan.run_dir, self.first, self.world.rank)
         try:
             path.parent.mkdir(exist_ok=True)
             self.export(path)
-            if dist.get_rank() == 0:
+            if self.world.is_first:
                 _tell(path, self.plan, events, say)
         except (OSError, UserError) as error:
             say(f"ALERT: steps {self.first} to {step} were profiled in vain: {error}")
@@ -109,8 +110,8 @@ class StepProfiler:
     def _about(self) -> dict[str, Any]:
         """What a reader needs and the trace does not say."""
         return {
-            "rank": dist.get_rank(),
-            "world_size": dist.get_world_size(),
+            "rank": self.world.rank,
+            "world_size": self.world.size,
             "device": self.plan.cluster.device,
             "units": {unit.name: list(unit.modules) for unit in self.units.units},
         }

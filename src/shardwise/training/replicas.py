@@ -11,17 +11,16 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.state import model_tensors
 from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.float8 import bare
+from shardwise.parallel.mesh import Mesh
 from shardwise.training.step import Reading
 
 _WORD_BYTES = 8
@@ -50,13 +49,12 @@ class Share:
 class Replicas:
     """The ranks that hold the same shards as this one. Without replicas all of this is free."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: DeviceMesh
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._device = torch.device(mesh.device_type)
-        self._group = mesh.get_group("replicate") if mesh.ndim > 1 else None
+        self._device = torch.device(mesh.devices.device_type)
+        self._world = mesh.world
+        self._group = mesh.replicas
         self._pending: Comparison | None = None
 
     def compare(self, step: int) -> None:
@@ -71,7 +69,7 @@ class Replicas:
         dist.all_gather_into_tensor(digests, digest.unsqueeze(0), self._group)
         differs = (digests != digest).any().int()
         # Only those that share the shard have seen it. All ranks must end together.
-        dist.all_reduce(differs, dist.ReduceOp.MAX)
+        dist.all_reduce(differs, dist.ReduceOp.MAX, self._world.group)
         self._pending = Comparison(step, [*held], checksums, Reading(differs))
 
     def settle(self) -> None:
@@ -81,14 +79,12 @@ class Replicas:
         if pending is None or self._group is None or not pending.differs.value():
             return
         share = Share(
-            rank=dist.get_rank(),
+            rank=self._world.rank,
             host=socket.gethostname(),
             peers=tuple(dist.get_process_group_ranks(self._group)),
             checksums=tuple(pending.checksums.tolist()),
         )
-        shares: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(shares, share)
-        raise describe_difference(pending.step, pending.names, shares)
+        raise describe_difference(pending.step, pending.names, self._world.gather(share))
 
 
 def checksum(tensor: Tensor) -> Tensor:

@@ -1,38 +1,62 @@
-"""How all ranks of a run agree to go on from a checkpoint, and what they say of it."""
+"""How all ranks of a run agree to go on from a checkpoint, go back to one, and what they say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
 
-import torch.distributed as dist
-
+from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.resume import Resumption, judge_resume
 from shardwise.checkpoint.store import Checkpoint
-from shardwise.errors import UserError
-from shardwise.metrics.events import EventLog
+from shardwise.errors import ExitCode, UserError
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
+from shardwise.training.channels import Channels
+from shardwise.training.reached import Reached
 from shardwise.training.run_directory import write_run_directory
-
-T = TypeVar("T")
-
-
-def decide_together(decide: Callable[[], T]) -> T:
-    """What `decide` returns on rank 0, on every rank; its UserError ends every rank alike."""
-    outcome: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            outcome = [decide()]
-        except UserError as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome, src=0)
-    if isinstance(outcome[0], UserError):
-        raise outcome[0]
-    result: T = outcome[0]
-    return result
+from shardwise.training.scale import LossScale
+from shardwise.training.session import Session
 
 
-def accept_resume(plan: Plan, found: Checkpoint, data: str) -> Resumption:
+def find_newest(plan: Plan, world: World, channels: Channels) -> Checkpoint | None:
+    """The newest good checkpoint of the run; what is damaged is set aside and said."""
+
+    def tell(path: Path, reasons: list[str]) -> None:
+        channels.say(f"ALERT: {path.name} is damaged and was quarantined: {'; '.join(reasons)}")
+        channels.events.write("checkpoint_damaged", path=str(path), reasons=reasons)
+
+    root, verify = plan.run_dir / "checkpoints", plan.config.checkpoint.verify
+    return find_good(root, world, verify=verify, tell=tell)
+
+
+def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
+    """Fill model, optimizer and loss scale; returns how far the run was then."""
+    world, manifest = session.mesh.world, found.manifest
+    restore_checkpoint(found, session.plan, session.model, session.optimizer, world)
+    scale.restore(manifest.loss_scale)
+    return Reached(found.step, manifest.position, manifest.tokens, manifest.loss)
+
+
+def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> UserError:
+    """The error of a run whose gradients stay without a finite value."""
+    config = plan.config
+    warmup = max(100, 2 * config.optim.warmup_steps)
+    slower = (
+        f"lower the rate: optim.lr={config.optim.lr / 3:.1e}, or warm up longer: "
+        f"optim.warmup_steps={min(config.train.steps, warmup)}"
+    )
+    is_widest = plan.param_dtype.value == "fp32"
+    return UserError(
+        f"{reached.bad_in_a_row} batches in a row gave no finite gradient at step "
+        f"{reached.step + 1}",
+        why=f"going back {reached.rollbacks} times did not help"
+        if has_checkpoint
+        else "no checkpoint is left to go back to",
+        fix=slower if is_widest else f"{slower}, or write precision.param=fp32",
+        code=ExitCode.DIVERGED,
+    )
+
+
+def accept_resume(plan: Plan, world: World, found: Checkpoint, data: str) -> Resumption:
     """How the run goes on with the tokens of this identity; from now on its directory says so."""
 
     def accept() -> Resumption:
@@ -40,12 +64,12 @@ def accept_resume(plan: Plan, found: Checkpoint, data: str) -> Resumption:
         write_run_directory(plan)
         return resumption
 
-    return decide_together(accept)
+    return world.decide(accept)
 
 
-def announce_resume(accepted: Resumption, events: EventLog, say: Callable[[str], None]) -> None:
+def announce_resume(accepted: Resumption, channels: Channels) -> None:
     """Say what is not as it was, and where the run goes on."""
-    found = accepted.checkpoint
+    found, say = accepted.checkpoint, channels.say
     data = "continued"
     if accepted.changes:
         say(f"changed since step {found.step}:")
@@ -58,7 +82,7 @@ def announce_resume(accepted: Resumption, events: EventLog, say: Callable[[str],
         data = "restarted"
         say("the data is read from its start, as data.on_change=restart says")
     say(f"resumed at step {found.step} from {found.path}")
-    events.write(
+    channels.events.write(
         "resume",
         step=found.step,
         written_by=found.manifest.world_size,

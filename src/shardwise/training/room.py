@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-import torch.distributed as dist
-
 from shardwise.checkpoint.save import Room
+from shardwise.parallel.mesh import World
 
 _POLL_S = 1.0
 
 
 def rooms_until(
-    ask: Callable[[], Room], patience_s: float, gives_up: Callable[[], bool]
+    world: World, ask: Callable[[], Room], patience_s: float, gives_up: Callable[[], bool]
 ) -> Iterator[Room]:
     """What the disk has, once a second, as the first rank sees it. The last one fits, or the time
     is over, or `gives_up` says so."""
@@ -21,9 +20,8 @@ def rooms_until(
     is_last = False
     while not is_last:
         room = ask()
-        state = [(room, room.fits or gives_up() or time.monotonic() >= deadline)]
-        dist.broadcast_object_list(state, src=0)
-        room, is_last = state[0]
+        is_last = room.fits or gives_up() or time.monotonic() >= deadline
+        room, is_last = world.share((room, is_last))
         yield room
         if not is_last:
             time.sleep(_POLL_S)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
@@ -29,7 +27,7 @@ from shardwise.model.weights import (
 )
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.float8 import refresh_scales
-from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.mesh import Mesh, World
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.balance import watch_routers
@@ -54,23 +52,22 @@ class Session:
     optimizer: torch.optim.AdamW
     data: DataSplits
     device: torch.device
-    mesh: DeviceMesh
+    mesh: Mesh
 
 
-def build_session(plan: Plan, say: Say, *, resuming: bool = False) -> Session:
+def build_session(plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False) -> Session:
     """Build in order: sharded model, its weights, the optimizer, the data.
 
     A resuming run leaves the parameters to the checkpoint.
     """
     device = torch.device(plan.cluster.device)
-    mesh = build_mesh(plan)
     model, units = build_model(plan, mesh, say, with_weights=not resuming)
     optimizer = build_optimizer(model, plan)
-    return Session(plan, model, units, optimizer, _build_data(plan), device, mesh)
+    return Session(plan, model, units, optimizer, _build_data(plan, mesh.world), device, mesh)
 
 
 def build_model(
-    plan: Plan, mesh: DeviceMesh, say: Say, *, with_weights: bool = True
+    plan: Plan, mesh: Mesh, say: Say, *, with_weights: bool = True
 ) -> tuple[Any, UnitMap]:
     """The sharded model with its first weights; no rank ever holds the whole of it."""
     model, units = shard_model(plan, mesh)
@@ -78,7 +75,7 @@ def build_model(
     return model, units
 
 
-def shard_model(plan: Plan, mesh: DeviceMesh) -> tuple[Any, UnitMap]:
+def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
     """The model as the plan changes it, still on meta."""
     model = _build_on_meta(plan)
     prepare_head(
@@ -123,8 +120,8 @@ def build_loader(session: Session) -> BatchLoader:
         global_batch=plan.global_batch.value,
         micro_batch=plan.micro_batch.value,
         accumulation=plan.accumulation.value,
-        rank=dist.get_rank(),
-        num_ranks=dist.get_world_size(),
+        rank=session.mesh.data_rank,
+        num_ranks=session.mesh.data_degree,
     )
 
 
@@ -172,14 +169,12 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
     return model
 
 
-def _build_data(plan: Plan) -> DataSplits:
-    """Rank 0 of each node tokenises; the others wait and find the result in the cache.
+def _build_data(plan: Plan, world: World) -> DataSplits:
+    """The first rank of each node tokenises; the others wait and find the result in the cache.
 
     Data of one node that cannot be read, or that gives other tokens, is an error of all ranks.
     """
     config = plan.config
-
-    is_first = dist.get_rank() % plan.cluster.devices_per_node == 0
 
     def build() -> DataSplits:
         return build_sequences(
@@ -189,16 +184,17 @@ def _build_data(plan: Plan) -> DataSplits:
             model_revision=config.model.revision,
             seed=config.train.seed,
             cache_root=Path(config.runs_dir) / ".cache",
-            verify=is_first,
+            verify=world.is_first_of_node,
         )
 
     data, failure = None, None
-    if is_first:
+    if world.is_first_of_node:
         try:
             data = build()
         except UserError as error:
             failure = error
-    settle_in_group([TOKENS], {TOKENS.name: _token_values(data)} if data else {}, failure)
+    values = {TOKENS.name: _token_values(data)} if data else {}
+    settle_in_group(world, [TOKENS], values, failure)
     return data or build()
 
 

@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.data.loader import MicroBatch
 from shardwise.parallel.float8 import refresh_scales
+from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
-from shardwise.training.balance import Balance, Routing, mean_routing
-from shardwise.training.documents import kept_apart
+from shardwise.training.balance import Balance, Routing
 from shardwise.training.optim import set_learning_rate, step_if_finite
+from shardwise.training.passes import OneByOne, Passes, sum_loss
 from shardwise.training.scale import scale_of
 
 
@@ -86,19 +87,21 @@ class Stepper:
         model: Any,
         optimizer: torch.optim.AdamW,
         plan: Plan,
+        mesh: Mesh,
         on_phase: Callable[[str], None] = lambda phase: None,
+        passes: Passes | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.plan = plan
+        self.mesh = mesh
         self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
         self.clip_norm = plan.config.optim.clip_norm
         self.is_fused = plan.fused_optimizer.value
-        self.aux_coefficient = plan.router_aux_loss.value
-        self.balance = Balance(model) if self.aux_coefficient else None
-        self.reduces_every_pass = plan.accumulate.value == "sharded"
         self.scale = scale_of(plan)
+        balance = Balance(model, mesh.token_group) if plan.router_aux_loss.value else None
+        self.passes = passes or OneByOne(model, plan, balance, on_phase)
 
     def run(
         self, batches: Sequence[MicroBatch], rate: float, *, wants_stop: bool = False
@@ -136,36 +139,11 @@ class Stepper:
         self, batches: Sequence[MicroBatch], num_tokens: Tensor
     ) -> tuple[Tensor, Routing | None]:
         """Gradients of all micro-batches; returns the summed loss of all ranks."""
-        loss_sum = torch.zeros((), device=self.device)
-        routing: list[Routing] = []
-        for index, batch in enumerate(batches):
-            self._set_sync(last=index == len(batches) - 1)
-            self.on_phase("forward")
-            loss, logits = self._forward(batch)
-            loss_sum += loss.detach()
-            objective = loss / num_tokens
-            if self.balance is not None:
-                self.on_phase("agree")
-                part, routed = self.balance.over_ranks(logits)
-                routing.append(routed)
-                # Micro-batches are equally large, so that each has the same share.
-                objective = objective + self.aux_coefficient / len(batches) * part
-            self.on_phase("backward")
-            if self.scale.value != 1.0:
-                objective = objective * self.scale.value
-            objective.backward()
+        passed = self.passes.forward_backward(batches, num_tokens, self.scale.value)
         self.on_phase("agree")
-        dist.all_reduce(loss_sum)
+        dist.all_reduce(passed.loss_sum, group=self.mesh.loss_group)
         self.on_phase("update")
-        return loss_sum, mean_routing(routing) if routing else None
-
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
-        """The summed cross-entropy, and the logits of routers where they are balanced."""
-        if self.balance is None:
-            return _sum_loss(self.model, batch, self.device), []
-        with self.balance.watching() as logits:
-            loss = _sum_loss(self.model, batch, self.device)
-        return loss, logits
+        return passed.loss_sum, passed.routing
 
     def update(self, rate: float, loss_sum: Tensor) -> Judged:
         """Clip and update, unless loss or gradient is not finite. Both are of all ranks, so that
@@ -207,46 +185,34 @@ class Stepper:
         norm = torch.nn.utils.get_total_norm(grads)
         if not isinstance(norm, DTensor):
             return norm
-        whole, mesh = norm.full_tensor(), norm.device_mesh
-        if mesh.ndim > 1:
+        whole = norm.full_tensor()
+        if self.mesh.replicas is not None:
             # Every replica has summed in an order of its own. Clipped by norms that differ in their
             # last bit, replicas would drift apart.
-            dist.all_reduce(whole, dist.ReduceOp.MAX, group=mesh.get_group("replicate"))
+            dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.replicas)
         return whole
 
     def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Reading]:
         """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
         many ranks want to stop after it."""
-        tokens = sum(batch.num_valid_tokens for batch in batches)
+        tokens = sum(batch.num_valid_tokens for batch in batches) * self.mesh.counts_batch
         # From page-locked memory, since a copy from other memory waits for all that is queued.
         counts = torch.tensor([tokens, int(wants_stop)], pin_memory=self.device.type == "cuda").to(
             self.device, non_blocking=True
         )
-        dist.all_reduce(counts)
+        dist.all_reduce(counts, group=self.mesh.step_group)
         return counts[0].clamp(min=1), Reading(counts[1])
-
-    def _set_sync(self, *, last: bool) -> None:
-        """Gradients are reduced on the last pass; replicas never exchange them before it."""
-        self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
-        self.model.set_requires_all_reduce(last)
 
 
 @torch.no_grad()
-def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device) -> float:
+def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device, mesh: Mesh) -> float:
     """Mean loss over the held-out batches of all ranks."""
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     model.eval()
     for batch in batches:
-        totals[0] += _sum_loss(model, batch, device)
+        totals[0] += sum_loss(model, batch, device)
         totals[1] += batch.num_valid_tokens
     model.train()
     reshard_all(model)
-    dist.all_reduce(totals)
+    dist.all_reduce(totals, group=mesh.token_group)
     return (totals[0] / totals[1]).item()
-
-
-def _sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> Tensor:
-    inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
-    apart = {} if batch.documents is None else kept_apart(batch.documents, device)
-    loss: Tensor = model.sum_loss(inputs, labels, **apart)
-    return loss

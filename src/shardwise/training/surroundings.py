@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 
@@ -34,9 +33,10 @@ def prepare_matmuls(plan: Plan) -> None:
         drop_workspace()
 
 
-def seed_step(seed: int, position: int) -> None:
-    """Dropout is a function of (seed, position, rank): a resumed run needs no saved generator."""
-    key = f"{seed}/{position}/{dist.get_rank()}".encode()
+def seed_step(seed: int, position: int, data_rank: int) -> None:
+    """Dropout is a function of (seed, position, data rank): a resumed run needs no saved
+    generator."""
+    key = f"{seed}/{position}/{data_rank}".encode()
     torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "big"))
 
 

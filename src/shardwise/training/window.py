@@ -20,6 +20,7 @@ class Window:
 
     plan: Plan
     device: torch.device
+    num_ranks: int
     data_wait_s: float = 0.0
     results: list[StepResult] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
@@ -39,7 +40,7 @@ class Window:
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
         plan, train = self.plan, self.plan.config.train
-        tokens_per_s = plan.tokens_per_step / step_s / plan.world_size
+        tokens_per_s = plan.tokens_per_step / step_s / self.num_ranks
         return StepReport(
             step=step,
             num_steps=train.steps,

@@ -19,7 +19,7 @@ from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
 from shardwise.tunnel.result import Memory, TunnelResult
 from shardwise.tunnel.traffic import Traffic
-from shardwise.tunnel.world import groups_of, rank_zero_of
+from shardwise.tunnel.world import rank_zero_of
 
 # What CPU offload keeps in host memory.
 _OFFLOADED: tuple[Class, ...] = ("params", "grads", "optimizer")
@@ -38,7 +38,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
     )
     with rank_zero_of(plan.world_size), steady_collector():
         shell = shard_rank(here, emulator)
-        groups = groups_of(shell.mesh)
+        groups = shell.mesh.groups
         with fake_tensors():
             rank = fill_rank(shell, notes.append, has_values=False)
             batches = [_without_values(batch) for batch in rank.loader.step_batches(0)]

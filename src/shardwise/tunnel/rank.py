@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import register_fsdp_forward_method
 
 from shardwise.data.loader import BatchLoader
@@ -16,7 +15,7 @@ from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
-from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.plan.decisions import Choice
 from shardwise.plan.plan import Plan
 from shardwise.training.loss import attach_loss
@@ -41,7 +40,7 @@ class Shell:
     plan: Plan
     model: Any
     units: UnitMap
-    mesh: DeviceMesh
+    mesh: Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     else:
         attach_loss(model, chunked=plan.loss.value == "chunked")
         register_fsdp_forward_method(model, "sum_loss")
-    return Rank(session, Stepper(model, optimizer, plan), build_loader(session))
+    return Rank(session, Stepper(model, optimizer, plan, shell.mesh), build_loader(session))
 
 
 def _synthetic_data(plan: Plan) -> DataSplits:

@@ -126,7 +126,7 @@ class _Stand:
         observe = replace(plan.config.observe, profile=2, profile_steps=TRACED_STEPS)
         profiled = replace(plan, config=replace(plan.config, observe=observe))
         session = self.rank.session
-        profiler = StepProfiler(profiled, session.model, session.units)
+        profiler = StepProfiler(profiled, session.model, session.units, session.mesh.world)
         try:
             prepared = [self._batches() for _ in range(1 + TRACED_STEPS)]
             for number, batches in enumerate(prepared, start=1):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 # torch has no public process group without peers. Importing this registers its `fake` backend,
 # whose collectives return at once and leave their tensors as they were.
@@ -32,12 +31,6 @@ def rank_zero_of(world_size: int) -> Iterator[None]:
     finally:
         dist.destroy_process_group()
         place_of.cache_clear()
-
-
-def groups_of(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
-    """The world's group and those of every axis of `mesh`."""
-    groups = (dist.group.WORLD, *mesh.get_all_groups())
-    return [group for group in groups if group is not None]
 
 
 @cache

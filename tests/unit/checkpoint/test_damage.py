@@ -19,6 +19,7 @@ from trained import open_saver, save, start_session
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good
 from shardwise.checkpoint.store import final_path, list_entries
+from shardwise.parallel.mesh import World
 
 NUM_CHANGES = 2500 if os.environ.get("SHARDWISE_CHAOS") else 300
 KINDS = ("flip", "truncate", "delete", "append", "swap", "swap steps")
@@ -102,7 +103,9 @@ def test_every_change_is_found_and_named(store: Path) -> None:
 def test_a_run_falls_back_to_the_one_before(store: Path, name: str, kind: str) -> None:
     told: list[tuple[str, list[str]]] = []
     change(kind, final_path(store, 2) / name, store, random.Random(1))
-    found = find_good(store, verify=True, tell=lambda path, why: told.append((path.name, why)))
+    found = find_good(
+        store, World.joined(), verify=True, tell=lambda path, why: told.append((path.name, why))
+    )
     assert found is not None
     assert found.step == 1
     ((path, reasons),) = told
@@ -117,17 +120,20 @@ def test_nothing_good_is_nothing_found(store: Path) -> None:
     told: list[Path] = []
     for step in (1, 2):
         change("flip", final_path(store, step) / "rank-00000.bin", store, random.Random(step))
-    assert find_good(store, verify=True, tell=lambda path, why: told.append(path)) is None
+    assert (
+        find_good(store, World.joined(), verify=True, tell=lambda path, why: told.append(path))
+        is None
+    )
     assert [path.name for path in told] == ["step-00000002", "step-00000001"]
     assert {entry.state for entry in list_entries(store)} == {"quarantined"}
 
 
 def test_without_verification_sizes_are_still_judged(store: Path) -> None:
     change("flip", final_path(store, 2) / "rank-00000.bin", store, random.Random(1))
-    found = find_good(store, verify=False, tell=lambda path, why: None)
+    found = find_good(store, World.joined(), verify=False, tell=lambda path, why: None)
     assert found is not None
     assert found.step == 2
     change("append", final_path(store, 2) / "rank-00000.bin", store, random.Random(1))
-    found = find_good(store, verify=False, tell=lambda path, why: None)
+    found = find_good(store, World.joined(), verify=False, tell=lambda path, why: None)
     assert found is not None
     assert found.step == 1

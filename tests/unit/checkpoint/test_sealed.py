@@ -34,6 +34,7 @@ from shardwise.checkpoint.store import list_entries
 from shardwise.cli.checkpoint_verdict import judge
 from shardwise.cli.main import main
 from shardwise.errors import UserError
+from shardwise.parallel.mesh import World
 from shardwise.training.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fuzz"))
@@ -241,12 +242,12 @@ def resume(session: Session) -> UserError | None:
     try:
         validate_resume(session.plan)
         root = session.plan.run_dir / "checkpoints"
-        found = find_good(root, verify=True, tell=lambda path, why: None)
+        found = find_good(root, World.joined(), verify=True, tell=lambda path, why: None)
         if found is None:
             return None
         for param in session.model.parameters():
             param.data.fill_(float("nan"))
-        restore_checkpoint(found, session.plan, session.model, session.optimizer)
+        restore_checkpoint(found, session.plan, session.model, session.optimizer, World.joined())
     except UserError as error:
         return error
     assert all(torch.isfinite(param).all() for param in session.model.parameters())

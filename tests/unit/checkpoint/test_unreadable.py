@@ -22,6 +22,7 @@ from shardwise.cli.main import main
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.report.collect import collect_run
 
@@ -51,7 +52,9 @@ def search(run: Path) -> int:
     """As a rank does at its start; the exit code of its error."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        found = find_good(run / "checkpoints", verify=True, tell=lambda path, why: None)
+        found = find_good(
+            run / "checkpoints", World.joined(), verify=True, tell=lambda path, why: None
+        )
         return 0 if found is None else 100 + found.step
     except UserError as error:
         print(error)
@@ -113,7 +116,7 @@ def test_a_disk_that_fails_to_read_is_no_damage(run: Path, monkeypatch: pytest.M
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(UserError, match=r"cannot be read: Input/output error") as caught:
-            find_good(run / "checkpoints", verify=True, tell=lambda path, why: None)
+            find_good(run / "checkpoints", World.joined(), verify=True, tell=lambda path, why: None)
     finally:
         dist.destroy_process_group()
     assert caught.value.code == ExitCode.ENVIRONMENT

@@ -10,6 +10,7 @@ import torch
 from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
 from shardwise.config.plain import config_from_dict
 from shardwise.launch.prepare import choose_plan
+from shardwise.parallel.mesh import build_mesh
 from shardwise.training.session import Session, build_session
 
 TINY: dict[str, Any] = {
@@ -35,12 +36,13 @@ def start_session(runs: Path, name: str = "run", **sections: Any) -> Session:
             **sections,
         }
     )
-    return build_session(choose_plan(config, environ={}), lambda text: None)
+    plan = choose_plan(config, environ={})
+    return build_session(plan, build_mesh(plan), lambda text: None)
 
 
 def open_saver(session: Session, root: Path | None = None) -> Saver:
     place = root or session.plan.run_dir / "checkpoints"
-    return Saver(place, session.plan, session.model, session.optimizer)
+    return Saver(place, session.plan, session.model, session.optimizer, session.mesh.world)
 
 
 def save(session: Session, saver: Saver, step: int, **options: Any) -> SaveOutcome:

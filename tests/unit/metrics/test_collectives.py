@@ -15,6 +15,7 @@ from shardwise.metrics.collectives import (
     summarise,
 )
 from shardwise.metrics.straggler import JUDGED_STEPS
+from shardwise.parallel.mesh import World
 
 
 def sample(kind: Collective, phase: str, num_bytes: int, ranks: int = 4) -> Sample:
@@ -49,7 +50,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
 
 
 def test_waits_are_of_steps_and_not_of_evaluations() -> None:
-    timer = CollectiveTimer(torch.device("cpu"))
+    timer = CollectiveTimer(torch.device("cpu"), SOLO)
     timer.enter("eval")
     take(timer, 1.0)
     for step in range(JUDGED_STEPS - 1):
@@ -75,3 +76,6 @@ def take(timer: CollectiveTimer, seconds: float) -> None:
 class SoloGroup:
     def size(self) -> int:
         return 1
+
+
+SOLO = World(0, 1, 0, SoloGroup())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from shardwise.errors import UserError
@@ -209,6 +210,13 @@ def test_boxes_of_two_sharded_axes_are_nested() -> None:
         for inner in range(2)
     ]
     assert found == [Box((start,), (2,)) for start in (0, 2, 4, 6)]
+
+
+def test_a_placement_whose_parts_lie_elsewhere_is_refused_by_name() -> None:
+    """FSDP2 over tensor parallel: taken for a replica, each rank would keep the whole tensor."""
+    strided = _StridedShard(0, split_factor=2)
+    with pytest.raises(NotImplementedError, match="where the parts of _StridedShard"):
+        box_of((8, 4), (strided, Shard(0)), FakeMesh((2, 2), (0, 1)))
 
 
 def test_the_box_of_a_plain_tensor_is_all_of_it() -> None:

@@ -29,7 +29,7 @@ def plan(lone_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> Pla
 
 
 def run_out(plan: Plan, *, start: int, step: int) -> UserError:
-    with pytest.raises(UserError) as caught, oom.explained_oom(plan, start, lambda: step):
+    with pytest.raises(UserError) as caught, oom.explained_oom(plan, 0, start, lambda: step):
         raise torch.OutOfMemoryError(f"{CAUSE}\nSee documentation.")
     return caught.value
 
@@ -79,5 +79,8 @@ def test_a_directory_that_takes_no_file_hides_nothing(plan: Plan) -> None:
 
 
 def test_another_error_passes_as_it_is(plan: Plan) -> None:
-    with pytest.raises(RuntimeError, match="shapes differ"), oom.explained_oom(plan, 0, lambda: 0):
+    with (
+        pytest.raises(RuntimeError, match="shapes differ"),
+        oom.explained_oom(plan, 0, 0, lambda: 0),
+    ):
         raise RuntimeError("shapes differ")

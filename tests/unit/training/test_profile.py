@@ -13,6 +13,7 @@ from shardwise.metrics.events import EventLog, read_events
 from shardwise.metrics.overlap import Profile, profile_of
 from shardwise.metrics.trace import read_trace
 from shardwise.model.blocks import Unit, UnitMap
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.training.profile import StepProfiler
 
@@ -26,7 +27,7 @@ class Trainer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
-        self.profiler = StepProfiler(plan, self.model, UNITS)
+        self.profiler = StepProfiler(plan, self.model, UNITS, World.joined())
         self.said: list[str] = []
 
     def train(self, first: int, last: int) -> None:

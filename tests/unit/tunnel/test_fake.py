@@ -21,7 +21,7 @@ from shardwise.tunnel.ledger import Ledger, resizes_seen
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
 from shardwise.tunnel.traffic import Traffic
-from shardwise.tunnel.world import groups_of, rank_zero_of
+from shardwise.tunnel.world import rank_zero_of
 
 Tunnel = Callable[..., dict[str, Any]]
 KEYS = {
@@ -178,7 +178,7 @@ def test_real_tensors_hold_the_same_bytes(
     with rank_zero_of(4):
         shell = shard_rank(plan_on(plan, "cpu", compiled=False), emulator)
         rank = fill_rank(shell, lambda text: None, has_values=False)
-        groups = groups_of(shell.mesh)
+        groups = shell.mesh.groups
         batches = rank.loader.step_batches(0)
         with OperatorObserver(Ledger(), Traffic(), links, groups):
             _make_first_update(rank)

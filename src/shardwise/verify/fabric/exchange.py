@@ -28,8 +28,8 @@ class Exchange:
         self.kind = kind
         self.group = group
         self.device = device
-        self.ranks = dist.get_world_size(group)
-        self.rank = dist.get_rank(group)
+        self.ranks = group.size()
+        self.rank = group.rank()
         # As many elements for every rank as fit.
         self.count = max(1, num_bytes // _ELEMENT // self.ranks)
         self.num_bytes = _ELEMENT * self.count * self.ranks

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shardwise.facts.fabric import Collective
 from shardwise.files import read_bytes
 from shardwise.metrics.clock import Clock, Patience
+from shardwise.parallel.mesh import World
 from shardwise.units import format_bytes
 from shardwise.verify.fabric.exchange import Exchange
 from shardwise.verify.fabric.found import Found, GroupName, Point, Request
@@ -32,26 +33,26 @@ def measure_fabric(request: Request, log: Path | None, say: Say) -> Found:
     """
     cluster = request.cluster
     index = torch.cuda.current_device() if cluster.device == "cuda" else 0
-    clock = Clock(torch.device(cluster.device, index), _PATIENCE)
+    clock = Clock(torch.device(cluster.device, index), _PATIENCE, World.joined())
     points = []
-    for name, group in _groups(cluster.nvlink_domain):
+    for name, group in _groups(clock.world, cluster.nvlink_domain):
         for kind in request.kinds:
             sizes = ", ".join(map(format_bytes, request.sizes))
-            say(f"{kind} of {dist.get_world_size(group)} ranks, {name}: {sizes}")
+            say(f"{kind} of {group.size()} ranks, {name}: {sizes}")
             points += [_point(clock, name, kind, size, group) for size in request.sizes]
     say(f"pairs: {format_bytes(request.sizes[-1])} from each to each")
     pairs = measure_pairs(clock, cluster.nvlink_domain, request.sizes[-1])
     return Found(
-        hosts=tuple(_from_every_rank(_host())),
+        hosts=tuple(clock.world.gather(_host())),
         points=tuple(points),
         pairs=tuple(pairs),
-        transports=_transports(log),
+        transports=_transports(clock.world, log),
     )
 
 
-def _groups(domain: int) -> Iterator[tuple[GroupName, dist.ProcessGroup]]:
+def _groups(everyone: World, domain: int) -> Iterator[tuple[GroupName, dist.ProcessGroup]]:
     """Those that are not one rank alone, and not the same as another."""
-    world = dist.get_world_size()
+    world = everyone.size
     if domain > 1:
         starts = range(0, world, domain)
         members = [list(range(start, start + domain)) for start in starts]
@@ -59,9 +60,8 @@ def _groups(domain: int) -> Iterator[tuple[GroupName, dist.ProcessGroup]]:
     if world > domain:
         across = [list(range(first, world, domain)) for first in range(domain)]
         yield "between", dist.new_subgroups_by_enumeration(across)[0]
-    everyone = dist.group.WORLD
-    if everyone is not None and world > domain > 1:
-        yield "all", everyone
+    if world > domain > 1:
+        yield "all", everyone.group
 
 
 def _point(
@@ -71,9 +71,9 @@ def _point(
     exchange = Exchange(kind, size, clock.device, group)
     exchange.fill()
     exchange.run()
-    wrong = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    wrong[dist.get_rank()] = exchange.wrong()
-    dist.all_reduce(wrong)
+    wrong = torch.zeros(clock.world.size, dtype=torch.int64)
+    wrong[clock.world.rank] = exchange.wrong()
+    dist.all_reduce(wrong, group=clock.world.group)
     exchange.clear()
     seconds = max(clock.one_round(exchange.run).seconds)
     found = tuple((rank, count) for rank, count in enumerate(wrong.tolist()) if count)
@@ -95,15 +95,9 @@ def _host() -> str:
         return name
 
 
-def _transports(log: Path | None) -> Transports | None:
+def _transports(world: World, log: Path | None) -> Transports | None:
     mine = None
     if log and log.is_file():
         mine = read_log(read_bytes(log, _MAX_LOG_BYTES).decode(errors="replace"))
-    found = [each for each in _from_every_rank(mine) if each is not None]
+    found = [each for each in world.gather(mine) if each is not None]
     return sum(found[1:], found[0]) if found else None
-
-
-def _from_every_rank(mine: object) -> list:
-    everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return everyone

@@ -28,7 +28,7 @@ def rounds_of(count: int) -> Iterator[list[Couple]]:
 
 def measure_pairs(clock: Clock, domain: int, num_bytes: int) -> list[Pair]:
     """Both ways of every pair; a collective call, of which every rank gets all results."""
-    world = dist.get_world_size()
+    world = clock.world.size
     starts = range(0, world, domain)
     sender = Sender(clock, max(1, num_bytes // _ELEMENT))
     pairs: list[Pair] = []
@@ -46,7 +46,7 @@ class Sender:
 
     def __init__(self, clock: Clock, count: int) -> None:
         self.clock = clock
-        self.rank = dist.get_rank()
+        self.rank = clock.world.rank
         self.num_bytes = _ELEMENT * count
         self._sent = pattern(self.rank, 0, count, clock.device)
         self._arrived = torch.empty_like(self._sent)
@@ -60,11 +60,11 @@ class Sender:
         work = self._work(mine)
         self._arrived.zero_()
         work()
-        wrong = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+        wrong = torch.zeros(self.clock.world.size, dtype=torch.int64)
         if mine is not None and self.rank == mine[1]:
             expected = pattern(mine[0], 0, self._arrived.numel(), self.clock.device)
             wrong[self.rank] = (self._arrived != expected).sum().cpu()
-        dist.all_reduce(wrong)
+        dist.all_reduce(wrong, group=self.clock.world.group)
         found = self.clock.one_round(work)
         return [
             tuple(

@@ -1,0 +1,27 @@
+"""How a run and those outside of it hear of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwise.lease.lease import UNFENCED, Fence
+from shardwise.metrics.events import EventLog
+from shardwise.training.heartbeat import Heartbeat
+from shardwise.training.signals import StopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What a run is told by, and what it tells: the record, the console, the launcher."""
+
+    events: EventLog
+    say: Callable[[str], None]
+    stop: StopRequest
+    heartbeat: Heartbeat
+    fence: Fence = UNFENCED
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether a signal came, or another job has taken the run directory."""
+        return bool(self.stop) or self.fence.lost

@@ -1,0 +1,100 @@
+"""Forward and backward over all micro-batches of a step: gradients, and the loss of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shardwise.data.loader import MicroBatch
+from shardwise.plan.plan import Plan
+from shardwise.training.balance import Balance, Routing, mean_routing
+from shardwise.training.documents import kept_apart
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What all passes of a step leave besides gradients; still on the device."""
+
+    loss_sum: Tensor
+    """Over the tokens of this rank."""
+
+    routing: Routing | None = None
+    """How evenly tokens went to experts, over all ranks that hold tokens."""
+
+
+class Passes(Protocol):
+    """Runs all micro-batches of a step. A schedule of a pipeline can take its place: nothing else
+    knows in which order micro-batches go forward and backward."""
+
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
+    ) -> Passed:
+        """Add the gradients of (loss sum / `num_tokens` x `loss_scale`) to the parameters'."""
+        ...
+
+
+class OneByOne:
+    """Forward and backward of one micro-batch after the other."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        balance: Balance | None,
+        on_phase: Callable[[str], None],
+    ) -> None:
+        self.model = model
+        self.device = torch.device(plan.cluster.device)
+        self.balance = balance
+        self.aux_coefficient = plan.router_aux_loss.value
+        self.reduces_every_pass = plan.accumulate.value == "sharded"
+        self.on_phase = on_phase
+
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
+    ) -> Passed:
+        """The gradients are reduced in the last backward, or in each as the plan says."""
+        loss_sum = torch.zeros((), device=self.device)
+        routing: list[Routing] = []
+        for index, batch in enumerate(batches):
+            self._set_sync(last=index == len(batches) - 1)
+            self.on_phase("forward")
+            loss, logits = self._forward(batch)
+            loss_sum += loss.detach()
+            objective = loss / num_tokens
+            if self.balance is not None:
+                self.on_phase("agree")
+                part, routed = self.balance.over_ranks(logits)
+                routing.append(routed)
+                # Micro-batches are equally large, so that each has the same share.
+                objective = objective + self.aux_coefficient / len(batches) * part
+            self.on_phase("backward")
+            if loss_scale != 1.0:
+                objective = objective * loss_scale
+            objective.backward()
+        return Passed(loss_sum, mean_routing(routing) if routing else None)
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
+        """The summed cross-entropy, and the logits of routers where they are balanced."""
+        if self.balance is None:
+            return sum_loss(self.model, batch, self.device), []
+        with self.balance.watching() as logits:
+            loss = sum_loss(self.model, batch, self.device)
+        return loss, logits
+
+    def _set_sync(self, *, last: bool) -> None:
+        """Gradients are reduced on the last pass; replicas never exchange them before it."""
+        self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
+        self.model.set_requires_all_reduce(last)
+
+
+def sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> Tensor:
+    """The cross-entropy of one micro-batch, summed over its tokens."""
+    inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
+    apart = {} if batch.documents is None else kept_apart(batch.documents, device)
+    loss: Tensor = model.sum_loss(inputs, labels, **apart)
+    return loss

@@ -1,0 +1,21 @@
+"""How far a run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Reached:
+    """Updates made, and global batches read, which skipped ones add to."""
+
+    step: int = 0
+    position: int = 0
+    tokens: int = 0
+    """Those that the weights have learnt from."""
+
+    last_loss: float | None = None
+    """As it was logged last."""
+
+    bad_in_a_row: int = 0
+    rollbacks: int = 0

@@ -1,0 +1,80 @@
+"""What a run says while it trains, on the console and in its record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+from shardwise.metrics.collectives import CollectiveTimer
+from shardwise.metrics.line import StepReport, format_line
+from shardwise.parallel.float8 import float8_layers
+from shardwise.plan.plan import Plan
+from shardwise.training.channels import Channels
+from shardwise.training.reached import Reached
+from shardwise.training.session import Session
+from shardwise.training.units import float8_table, notes_of, unit_table
+
+
+def tell_session(session: Session, channels: Channels) -> None:
+    """The units of the model, what float8 changes, and the data."""
+    data, units, plan = session.data, session.units, session.plan
+    layers = float8_layers(session.model, units, plan)
+    tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
+    for line in [*tables, *notes_of(units, plan)]:
+        channels.say(line)
+    for record in data.skipped:
+        channels.say(f"skipped corrupt record {record}")
+    channels.events.write(
+        "data", tokens=data.num_train_tokens, tokenizer=data.tokenizer_identity,
+        skipped=list(data.skipped),
+    )  # fmt: skip
+
+
+def tell_step(report: StepReport, channels: Channels) -> None:
+    """The line of a logged step."""
+    channels.say(format_line(report))
+    channels.events.write("step", **asdict(report))
+
+
+def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels: Channels) -> None:
+    """How long collectives took, and which rank the others wait for. Called by all ranks
+    together."""
+    before = timer.late_rank
+    found = timer.report(step_s)
+    if found is None:
+        return
+    channels.events.write("collectives", step=step, **found)
+    late, rank = found["straggler"], timer.late_rank
+    # Said once: the record repeats it for as long as it lasts.
+    if late is not None and rank != before:
+        channels.say(
+            f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms a step for rank {rank}"
+        )
+    elif late is None and before is not None:
+        channels.say(f"rank {before} is in step with the others again")
+
+
+def tell_scale(scale: float, overflows: int, step: int, channels: Channels) -> None:
+    """Steps that were computed more than once took longer, which must not stay a riddle."""
+    channels.say(
+        f"loss scale {scale:g} from step {step} on: fp16 gradients overflowed with a larger one"
+    )
+    channels.events.write("loss_scale", step=step, scale=scale, overflows=overflows)
+
+
+def tell_skip(plan: Plan, reached: Reached, grad_norm: float, channels: Channels) -> None:
+    """A batch without a finite loss and gradient has changed nothing but the position."""
+    batch, size = reached.position - 1, plan.global_batch.value
+    is_norm = not math.isfinite(grad_norm)
+    what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"
+    channels.say(
+        f"ALERT: {what} in batch {batch} at step {reached.step + 1}; skipped "
+        f"({reached.bad_in_a_row} in a row)"
+    )
+    channels.events.write(
+        "nonfinite",
+        step=reached.step + 1,
+        batch=batch,
+        sequences=[batch * size, (batch + 1) * size],
+        in_a_row=reached.bad_in_a_row,
+    )
