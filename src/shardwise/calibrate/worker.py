@@ -81,7 +81,7 @@ def main(question_path: str, answer_path: str) -> None:
 def measure(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Calibration:
     """Everything, in the order in which it is said."""
     rates = _measure_rates(cluster, clock, progress)
-    share = clock.processor_share()
+    share = clock.cpu_share()
     inside, between = _measure_links(cluster, clock, progress)
     if cluster.device == "cpu" and share < _UNDISTURBED:
         progress.say(

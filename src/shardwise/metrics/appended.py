@@ -1,4 +1,4 @@
-"""A file that lines are added to for as long as a run lasts, on a disk that may fail meanwhile."""
+"""A file that a run appends lines to, on a disk that may fail meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _BREAK = b"\n"
 
 
 class AppendedFile:
-    """Opened when it is needed, and again after a failure: its disk or its server may come back."""
+    """A file that is opened when it is needed, and again after a failure: its disk or server may
+    come back."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -20,10 +21,11 @@ class AppendedFile:
             self._open()
 
     def append(self, line: bytes) -> None:
-        """All of the line, written through, or OSError.
+        """Write all of the line through to the disk, or raise OSError.
 
-        A disk that fills up takes a part of it: what follows must not be joined to that. A line
-        that lacks only its break can be read, and gets the break with the next one.
+        A disk that fills up takes a part of a line, and the next line must not be joined to that
+        part. A line that lacks only its line break can be read; the break is written before the
+        next line.
         """
         file = self._open()
         data = _BREAK + line if self._is_cut else line
@@ -37,7 +39,7 @@ class AppendedFile:
                 raise
 
     def close(self) -> None:
-        """Let go of it. What a disk says at that moment was said before."""
+        """Close the file. An error at that moment has been reported before."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -45,7 +47,8 @@ class AppendedFile:
 
     def _open(self) -> FileIO:
         if self._file is None:
-            # Unbuffered: a line that could not be written must not come back with a later one.
+            # The file is unbuffered, so a line that could not be written does not appear with a
+            # later one.
             self._file = self._path.open("ab", buffering=0)
             self._is_cut = not _ends_whole(self._path)
         return self._file

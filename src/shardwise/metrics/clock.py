@@ -1,4 +1,5 @@
-"""Time one piece of work while every rank does it: devices of one machine share power and cores."""
+"""Time one piece of work while every rank does it, because devices of one machine share power
+and cores."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long each measurement loads the device, in how many rounds."""
+    """How long each measurement loads the device, and in how many rounds."""
 
     load_s: float
     rounds: int
@@ -32,7 +33,7 @@ QUICK = {"cuda": Patience(0.1, 1), "cpu": Patience(0.05, 1)}
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Some calls in a row on every rank."""
+    """Several calls in a row on every rank."""
 
     calls: int
     begun: tuple[float, ...]
@@ -42,7 +43,7 @@ class Round:
 
     @property
     def seconds(self) -> list[float]:
-        """Of one call, by rank."""
+        """The seconds of one call, by rank."""
         return [
             (ended - begun) / self.calls
             for begun, ended in zip(self.begun, self.ended, strict=True)
@@ -50,7 +51,7 @@ class Round:
 
 
 class Clock:
-    """Measures on this rank's device, in step with the other ranks."""
+    """Measures on this rank's device, together with the other ranks."""
 
     def __init__(self, device: torch.device, patience: Patience, world: World) -> None:
         self.device = device
@@ -60,25 +61,25 @@ class Clock:
         self._cpu_s = 0.0
 
     def seconds(self, work: Work) -> float:
-        """Of one call on the slowest rank, which all the others wait for in training."""
+        """The seconds of one call on the slowest rank, which all others wait for in training."""
         self._round(work, 1)
         count = self._calls_of_a_round(self._round(work, 2))
         rounds = [max(self._round(work, count).seconds) for _ in range(self.patience.rounds)]
         return statistics.median(rounds)
 
     def one_round(self, work: Work) -> Round:
-        """For work that has been done once already.
+        """One round of work that has been done once already.
 
-        What takes long enough is not done again: over a slow link there is no time for it.
+        Work that takes long enough is not done again: over a slow link there is no time for it.
         """
         once = self._round(work, 1)
         count = self._calls_of_a_round(once)
         return once if count == 1 else self._round(work, count)
 
-    def processor_share(self) -> float:
-        """Share of the CPU that the ranks got so far, of what they could have had together.
+    def cpu_share(self) -> float:
+        """The share of the CPU that the ranks got so far, of what they could have had together.
 
-        Collectives wait, so it says something before them only.
+        Ranks wait in collectives, so this is meaningful before the first collective only.
         """
         used = torch.tensor([self._cpu_s], dtype=torch.float64)
         dist.all_reduce(used, group=self.world.group)
@@ -86,7 +87,8 @@ class Clock:
         return float(used) / (self._wall_s * min(threads, os.cpu_count() or 1))
 
     def _calls_of_a_round(self, tried: Round) -> int:
-        """The same on all ranks, so that all of them are loaded to the end."""
+        """The number of calls in a round, the same on all ranks, so that all of them are loaded
+        to the end."""
         load_s = self.patience.load_s / self.patience.rounds
         return max(1, math.ceil(load_s / max(tried.seconds)))
 
@@ -107,6 +109,6 @@ class Clock:
         return Round(count, tuple(moments[::2]), tuple(moments[1::2]))
 
     def wait(self) -> None:
-        """Until the device has done all that it was told."""
+        """Wait until the device has done all work that was launched."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

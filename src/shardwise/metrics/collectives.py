@@ -1,8 +1,8 @@
 """How long the collectives of every unit take, and how long a rank waits in every step.
 
-FSDP2's public hooks let a unit's all-gather and reduce-scatter be called by us: the same collective
-between two time stamps, which are read later, so that no step waits for them. A hook after the
-all-reduce over replicas gives its end; it began when the unit's reduce-scatter ended.
+FSDP2's public hooks let us call a unit's all-gather and reduce-scatter. We call the same collective
+between two timestamps, which are read later, so no step waits for them. A hook after the all-reduce
+over replicas gives its end; it began when the unit's reduce-scatter ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardwise.parallel.mesh import World
 
 # Upper bounds of the histogram, in seconds: from a fast unit inside a node to a hang.
 BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0)
-# Two parts of a run: where ranks do nothing but meet, and what belongs to no step.
+# Two parts of a run: the one in which ranks only meet, and the one that belongs to no step.
 AGREE, EVAL = "agree", "eval"
 
 
@@ -43,7 +43,7 @@ class HostStamp:
         self.moment = time.perf_counter()
 
     def seconds_until(self, later: HostStamp) -> float:
-        """Both have passed already."""
+        """The seconds to a later moment; both have passed already."""
         return later.moment - self.moment
 
 
@@ -55,7 +55,8 @@ class CudaStamp:
         self.event.record()
 
     def seconds_until(self, later: CudaStamp) -> float:
-        """Waits for the later moment; asked for at a logged step, when the device has caught up."""
+        """The seconds to a later moment, which is waited for. It is called at a logged step,
+        when the device has caught up."""
         later.event.synchronize()
         return self.event.elapsed_time(later.event) / 1e3
 
@@ -65,7 +66,7 @@ Span = tuple[Stamp, Stamp]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One collective, its time not yet read."""
+    """One collective whose time has not been read yet."""
 
     kind: Collective
     phase: str
@@ -78,7 +79,7 @@ class Sample:
 
 @dataclass(slots=True)
 class CollectiveTimer(Carrier):
-    """Takes the time of every collective of a model."""
+    """Times every collective of a model."""
 
     device: torch.device
     world: World
@@ -105,21 +106,21 @@ class CollectiveTimer(Carrier):
         return CudaStamp() if self.device.type == "cuda" else HostStamp()
 
     def enter(self, phase: str) -> None:
-        """What follows belongs to this part: `agree`, `forward` and `backward`, or `eval`."""
+        """Begin a part of the step: `agree`, `forward`, `backward` or `eval`."""
         if self.entered is not None:
             self.spans[-1].append((self.entered, self.stamp()))
         self.entered = self.stamp() if phase == AGREE else None
         self.phase = phase
 
     def end_step(self) -> None:
-        """What follows belongs to the next step."""
+        """End the step. What follows belongs to the next one."""
         self.enter("other")
         self.spans.append([])
 
     def note(
         self, kind: Collective, unit: str, num_bytes: int, group: dist.ProcessGroup, started: Stamp
     ) -> None:
-        """A collective that was called just now has begun at `started`."""
+        """Note that the collective which was just called began at `started`."""
         ended, size = self.stamp(), group.size()
         self.samples.append(Sample(kind, self.phase, unit, num_bytes, size, started, ended))
         if self.phase != EVAL:
@@ -133,7 +134,7 @@ class CollectiveTimer(Carrier):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """As without a timer, between two stamps."""
+        """The plain all-gather between two timestamps."""
         started = self.stamp()
         work = Carrier.all_gather(self, unit, outputs, inputs, group, async_op)
         self.note("all_gather", unit, sum(each.nbytes for each in outputs), group, started)
@@ -148,7 +149,7 @@ class CollectiveTimer(Carrier):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """As without a timer, between two stamps."""
+        """The plain reduce-scatter between two timestamps."""
         started = self.stamp()
         work = Carrier.reduce_scatter(self, unit, output_tensor, input_tensor, group, op, async_op)
         self.note("reduce_scatter", unit, input_tensor.nbytes, group, started)
@@ -156,7 +157,8 @@ class CollectiveTimer(Carrier):
         return work
 
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
-        """Where nothing is scattered before it, its beginning is not known and it is left out."""
+        """Note the end of an all-reduce. Where no reduce-scatter precedes it, its start is
+        unknown and it is left out."""
         if unit in self.scattered:
             self.note("all_reduce", unit, gradients.nbytes, group, self.scattered[unit])
 
@@ -190,7 +192,7 @@ class Histogram:
     total: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count one duration."""
         self.counts[sum(bound < seconds for bound in BOUNDS)] += 1
         self.total += seconds
 
@@ -224,7 +226,8 @@ def summarise(timed: Sequence[tuple[Sample, float]]) -> list[dict[str, Any]]:
 
 
 def _bus_rate(members: Sequence[tuple[Sample, float]]) -> float:
-    """Bytes that each rank of a ring passed on, per second, as nccl-tests count them."""
+    """Bus bandwidth as nccl-tests define it: the bytes that each rank of a ring passed on, per
+    second."""
     moved = sum(ring_load("nccl", each.kind, each.num_bytes, each.ranks)[1] for each, _ in members)
     return moved / max(1e-9, sum(seconds for _, seconds in members))
 

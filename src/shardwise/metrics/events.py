@@ -1,4 +1,4 @@
-"""events.jsonl: one JSON object a line, the record that every report is made from."""
+"""events.jsonl: one JSON object on each line. Every report is made from this record."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Observer(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
 
     @property
     def failure(self) -> str | None:
         """Why it sees no more events; None while it does."""
 
     def news(self) -> list[str]:
-        """What people should hear of it since the last call."""
+        """Messages about it for the user, since the last call."""
 
     def see(self, event: Event) -> None:
-        """One event, as the line holds it."""
+        """Take one event, as its line holds it."""
 
     def close(self) -> None:
-        """No event comes any more."""
+        """Close: no more events come."""
 
 
 def _say_nothing(text: str) -> None:
@@ -42,7 +42,7 @@ def _say_nothing(text: str) -> None:
 
 
 class EventLog:
-    """Appends events and shows them to observers; where it is not enabled, to these only."""
+    """Appends events and shows them to observers. A log that is not enabled only shows them."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class EventLog:
         self._fence = fence
 
     def write(self, event: str, **fields: Any) -> None:
-        """One line, written through, so that a killed run loses nothing it has said.
+        """Write one line through to the disk, so a killed run loses nothing that it has said.
 
-        A full disk must not end the training that the record is about: the line is dropped, and
-        the next one that can be written says how many were. A job that has lost the run directory
-        writes no more: the record is another's.
+        A full disk must not end the training that the record is about. The line is dropped, and the
+        next line that can be written says how many were. A job that has lost the run directory
+        writes no more, because the record is another job's.
         """
         if self._fence.lost or (self._file is None and not self._observers):
             return
@@ -73,7 +73,7 @@ class EventLog:
         record = {"event": event, "time": time.time(), **fields, **lost}
         self._append(json.dumps(record) + "\n")
         if self._fence.lost:
-            # What observers keep lies in the same directory.
+            # Observers write to the same directory.
             return
         for observer in self._observers:
             observer.see(record)
@@ -112,7 +112,7 @@ class EventLog:
         self._lost = 0
 
     def _tell_of_observers(self) -> None:
-        """An observer that failed is named once, in the record and on the console."""
+        """Report an observer that failed once, in the record and on the console."""
         for text in [text for observer in self._observers for text in observer.news()]:
             self._say(text)
         for observer in [one for one in self._observers if one.failure is not None]:

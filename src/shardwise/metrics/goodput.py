@@ -1,4 +1,4 @@
-"""Where the time of a run went, over all its starts: what was productive, and what was not."""
+"""How much of a run's time was productive, over all its starts, and where the rest went."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import pairwise
 from typing import Any
 
 KINDS = ("productive", "compile", "data", "checkpoint", "restore", "recompute", "idle")
-# From these on a run has gone back to `step`.
+# After these events a run has gone back to `step`.
 _GO_BACK = ("start", "rollback")
-# With these a command ends in order; what comes before the next one is nobody's loss.
+# These events end a command in order. The pause until the next command counts for nothing.
 _ENDS = ("end", "stopped")
 _Event = Mapping[str, Any]
 
 
 def goodput(events: Sequence[_Event]) -> dict[str, float]:
-    """Seconds by kind; their sum is the time from the first event to the last, without the pauses
+    """Seconds by kind. Their sum is the time from the first event to the last, without the pauses
     between a command that ended in order and the next one.
 
-    `productive` steps are those that no later start had to do again, without their wait for data;
-    `recompute` is the time of the others. What the first logged step of a start takes above a
-    usual one is `compile`: compilation and warm-up. `restore` runs from a start's first event to
-    its first step's begin, `checkpoint` is what the loop waited for saves, and `idle` is the rest:
-    evaluations, the gap between a failure and the next start.
+    `productive` steps are those that no later start repeated, without their wait for data;
+    `recompute` is the time of the repeated ones. `compile` is what the first logged step of a start
+    takes above a usual one: compilation and warm-up. `restore` runs from a start's first event to
+    the beginning of its first step. `checkpoint` is what the loop waited for saves. `idle` is the
+    rest: evaluations, and the gap between a failure and the next start.
     """
     spent = dict.fromkeys(KINDS, 0.0)
-    # The verdict on a run is written when its ranks are gone.
+    # The verdict on a run is written after its ranks have ended.
     events = [event for event in events if event["event"] != "gates"]
     if not events:
         return spent
@@ -63,10 +63,10 @@ def productive_share(spent: Mapping[str, float]) -> float:
 
 
 class Productive:
-    """The productive seconds while a run goes on; what was counted is never taken back.
+    """The productive seconds while a run goes on. What was counted is never subtracted.
 
-    Of a step that is made again the first time counts here. The first window of a start waits until
-    there is a usual one to compare it with.
+    Of a repeated step the first time counts here. The first window of a start waits until there is
+    a usual one to compare it with.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Window:
         self.lost = 0
 
     def split(self, usual: float) -> tuple[float, float, float]:
-        """Seconds of (warm-up, waiting for data, work), where a step usually takes `usual`."""
+        """Seconds of (warm-up, wait for data, work), where a step usually takes `usual`."""
         seconds = self.step_s * self.steps
         extra = max(0.0, seconds - usual * self.steps) if self.first and usual else 0.0
         waited = self.data_share * (seconds - extra)
@@ -112,7 +112,7 @@ class _Window:
 
 
 class _RunPosition:
-    """Where a run is, as its events tell."""
+    """The step that a run has reached, by its events."""
 
     def __init__(self) -> None:
         self.step, self.fresh = 0, True
@@ -129,7 +129,7 @@ class _RunPosition:
 
 
 def _windows(events: Sequence[_Event]) -> list[_Window]:
-    """All logged windows; of each, how many of its steps were made again later."""
+    """All logged windows, and how many steps of each were repeated later."""
     found: list[_Window] = []
     place = _RunPosition()
     for event in events:

@@ -11,7 +11,7 @@ from shardwise.units import GIB, format_count, format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What is known at a logged step."""
+    """The figures of a logged step."""
 
     step: int
     num_steps: int

@@ -1,7 +1,7 @@
-"""Where the time of profiled steps went: compute, communication that nothing hid, copies, idle.
+"""Where the time of profiled steps went: compute, exposed communication, copies, idle.
 
-The four add up to the step. Communication is exposed while it runs and no compute does; a gap is
-a time in which nothing runs at all.
+The four add up to the step. Communication is exposed while it runs and no compute does. A gap is a
+time in which nothing runs at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from shardwise.metrics.trace import NO_UNIT, Span, StepSpan, Trace
 
-# A device needs a few microseconds from one kernel to the next; longer, and it waits for the host.
+# A device needs a few microseconds from one kernel to the next. If it takes longer, it waits for
+# the host.
 GAP_S = 1e-5
 
 
@@ -47,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which the device had nothing to do."""
+    """A time in which the device was idle."""
 
     step: int
     seconds: float
@@ -59,7 +60,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a trace says about its steps."""
+    """The result of a trace."""
 
     rank: int
     world_size: int
@@ -99,7 +100,7 @@ class Profile:
 
 
 class Cover:
-    """Times at which at least one of some spans runs."""
+    """The times at which at least one of some spans runs."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         merged: list[list[float]] = []
@@ -165,7 +166,8 @@ def profile_of(trace: Trace) -> Profile:
 
 
 def fold(rows: Iterable[Row], *, by: Callable[[Row], object]) -> list[Row]:
-    """Rows that are alike by `by` as one, most time first; units that differ are left out."""
+    """Merge rows that are alike by `by`, most time first. A unit is left out where the merged
+    rows differ in it."""
     groups: dict[object, list[Row]] = defaultdict(list)
     for row in rows:
         groups[by(row)].append(row)
@@ -187,7 +189,8 @@ def _common(values: Sequence[str]) -> str:
 
 
 def _rows(spans: Sequence[Span], steps: Sequence[StepSpan], compute: Cover) -> Iterator[Row]:
-    """By name and unit, a step on average; of a span that leaves its step, the part inside."""
+    """Rows by name and unit, averaged over steps. A span that leaves its step counts with the
+    part inside."""
     calls: dict[tuple[str, str], int] = defaultdict(int)
     seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for window in steps:

@@ -1,4 +1,4 @@
-"""What events.jsonl says, read with its limits; the lines that say nothing are counted."""
+"""events.jsonl, read with limits. Lines that are no whole events are counted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardwise.files import bounded_lines, open_file, parse_json
 from shardwise.metrics.shapes import is_event, is_whole
 
 Event = dict[str, Any]
-# A million steps, each logged, are below one gigabyte; a line is below a hundred kilobytes.
+# A million logged steps are below one gigabyte, and a line is below a hundred kilobytes.
 _MAX_BYTES = 2**31
 _MAX_LINE_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What events.jsonl says, and how much of it says nothing that can be used."""
+    """The events of events.jsonl, and how many of its lines cannot be used."""
 
     events: list[Event]
     """Every line that is an event."""
@@ -67,12 +67,12 @@ def read_record(path: Path, *, end: int | None = None) -> Record:
 
 
 def read_events(path: Path, *, end: int | None = None) -> list[Event]:
-    """The events of a record without its malformed lines, for who need not tell of these."""
+    """The events of a record without its malformed lines, for callers that do not report these."""
     return read_record(path, end=end).events
 
 
 def read_whole_events(path: Path, *, end: int | None = None) -> list[Event]:
-    """The whole events of a record, for who need not tell of the others."""
+    """The whole events of a record, for callers that do not report the others."""
     return read_record(path, end=end).whole
 
 

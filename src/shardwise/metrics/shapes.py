@@ -1,4 +1,4 @@
-"""What a line of events.jsonl must hold to be believed: the fields that readers count on."""
+"""The fields that a line of events.jsonl must have, because readers rely on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Check = Callable[[Any], bool]
-# Beyond it a number is no step, token or byte of any run, and breaks arithmetic.
+# A larger number is no step, token or byte count of any run, and breaks arithmetic.
 _LARGEST = 2**63
 
 
@@ -16,7 +16,7 @@ def is_event(value: Any) -> bool:
 
 
 def is_whole(event: dict[str, Any]) -> bool:
-    """Whether an event has what one of its kind must have, and nothing that it cannot have."""
+    """Whether an event has the fields of its kind, and no value that it cannot have."""
     there = {name: check for name, check in _WHERE_GIVEN.items() if name in event}
     return _fits(event, there | _FIELDS.get(event["event"], {}))
 

@@ -1,8 +1,8 @@
 """Which rank the others wait for, step after step.
 
-What a rank spends in a collective includes its wait for the others, so the rank that waits least is
-the one that comes last. In one step that may be any of them: a pause, a busy core. A rank that
-holds the others up does so in nearly every step.
+The time of a rank in a collective includes its wait for the others, so the rank that waits least
+comes last. In one step that may be any rank: a pause, a busy core. A rank that holds the others up
+does so in nearly every step.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ import torch.distributed as dist
 
 from shardwise.parallel.mesh import World
 
-# A rank is late in a step in which the others wait so much longer than it: a share of the step,
-# and at least so many seconds. Ranks that share a CPU hold each other up all the time.
+# A rank is late in a step if the others wait longer than it by this share of the step, and by at
+# least so many seconds. Ranks that share a CPU hold each other up all the time.
 BEHIND_SHARE = {"cuda": 0.10, "cpu": 0.25}
 BEHIND_S = {"cuda": 0.005, "cpu": 0.05}
-# It is named when it was late in so many of the last steps: with a report every ten steps, at most
-# 18 steps after it became slow. A coin would fall so for one of two ranks in 2% of all cases, and
-# waits must be long besides.
+# A rank is named when it was late in so many of the last steps. With a report every ten steps that
+# is at most 18 steps after it became slow. By chance one of two ranks would be late so often in 2%
+# of all cases, and the waits must be long besides.
 JUDGED_STEPS = 10
 LATE_STEPS = 9
-# Once named it stays so until it was late in fewer: an alert must not come and go with noise.
+# A named rank stays named until it was late in fewer steps, so that an alert does not come and go
+# with noise.
 STILL_LATE_STEPS = 5
 
 
 def find_straggler(
     waits: Sequence[float], step_s: float, device: str, named: int | None, world: World
 ) -> dict[str, Any] | None:
-    """From what this rank waited in its last steps, and the others in theirs; a collective call.
+    """Find the rank that the others wait for, from the waits of all ranks in their last steps.
 
-    `named` is the rank that was found before, if any.
+    This is a collective call. `named` is the rank that was found before, if any.
     """
     if len(waits) < JUDGED_STEPS:
         return None
@@ -48,7 +49,8 @@ def find_straggler(
 def judge_waits(
     of_ranks: Sequence[Sequence[float]], late_s: float, named: int | None = None
 ) -> dict[str, Any] | None:
-    """Of each rank its waits, step by step: the rank that waits least, if nearly always by far."""
+    """The rank that waits least, if it does so nearly always and by far. `waits` are by rank and
+    step."""
     if len(of_ranks) == 1:
         return None
     last = min(range(len(of_ranks)), key=lambda rank: statistics.median(of_ranks[rank]))

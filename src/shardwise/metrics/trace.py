@@ -1,10 +1,10 @@
 """A Kineto trace as spans of time, each with the unit that it belongs to.
 
-On a GPU a span is a kernel or a copy, and belongs where it was launched. On a CPU it is an
-operator of the thread that trains, or a collective of gloo's threads. A unit's forward carries our
-own label. A backward node carries the sequence number of the forward operator that made it, which
-holds through recompute and compiled blocks. FSDP2 labels its own work with the modules of the unit.
-The tunnel labels its collectives, which have no peers: all inside of such a label is one of them.
+On a GPU a span is a kernel or a copy, and belongs to the unit that launched it. On a CPU it is an
+operator of the training thread, or a collective of gloo's threads. A unit's forward carries our own
+label. A backward node carries the sequence number of the forward operator that made it, which holds
+through recompute and compiled blocks. FSDP2 labels its own work with the modules of the unit. The
+tunnel labels its emulated collectives: everything inside such a label is one of them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FILE = re.compile(r"step-(\d+)-rank-(\d+)\.json\.gz")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _MICRO = 1e-6
-# Unpacked. A step of a large model has some tens of megabytes.
+# The limit of the unpacked trace. A step of a large model has some tens of megabytes.
 _MAX_BYTES = 2**30
-# What a file that is no trace, or a changed one, can bring about.
+# Errors that a damaged file, or one that is no trace, can cause.
 _BROKEN = (
     *(OSError, EOFError, zlib.error, ValueError, ArithmeticError),
     *(LookupError, TypeError, AttributeError),
@@ -49,7 +49,7 @@ _BROKEN = (
 _STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
-# On a CPU an operator over sharded tensors holds these, and then the true operators.
+# On a CPU an operator over sharded tensors contains these, and then the actual operators.
 _HAND_ON = ("PythonSubclass", "c10d::", "_c10d_functional::")
 # Operators that call a collective, with the names that ours have; others keep their own.
 _CALLS = {
@@ -66,7 +66,7 @@ def trace_path(run_dir: Path, step: int, rank: int) -> Path:
 
 
 def newest_trace(run_dir: Path) -> Path | None:
-    """The newest one, of its lowest rank."""
+    """The newest trace, of its lowest rank."""
     named = [(_FILE.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("*.json.gz")]
     traces = [(-int(match[1]), int(match[2]), path) for match, path in named if match]
     return min(traces)[-1] if traces else None
@@ -83,13 +83,13 @@ def unit_label(unit: str) -> str:
 
 
 def collective_label(kind: str) -> str:
-    """The annotation around a collective that has no peers."""
+    """The annotation around an emulated collective."""
     return f"{_PLAYED}{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that ran from `start` to `end`, in seconds of the trace's clock."""
+    """An activity from `start` to `end`, in seconds of the trace's clock."""
 
     what: What
     name: str
@@ -111,7 +111,7 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Some steps of one rank."""
+    """Several steps of one rank."""
 
     rank: int
     world_size: int
@@ -165,8 +165,11 @@ def parse_trace(data: Mapping[str, Any]) -> Trace:
 def _device_windows(
     steps: list[StepSpan], on_device: Iterable[Event], launches: Mapping[int, Launch]
 ) -> Iterator[StepSpan]:
-    """The host is ahead of the device: a step lasts until the device has done what it was told in
-    it, and the next one begins there."""
+    """The steps by the device's clock.
+
+    The host runs ahead of the device. A step lasts until the device has done the step's work, and
+    the next one begins there.
+    """
     until = {step.step: step.end for step in steps[-1:]}
     starts = [step.start for step in steps]
     for event in on_device:
@@ -183,7 +186,7 @@ def _device_windows(
 
 
 def _device_spans(on_device: Iterable[Event], launches: Mapping[int, Launch]) -> Iterator[Span]:
-    """What a played collective launched, copies and waits, is one span."""
+    """The spans on the device. The copies and waits of an emulated collective are one span."""
     played: dict[Played, list[Span]] = defaultdict(list)
     for event in on_device:
         span, within = _device_span(event, launches), _launch_of(event, launches).played
@@ -204,7 +207,7 @@ def _device_span(event: Event, launches: Mapping[int, Launch]) -> Span:
 
 
 def _launch_of(event: Event, launches: Mapping[int, Launch]) -> Launch:
-    """Of what was launched before the trace began nothing is known."""
+    """The launch of an event, or nothing where it was launched before the trace began."""
     return launches.get(event["args"].get("correlation"), Launch(NO_UNIT, float("-inf")))
 
 
@@ -232,7 +235,7 @@ class Launch:
 
 @dataclass(slots=True)
 class _Frame:
-    """A host event that is under way on its thread, and what is known inside it."""
+    """A host event in progress on its thread, and what is known inside it."""
 
     end: float
     unit: str = NO_UNIT
@@ -249,7 +252,7 @@ _OUTSIDE = _Frame(float("inf"))
 
 @dataclass(slots=True)
 class _HostSweep:
-    """Goes through what the host did, in time, and notes for which unit it was."""
+    """Goes through the host's events in time, and notes for which unit each was."""
 
     units: Mapping[frozenset[str], str]
     """Units by the modules that they hold."""
@@ -272,11 +275,11 @@ class _HostSweep:
 
     @property
     def spans(self) -> list[Span]:
-        """What ran on a CPU."""
+        """The spans on a CPU."""
         return [span for span in self.noted if span is not None]
 
     def sweep(self, events: Iterable[Event]) -> None:
-        """An event that begins inside another of its thread belongs to that."""
+        """Assign events. An event that begins inside another of its thread belongs to that one."""
         stacks: dict[object, list[_Frame]] = defaultdict(list)
         for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
             start, end = _times(event)
@@ -288,7 +291,7 @@ class _HostSweep:
             stack.append(frame)
 
     def _enter(self, event: Event, outer: _Frame, end: float) -> _Frame:
-        """What holds inside of `event`: its own unit where it has one, else what held outside."""
+        """What holds inside `event`: its own unit where it has one, else the outer one."""
         name, args = event["name"], event.get("args", {})
         frame = _Frame(end, outer.unit, outer.is_backward, outer.operator, outer.played)
         number = args.get("Sequence number")
@@ -300,7 +303,7 @@ class _HostSweep:
         elif number is not None and args.get("Fwd thread id"):
             frame.unit, frame.is_backward = self.made_by.get(number, outer.unit), True
         elif number is not None and not outer.is_backward:
-            # The operator that takes a number is the last one to show it.
+            # The operator that takes a sequence number is the last one to show it.
             self.made_by[number] = outer.unit
         return frame
 
@@ -330,7 +333,7 @@ class _HostSweep:
             self._note_operator(name, frame, start, end)
 
     def _note_operator(self, name: str, frame: _Frame, start: float, end: float) -> None:
-        """An operator computes as a whole, unless it hands on to others or waits for them."""
+        """Note an operator. It computes as a whole, unless it calls others or waits for them."""
         if name.startswith("c10d::"):
             self.call = _CALLS.get(name, name.removeprefix("c10d::").strip("_")), frame.unit
         if name.startswith(_HAND_ON) and frame.operator is not None:
@@ -341,5 +344,6 @@ class _HostSweep:
 
 
 def _computes(name: str) -> bool:
-    """On a CPU: an operator, or a compiled graph, whose kernels are not operators."""
+    """Whether this computes on a CPU: an operator, or a compiled graph, whose kernels are no
+    operators."""
     return name.startswith(("aten::", "## Call CompiledFxGraph"))

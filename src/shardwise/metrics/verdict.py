@@ -1,4 +1,4 @@
-"""Did the run do what its plan said? Where not, which part of the plan was wrong."""
+"""Whether a run did what its plan said, and else which part of the plan was wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.plan.plan import Forecast, Plan
 from shardwise.units import format_bytes, format_count
 
-# How far a measurement may be from the plan before it is said.
+# How far a measurement may be from the plan before it is reported.
 SPEED_BAND = 0.10
 MEMORY_BAND = 0.05
 

@@ -1,4 +1,4 @@
-"""What one run has left, in one object. Missing and broken pieces become notes, never errors."""
+"""The files of one run in one object. Missing and broken files become notes, never errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shardwise.plan.plan import Plan
 from shardwise.report.values import Event, number, of_kind, whole
 from shardwise.units import format_duration
 
-# From these on a run has gone back to `step`: what it had said of later steps no longer holds.
+# After these events a run has gone back to `step`, and what was recorded of later steps no longer
+# holds.
 _GO_BACK = ("start", "resume", "rollback")
 # The last of these says whether a run is at work.
 _LIFE = ("start", "restart", "stopped", "end")
@@ -69,7 +70,7 @@ class RunRecord:
         return is_complete or self.planned_at <= (number(life[-1], "time") or 0.0)
 
     def history(self, kind: str) -> list[Event]:
-        """Events of one kind by step; going back to a checkpoint takes later ones away."""
+        """Events of one kind by step. Going back to a checkpoint removes the later ones."""
         found: dict[int, Event] = {}
         for event in self.events:
             step = whole(event, "step")

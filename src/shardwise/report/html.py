@@ -1,4 +1,4 @@
-"""The page: one file with everything in it, which asks nobody for anything."""
+"""The page: one file with everything in it, which loads nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GENERATOR = "shardwise report"
 
 
 def render_report(runs: Sequence[RunRecord], now: float, *, reload_s: float | None = None) -> str:
-    """The whole page; with `reload_s` it loads itself again after so many seconds."""
+    """The whole page. With `reload_s` it reloads itself after so many seconds."""
     style, script = _asset("page.css"), _asset("page.js")
     title = " and ".join(run.name for run in runs)
     head = tag(
@@ -221,12 +221,12 @@ def _nothing(text: str) -> Html:
 
 
 def _asset(name: str) -> Html:
-    """Our own style and script; both hold nothing that closes their element."""
+    """Our own style or script. Neither contains what would close its element."""
     return Html((files("shardwise.report") / name).read_text(encoding="utf-8"))
 
 
 def _policy(script: str) -> str:
-    """Nothing is loaded from anywhere, and no script runs but ours."""
+    """The content security policy: nothing is loaded, and no script runs but ours."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         "default-src 'none'; style-src 'unsafe-inline'; "

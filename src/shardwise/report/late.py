@@ -1,4 +1,4 @@
-"""When a rank held the others up: stretches of reports that name the same one."""
+"""When a rank held the others up: consecutive reports that name the same rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTML that cannot be injected into: whatever is not markup already is escaped on its way in."""
+"""HTML that is safe from injection: everything that is not markup already is escaped."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from shardwise.report.markup import Html, tag
 from shardwise.report.scale import Axis, axis_of, labels
 
-# Drawn one to one on a phone, so that letters keep their size; wide screens get more columns.
+# Plots are drawn one to one on a phone, so letters keep their size. Wide screens get more columns.
 WIDTH, HEIGHT = 360, 225
 _RIGHT, _TOP, _BOTTOM = 352, 10, 191
 # How wide a digit is, at the size of labels.
@@ -190,7 +190,7 @@ def _draw_mark(mark: Mark, across: Axis) -> Html:
 def _draw_series(series: Series, points: Sequence[PlotPoint], across: Axis, upward: Axis) -> Html:
     places = [(_at(across.place(point.x)), _at(upward.place(point.y))) for point in points]
     inside = [place for point, place in zip(points, places, strict=True) if upward.holds(point.y)]
-    # A line that left the axis would say that it stays there.
+    # A line at the edge of the axis would say that the value stays there.
     path = "M" + "L".join(f"{x} {y}" for x, y in inside or places)
     radius = 2.4 if len(points) <= 80 else 1.4
     circles = [

@@ -97,7 +97,7 @@ def misses_of(run: RunRecord) -> list[str]:
     steps = [event for event in run.steady if _is_judged(event)]
     if run.plan is None or not steps:
         return []
-    # The verdict leaves the first out, as warm-up; here that is done already.
+    # The verdict skips the first step as warm-up; here that is done already.
     return list(plan_misses(run.plan, [steps[0], *steps]))
 
 

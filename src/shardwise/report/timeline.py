@@ -1,6 +1,6 @@
-"""When a run worked, saved, failed and came back: one lane a run, over wall-clock time.
+"""When a run worked, saved, failed and came back: one lane for each run, over wall-clock time.
 
-Positions are percentages, so the line is as wide as the screen and its letters keep their size.
+Positions are percentages, so the timeline is as wide as the screen and its letters keep their size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values out of events that others wrote: a number, or nothing; and how they are shown."""
+"""Values from events that others wrote: a number, or nothing; and how they are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report on the disk: written whole or not at all, and again and again while a run goes on."""
+"""A report on the disk: written whole or not at all, and repeatedly while a run goes on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def watch_runs(
             _write(runs, target, every_s)
             sleep(every_s)
     except KeyboardInterrupt:
-        # The last page must not go on loading itself.
+        # The last page must not reload itself.
         _write(collect_runs(paths), target, None)
         return False
 

@@ -1,6 +1,6 @@
 """The alerts, as rows: what is wrong, for how long, what it means and where to look.
 
-Every duration is spelled as Prometheus does it, in texts too, so that all can be stretched alike.
+Every duration is spelled as Prometheus does it, in texts too, so that all can be scaled alike.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Alert:
 
 _ON_JOB = "{{ $labels.job_name }}"
 
-# With the names, windows and thresholds of the seed documents.
-SEED_ALERTS = (
+# Alerts on figures of steps: time, all-gathers, gradient norm, MFU.
+STEP_ALERTS = (
     Alert(
         name="FSDPStepTimeRegression",
         expr="avg_over_time(fsdp:step_time_seconds[5m])\n"
@@ -189,4 +189,4 @@ RUN_ALERTS = (
     ),
 )
 
-ALERTS = (*SEED_ALERTS, *RUN_ALERTS)
+ALERTS = (*STEP_ALERTS, *RUN_ALERTS)

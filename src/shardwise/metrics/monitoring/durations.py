@@ -1,4 +1,4 @@
-"""Durations as Prometheus spells them, and texts in which all of them are stretched alike."""
+"""Durations as Prometheus spells them, and texts in which all of them are scaled alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every metric that a run exports: its name, kind and meaning, once for all who speak of it."""
+"""Every metric that a run exports: its name, kind and meaning."""
 
 from __future__ import annotations
 

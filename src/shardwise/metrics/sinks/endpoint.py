@@ -1,9 +1,9 @@
-"""GET /metrics and nothing else: a small HTTP endpoint that bad clients cannot wear down.
+"""GET /metrics and nothing else: a small HTTP endpoint that bad clients cannot exhaust.
 
-One thread and one event loop serve all connections, so that ten thousand slow ones are ten
-thousand short waits and no threads. Every connection has one request, a few seconds and a few
-kilobytes; where too many are open at once the one that has waited longest goes, so that a client
-that asks properly is served while others dawdle.
+One thread and one event loop serve all connections, so ten thousand slow clients need no threads.
+Every connection has one request, a few seconds and a few kilobytes. Where too many are open at
+once, the one that has waited longest is closed, so a proper request is served while others are
+slow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Endpoint:
         self._content_type = content_type
         self._waiting: dict[asyncio.Task[None], None] = {}
         self._loop = asyncio.new_event_loop()
-        # Bound here and not in the thread: a port that is taken is the caller's to know.
+        # The port is bound here and not in the thread, so the caller learns that it is taken.
         try:
             self._server = self._loop.run_until_complete(
                 asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
@@ -44,7 +44,7 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -67,7 +67,7 @@ class Endpoint:
             next(iter(self._waiting)).cancel()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer, and the connection is gone, whatever the client does."""
+        """Serve one request and close the connection, whatever the client does."""
         try:
             with suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(DEADLINE_S):

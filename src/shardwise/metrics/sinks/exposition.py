@@ -30,7 +30,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a rank knows of its run without an event."""
+    """What a rank knows about its run without an event."""
 
     job: str
     rank: int
@@ -39,7 +39,8 @@ class Told:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 tells of the whole run; the first ranks of other nodes of themselves only."""
+        """Whether this is rank 0, which reports the whole run. First ranks of other nodes report
+        themselves only."""
         return self.rank == 0
 
 
@@ -67,7 +68,7 @@ class Exposition(Collector):
             self._begin()
 
     def see(self, event: Event) -> None:
-        """Take one event in."""
+        """Take one event."""
         with self._lock:
             if (take := self._on.get(event["event"])) is not None:
                 take(event)
@@ -79,7 +80,7 @@ class Exposition(Collector):
             return list(self._families())
 
     def _begin(self) -> None:
-        """Counters are there from the start: an alert on a rise needs to see them at zero."""
+        """Set all counters to zero: an alert on a rise needs to see them at zero first."""
         self._on |= {
             "start": self._start,
             "step": self._step,
@@ -116,7 +117,8 @@ class Exposition(Collector):
         self._own_start(event)
         self._productive.see(event)
         self._set(names.STEP, event["step"])
-        # Histograms are of one start; a new one begins at zero, as Prometheus expects of a reset.
+        # Histograms belong to one start. A new start begins at zero, as Prometheus expects of a
+        # reset.
         self._histograms.clear()
 
     def _step(self, event: Event) -> None:
@@ -168,7 +170,7 @@ class Exposition(Collector):
                 self._histograms[names.HISTOGRAMS[kind]] = _histogram(seconds)
 
     def _set(self, metric: names.Metric, value: float | None, *labels: str) -> None:
-        """A value that is not known has no series, rather than an old one."""
+        """Set a value. An unknown value has no series, rather than an old one."""
         if value is None:
             self._values.pop((metric, labels), None)
         else:

@@ -14,32 +14,32 @@ from typing import Protocol
 
 from shardwise.metrics.events import Event
 
-# A sink that is this many events behind does not come back: its network or its disk is gone.
+# A sink that is this many events behind will not catch up: its network or its disk is gone.
 MAX_BEHIND = 1000
-# How long the end of a run waits for a sink to write out what it has.
+# How long the end of a run waits for a sink to write what it has.
 CLOSE_S = 20.0
 # Between two tries to open a sink whose disk is full.
 RETRY_S = 10.0
-# What a disk or a file server says that may do better later.
+# Errors of a disk or file server that may pass.
 _PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 
 
 class Sink(Protocol):
-    """Takes events in a thread of its own; what it raises ends it, and nothing else."""
+    """Takes events in a thread of its own. An error ends the sink, and nothing else."""
 
     def see(self, event: Event) -> None:
-        """One event, in the order of the record."""
+        """Take one event, in the order of the record."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is left."""
 
 
 class Feed:
-    """Opens a sink and feeds it, away from the training thread.
+    """Opens a sink and feeds it, outside the training thread.
 
-    The loop only puts a reference into a queue. The thread is a daemon: a sink that hangs does not
-    keep the process from ending. A full disk costs the sink events, and is said. Whatever else a
-    sink raises ends the thread, goes to the rank's log with its stack, and is the feed's `failure`.
+    The loop only puts a reference into a queue. The thread is a daemon, so a sink that hangs does
+    not keep the process from ending. With a full disk the sink loses events, which is reported. Any
+    other error ends the thread, goes to the rank's log with its stack, and is the feed's `failure`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Feed:
         self._put(event)
 
     def close(self) -> None:
-        """Let the sink take what is queued and close, for a while."""
+        """Let the sink take what is queued and close, within a time limit."""
         self._put(None)
         self._thread.join(self._close_s)
         if self._thread.is_alive():
@@ -86,23 +86,23 @@ class Feed:
             self._fail(f"it is {self._events.maxsize} events behind")
 
     def news(self) -> list[str]:
-        """What people should hear of the sink since the last call."""
+        """Messages about the sink for the user, since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def _carry(self) -> None:
         try:
             while self._carry_until_the_disk_fails():
-                # Others write to that disk too: what it lacks is not there a moment later.
+                # Others write to that disk too, so the room may be gone a moment later.
                 time.sleep(self._retry_s)
         finally:
-            # Not caught: the stack goes on to the log of this rank.
+            # This is not caught, so the stack goes to the log of this rank.
             if (error := sys.exc_info()[1]) is not None:
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _carry_until_the_disk_fails(self) -> bool:
-        """Open the sink and feed it; false when no event comes any more.
+        """Open the sink and feed it. Returns False when no more events come.
 
-        A sink whose disk is full is opened anew later on: what it was shown meanwhile is counted.
+        A sink whose disk is full is opened again later, and the events in between are counted.
         """
         try:
             sink = self._open_sink()

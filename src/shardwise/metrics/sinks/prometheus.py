@@ -12,7 +12,7 @@ from shardwise.metrics.sinks.exposition import Exposition, Told
 
 
 class PrometheusSink:
-    """Serves the state of a run; what earlier starts counted comes from `history`, its record.
+    """Serves the state of a run. `history` is its record, which has the counts of earlier starts.
 
     So counters go on rising over restarts, and the launcher's own events are counted too.
     """
@@ -38,11 +38,12 @@ class PrometheusSink:
 
 
 class Page:
-    """The text of /metrics, made anew only when something changed: many requests cost little."""
+    """The text of /metrics. It is made again only when something changed, so many requests cost
+    little."""
 
     def __init__(self, told: Told) -> None:
         self._exposition = Exposition(told)
-        # A registry of its own: nothing that another library exports gets onto this page.
+        # With a registry of its own, no metric of another library gets onto this page.
         self._registry = CollectorRegistry()
         self._registry.register(self._exposition)
         self._rendered = (-1, b"")

@@ -1,4 +1,4 @@
-"""The numbers of an event under the names that curves have, exactly as events.jsonl holds them."""
+"""The numbers of an event under the names of curves, exactly as events.jsonl holds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.metrics.events import Event
 
-# These events are points of curves; the others are moments, which the record tells of.
+# These events are points of curves. The others are moments, which only the record has.
 CURVES = ("step", "eval", "checkpoint", "checkpoint_failed", "collectives", "nonfinite")
 # Not a curve: when it was, and where on the x axis.
 _AXES = ("event", "time", "step")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardSink:
-    """Writes event files; TensorBoard hides the steps that a restart or a rollback does again."""
+    """Writes event files. TensorBoard hides the steps that a restart or a rollback repeats."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,8 @@ class TensorBoardSink:
 
     def _open(self, first_step: int) -> SummaryWriter:
         """A new file; TensorBoard forgets what earlier ones hold from `first_step` on."""
-        # Imported here: it takes a second, which the thread of the feed has and training has not.
+        # This import takes a second, so it is done in the feed's thread and not in the training
+        # thread.
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(str(self._folder), purge_step=first_step)

@@ -18,9 +18,10 @@ FINISH_S = 15.0
 
 
 class WandbSink:
-    """Hands events to a process that logs them; what that says is in RUN/logs/wandb.log.
+    """Passes events to a process that logs them. The output of that process is in
+    RUN/logs/wandb.log.
 
-    One W&B run a run directory: a resumed run goes on with its curves.
+    A run directory is one W&B run, so a resumed run continues its curves.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class WandbSink:
         self._log = run_dir / "logs" / "wandb.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            # Unbuffered, so that nothing is left to flush when a rank ends while this waits; a
-            # session of its own, so that a Ctrl-C does not end it before the last event.
+            # The pipe is unbuffered, so nothing is left to flush when a rank ends while this waits.
+            # The process has a session of its own, so Ctrl-C does not end it before the last event.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "shardwise.metrics.sinks.wandb_process"],
                 stdin=subprocess.PIPE,
@@ -54,7 +55,7 @@ class WandbSink:
         self._send(event)
 
     def close(self) -> None:
-        """Let the process send what is left, for a while."""
+        """Let the process send what is left, within a time limit."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

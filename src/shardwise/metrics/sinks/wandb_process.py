@@ -1,7 +1,7 @@
-"""The process that speaks to Weights & Biases: events come as lines of JSON on stdin.
+"""The process that talks to Weights & Biases. Events come as lines of JSON on stdin.
 
-A process of its own, because wandb waits without end for a network that is not there, and would
-keep a rank from ending. This one ends some time after its last line, whatever wandb does.
+It is a process of its own, because wandb waits for ever for a network that is not there, and would
+keep a rank from ending. This process ends some time after its last line, whatever wandb does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from shardwise.metrics.events import Event
 from shardwise.metrics.sinks.scalars import scalars_of
 
-# After the last line, to send what is left: longer than a rank that ends in peace waits for it.
+# The time to send what is left after the last line: longer than an orderly rank waits for it.
 GIVE_UP_S = 30.0
 
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 def _pass_on(write: int) -> None:
     """Read stdin even while wandb waits for its network, so that its end is noticed."""
-    # Where wandb has failed, nobody reads any more, and its own error is what counts.
+    # Where wandb has failed, nobody reads any more, and wandb's own error counts.
     with suppress(BrokenPipeError), os.fdopen(write, "wb", buffering=0) as out:
         for line in sys.stdin.buffer:
             out.write(line)
