@@ -79,9 +79,10 @@ def restore_checkpoint(
 
 def _newest_candidate(root: Path, world: World, tell: Tell) -> Checkpoint | None:
     def look() -> Checkpoint | None:
-        entries = list_entries(root)
+        # In this order: a job that has lost the directory may be about to publish its save. It
+        # finds it gone, or has published it before the directory is read.
         clear_partials(root)
-        for entry in reversed(entries):
+        for entry in reversed(list_entries(root)):
             if entry.checkpoint is not None:
                 return entry.checkpoint
             if entry.is_published:

@@ -125,9 +125,13 @@ def final_path(root: Path, step: int) -> Path:
 
 
 def clear_partials(root: Path) -> None:
-    """Remove unfinished saves, and free their space."""
-    for path in root.glob("partial-step-*"):
-        discard(path)
+    """Remove unfinished saves, and free their space.
+
+    Whoever reads a directory that cannot be looked into says so.
+    """
+    with suppress(OSError):
+        for path in root.glob("partial-step-*"):
+            discard(path)
 
 
 def discard(partial: Path) -> None:

@@ -10,15 +10,23 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from trained import open_saver, save, start_session
 
+from shardwise.checkpoint import restore
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good
-from shardwise.checkpoint.store import final_path, list_entries
+from shardwise.checkpoint.store import (
+    Entry,
+    final_path,
+    list_checkpoints,
+    list_entries,
+    partial_path,
+)
 from shardwise.parallel.mesh import World
 
 NUM_CHANGES = 2500 if os.environ.get("SHARDWISE_CHAOS") else 300
@@ -114,6 +122,26 @@ def test_a_run_falls_back_to_the_one_before(store: Path, name: str, kind: str) -
     quarantined, good = sorted(list_entries(store), key=lambda entry: entry.state, reverse=True)
     assert (quarantined.state, good.state) == ("quarantined", "not verified")
     assert quarantined.reason == "\n".join(reasons)
+
+
+def test_a_save_that_is_published_late_is_gone_or_found(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has lost the run directory comes to its rename when the next one has looked."""
+    final, partial = final_path(store, 2), partial_path(store, 2, epoch=1)
+    final.rename(partial)
+    look = restore.list_entries
+
+    def look_before_the_rename(root: Path) -> list[Entry]:
+        entries = look(root)
+        with suppress(FileNotFoundError):
+            partial.rename(final)
+        return entries
+
+    monkeypatch.setattr(restore, "list_entries", look_before_the_rename)
+    found = find_good(store, World.joined(), verify=True, tell=lambda path, why: None)
+    assert found is not None
+    assert found.step == list_checkpoints(store)[-1].step
 
 
 def test_nothing_good_is_nothing_found(store: Path) -> None:
