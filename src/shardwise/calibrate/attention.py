@@ -1,4 +1,4 @@
-"""FLOP/s of causal attention, forward and backward, through the kernel that training takes."""
+"""FLOP/s of causal attention, forward and backward, with the kernel that training uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shardwise.calibrate.fit import fit_saturation
 from shardwise.metrics.clock import Clock
 from shardwise.training.surroundings import fast_attention
 
-# Heads and their width; lengths of sequences, of which as many as make up the tokens.
+# Heads, their width, and lengths of sequences. Each length has as many sequences as make up the
+# tokens.
 _HEADS = {"cuda": (32, 128), "cpu": (4, 64)}
 _TOKENS = {"cuda": 16384, "cpu": 512}
 _LENGTHS = {"cuda": (1024, 2048, 4096, 8192, 16384), "cpu": (64, 128, 256, 512)}
@@ -21,7 +22,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def by_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """What a run takes by itself."""
+    """The attention that a run uses by default."""
     return scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -42,7 +43,7 @@ def fit_attention(points: Sequence[dict[str, Any]]) -> tuple[float, float, float
         name: fit_saturation([(point["length"], point[name]) for point in points])[1]
         for name in ("forward", "backward")
     }
-    # Backward takes about 5 parts of 7; one length says for both what short sequences lose.
+    # Backward takes about 5 of 7 parts. One length says for both what short sequences lose.
     half = (2 * halves["forward"] + 5 * halves["backward"]) / 7
     longest = points[-1]
     scale = 1 + half / longest["length"]

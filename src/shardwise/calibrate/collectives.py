@@ -1,4 +1,4 @@
-"""How long the collectives of sharded training take over sizes, and the link that explains it."""
+"""How long the collectives of sharded training take by size, and the link that explains it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def measure_collectives(clock: Clock, group: dist.ProcessGroup) -> Iterator[dict[str, Any]]:
-    """Points of each collective; all groups of the machine work at the same time."""
+    """Points of each collective. All groups of the machine run at the same time."""
     ranks = group.size()
     for size in _SIZES[clock.device.type]:
         for kind in _KINDS:
@@ -30,7 +30,7 @@ def measure_collectives(clock: Clock, group: dist.ProcessGroup) -> Iterator[dict
 
 
 def fit_collectives(points: Sequence[dict[str, Any]], name: str, device: str) -> Link:
-    """The link that comes nearest to all of them."""
+    """The link that fits all points best."""
     library: Library = "nccl" if device == "cuda" else "gloo"
     samples = [
         (*ring_load(library, point["kind"], point["bytes"], point["ranks"]), point["seconds"])

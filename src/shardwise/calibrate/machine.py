@@ -1,4 +1,4 @@
-"""Calibrate this machine: start a rank on each of its devices, and keep what they find."""
+"""Calibrate this machine: start a rank on each of its devices, and return what they measure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _WORKER = "shardwise.calibrate.worker"
 
 
 def calibrate(cluster: ClusterSpec, *, quick: bool = False) -> Calibration:
-    """Measure a `measurable` cluster; the result is not yet saved."""
+    """Measure a `measurable` cluster. The result is not saved yet."""
     question = {"cluster": cluster.to_dict(), "quick": quick}
     after = "its last words are above; the catalogue's rates stay in use"
     return Calibration.from_dict(ask_ranks(cluster.world_size, _WORKER, question, after=after))
 
 
 def measurable(cluster: ClusterSpec) -> ClusterSpec:
-    """What of the cluster this machine can stand for: all its GPUs, or ranks on its CPU."""
+    """The part of the cluster that this machine can measure: all its GPUs, or ranks on its CPU."""
     if cluster.device == "cpu":
         return cluster
     here = probe_cluster()

@@ -1,4 +1,4 @@
-"""FLOP/s of matmuls as training has them: a layer's forward and the two of its backward."""
+"""FLOP/s of matmuls as in training: a layer's forward, and the two matmuls of its backward."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Tokens, and the widths of layers that are four times as wide as they are high.
 _TOKENS = {"cuda": 8192, "cpu": 512}
 _WIDTHS = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
-# Tokens and width at which the other formats are compared, and those that are only emulated: a
+# Tokens and width at which other formats are compared, and the formats that are only emulated. A
 # CPU without bf16 takes a thousand times as long for it.
 _COMMON = {"cuda": (8192, 4096), "cpu": (512, 256)}
 _EMULATED = (32, 64)
 
 
 def measure_matmul(clock: Clock, base: str, computes: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Points of the base format over all widths, then of the others at one."""
+    """Points of the base format at all widths, then of the other formats at one width."""
     device = clock.device
     for width in _WIDTHS[device.type]:
         tokens = _TOKENS[device.type]
@@ -71,7 +71,7 @@ def _point(clock: Clock, name: str, tokens: int, width: int, work: Work) -> dict
 def linear_work(
     device: torch.device, dtype: torch.dtype, tokens: int, wide_in: int, wide_out: int
 ) -> Work:
-    """The three matmuls of a layer: its forward, and backward to its input and to its weight."""
+    """The three matmuls of a layer: forward, and backward to its input and to its weight."""
     inputs = torch.randn(tokens, wide_in, device=device).to(dtype)
     weight = torch.randn(wide_out, wide_in, device=device).to(dtype)
     outputs = inputs @ weight.T
@@ -85,9 +85,9 @@ def linear_work(
 
 
 def float8_work(device: torch.device, tokens: int, wide_in: int, wide_out: int) -> Work:
-    """The same three on numbers that are float8 already.
+    """The same three on tensors that are float8 already.
 
-    torch has no public float8 matmul in all the versions we support; torchao uses this one.
+    torch has no public float8 matmul in all versions that we support. torchao uses this one.
     """
     scale = torch.ones((), device=device)
 

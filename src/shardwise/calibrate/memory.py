@@ -48,7 +48,7 @@ def measure_elementwise(clock: Clock, dtype: torch.dtype) -> Iterator[dict[str, 
 
 
 def fit_elementwise(points: Sequence[dict[str, Any]]) -> float:
-    """The usual rate; small tensors stay in a cache, large ones do not."""
+    """The median rate: small tensors stay in a cache, and large ones do not."""
     return statistics.median(point["bytes_per_s"] for point in points)
 
 

@@ -1,4 +1,5 @@
-"""One rank of a calibration: measures in step with the others; the first one writes the result."""
+"""One rank of a calibration. It measures together with the others, and the first rank writes the
+result."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ from shardwise.launch.parent import leave_with_launcher
 from shardwise.metrics.clock import QUICK, THOROUGH, Clock
 from shardwise.parallel.mesh import World
 
-# Below this share of the CPU other programs have slowed the measurements down.
+# With a smaller share of the CPU, other programs have slowed the measurements down.
 _UNDISTURBED = 0.85
 
 
 class MeasurementLog:
-    """Says on the first rank what is being measured, and keeps every point of it."""
+    """Reports on the first rank what is being measured, and keeps every point."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -46,7 +47,7 @@ class MeasurementLog:
         self._started = time.perf_counter()
 
     def say(self, text: str) -> None:
-        """To stderr: what a plan prints stays clean."""
+        """Print to stderr, because stdout belongs to the plan."""
         if self.world.is_first:
             sys.stderr.write(f"  {time.perf_counter() - self._started:5.1f} s  {text}\n")
             sys.stderr.flush()
@@ -60,7 +61,7 @@ class MeasurementLog:
 
 @record
 def main(question_path: str, answer_path: str) -> None:
-    """Measure the cluster that this process is one rank of, and write what was found."""
+    """Measure the cluster that this process is one rank of, and write the result."""
     leave_with_launcher()
     # 2.13 warns of names that 2.11 needs, and of formats that a CPU only emulates.
     warnings.simplefilter("ignore")

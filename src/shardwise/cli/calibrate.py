@@ -14,7 +14,8 @@ from shardwise.facts.rates import rates_of
 
 
 def calibrate_for(cluster: ClusterSpec, *, quick: bool) -> None:
-    """Measure, keep it, and print the table. To stderr: stdout belongs to the plan."""
+    """Measure, save the result, and print the table to stderr, because stdout belongs to the
+    plan."""
     from shardwise.calibrate.machine import calibrate, measurable
 
     here = measurable(cluster)

@@ -30,7 +30,7 @@ app = typer.Typer(
 
 
 Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo, or one checkpoint.")]
-# While nothing that is listed stays long enough to be read.
+# Rounds of listing, in which every listed checkpoint was removed before it could be read.
 _MOST_ROUNDS = 5
 _HEADER = ("step", "size", "age", "state", "ranks", "loss", "reason")
 
@@ -89,7 +89,7 @@ def verify(
     """
     secret = None if key is None else read_key(key)
     judged: dict[Path, JudgedCheckpoint] = {}
-    # A job that goes on may have saved newer ones by the time those that were listed are gone.
+    # A running job may have saved newer ones by the time the listed ones are gone.
     for _ in range(_MOST_ROUNDS):
         for entry in _chosen(run, step, optional=bool(judged)):
             if entry.path not in judged:
@@ -160,7 +160,7 @@ def prune_run(
         remove(run / "checkpoints", oldest)
     if partial:
         try:
-            # On a full disk the lock finds room only after the old ones are gone.
+            # On a full disk the lock file finds room only after the old checkpoints are gone.
             with hold_run(run, patience_s=0):
                 if not dry_run:
                     clear_partials(run / "checkpoints")
@@ -186,7 +186,7 @@ def _entries_of(run: Path) -> list[Entry]:
 
 
 def _chosen(run: Path, step: int | None, *, optional: bool = False) -> list[Entry]:
-    """Published ones: all, or that of `step`, which must be there unless it is optional."""
+    """Published checkpoints: all, or that of `step`, which must exist unless it is optional."""
     published = [entry for entry in _entries_of(run) if entry.is_published]
     chosen = [entry for entry in published if step in (None, entry.step)]
     if step is not None and not chosen and not optional:
@@ -218,7 +218,7 @@ def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
 
 
 def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
-    """None where it went meanwhile."""
+    """The row of a checkpoint, or None where it was removed meanwhile."""
     entry, manifest = judged.entry, judged.entry.manifest
     try:
         created = manifest.created if manifest else entry.path.lstat().st_mtime
@@ -236,7 +236,7 @@ def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
 
 
 def _size_of(directory: Path) -> int:
-    """Of what can be seen of it: a job that goes on may remove it at the same time."""
+    """The bytes that can be seen: a running job may remove the checkpoint at the same time."""
     total = 0
     for item in directory.rglob("*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What `shardwise checkpoint` finds of each checkpoint, in its words and exit codes."""
+"""The verdict of `shardwise checkpoint` on each checkpoint, with texts and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = {
 
 @dataclass(frozen=True, slots=True)
 class JudgedCheckpoint:
-    """A directory of checkpoints, and what was found of it."""
+    """A checkpoint directory, and its verdict."""
 
     entry: Entry
     state: str
@@ -36,7 +36,7 @@ class JudgedCheckpoint:
 
 
 def as_listed(entry: Entry) -> JudgedCheckpoint:
-    """By its manifest and sizes."""
+    """The verdict by manifest and sizes."""
     return JudgedCheckpoint(entry, entry.state, tuple(entry.reason.splitlines()))
 
 
@@ -118,7 +118,7 @@ _REFUSALS = {
 
 def _compare_with_model(entry: Entry) -> JudgedCheckpoint:
     try:
-        # It builds the model on meta, for which torch and transformers are needed.
+        # The comparison builds the model on meta, which needs torch and transformers.
         from shardwise.checkpoint.structure import NotCompared, check_structure
     except ImportError:
         return JudgedCheckpoint(

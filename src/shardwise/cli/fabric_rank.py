@@ -16,7 +16,7 @@ from shardwise.verify.fabric.found import Found, Request
 from shardwise.verify.fabric.nccl_log import captured_log
 
 MODULE = "shardwise.cli.fabric_rank"
-# A link that is silent for so long is dead, however slow.
+# A link that is silent for so long is dead, however slow it is.
 _TIMEOUT = timedelta(minutes=5)
 
 

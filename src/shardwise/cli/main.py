@@ -111,7 +111,7 @@ def _leave(end: SystemExit) -> NoReturn:
 
 
 def _failed_file(error: OSError) -> UserError:
-    """A file or a disk that failed where nothing more could be said of it."""
+    """The error for a file or disk that failed where nothing more specific is known."""
     name = error.filename or "a file"
     return UserError(
         f"{name}: {error.strerror or error}"[:_MAX_SHOWN],
@@ -122,16 +122,15 @@ def _failed_file(error: OSError) -> UserError:
 
 
 def _print_any_text() -> None:
-    """A terminal that cannot show a character, or a name that is no UTF-8, ends no command: what
-    cannot be encoded is shown as its escape."""
+    """Let no character end a command: what the terminal cannot encode is shown as its escape."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _hush_torchao() -> None:
-    """Where torchao is installed transformers imports it, and torch warns twice of its enums:
-    nothing that whoever runs a command could mend."""
+    """Silence two warnings of torch about torchao's enums, which no user of a command could
+    mend. transformers imports torchao where it is installed."""
     torch_log = logging.getLogger("torch.utils._pytree")
     torch_log.addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
 

@@ -1,4 +1,4 @@
-"""What is worth typing after a run, spelled so that it works where the run was started."""
+"""Commands that are useful after a run, spelled so that they work where the run was started."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def write_scrape(
 
 
 def _write(text: str, to: Path | None) -> None:
-    """To a file, in place of what an earlier call wrote there, or to stdout."""
+    """Write to a file, replacing what an earlier call wrote there, or to stdout."""
     if to is None:
         typer.echo(text, nl=False)
         return

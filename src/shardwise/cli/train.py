@@ -54,7 +54,7 @@ def train(
         for line in [*input_lines(plan), *(f"warning: {text}" for text in plan.warnings)]:
             say_on_console(line)
     run_plan(plan)
-    # The run is done and saved: whoever asks to stop now gets that as an answer.
+    # The run is done and saved, so a request to stop changes nothing now.
     with stop_signals_handled_by(signal.SIG_IGN):
         if is_first:
             _conclude(plan, config, overrides or [])

@@ -61,9 +61,9 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
 
     given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     plan = choose_plan(load_config(config, given))
-    # As the launcher gives it to ranks, so that reserved memory is what a rank reserves.
+    # The launcher sets the same for ranks, so reserved memory is what a rank reserves.
     os.environ.setdefault(*ALLOCATOR)
-    # torch takes seconds to import: what is wrong with the file has been said by now.
+    # torch takes seconds to import, so faults of the file are reported before.
     from shardwise.tunnel.run import run_tunnel
 
     result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps, trace=trace)

@@ -84,6 +84,6 @@ def _verify_parity(runs: list[Path], tolerance: float) -> None:
 
 
 def _rounded_up(number: float) -> float:
-    """To two digits, as it is printed, and not below."""
+    """Rounded up to two digits, as it is printed."""
     shown = float(f"{number:.1e}")
     return shown if shown >= number else 1.1 * shown

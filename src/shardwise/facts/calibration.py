@@ -1,9 +1,9 @@
-"""What this machine was measured to do, kept between plans: `shardwise plan --calibrate` writes it.
+"""Measured rates of this machine, kept between plans. `shardwise plan --calibrate` writes them.
 
-One file for each kind of device and layout of ranks, such as `h200-8.json` or, for two nodes that
-are played on one CPU, `aarch64-cpu-2-cores-2x2.json`. A GPU does the same work at the same
-rate wherever it sits, so a plan takes the rates of any machine with such GPUs. Ranks on a CPU
-share its cores and its memory: their rates hold for the same number of ranks only.
+There is one file for each kind of device and layout of ranks, such as `h200-8.json`, or
+`aarch64-cpu-2-cores-2x2.json` for two emulated nodes on one CPU. A GPU works at the same rate in
+any machine, so a plan takes the rates of any machine with such GPUs. Ranks on a CPU share its cores
+and its memory, so their rates hold for the same number of ranks only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        """Back from `asdict`; a ValueError where a rate is none."""
+        """The inverse of `asdict`. Raises ValueError where a rate is not one."""
         links = {name: Link(**data[name]) if data[name] else None for name in ("inside", "between")}
         found = cls(**{**data, "rates": Rates.from_dict(data["rates"]), **links})
         _validate(found)
@@ -103,7 +103,7 @@ def calibration_folder() -> Path:
 
 
 def device_key(cluster: ClusterSpec) -> str:
-    """The kind of device as file names have it. Of CPUs the number of cores matters too."""
+    """The kind of device in file names. For CPUs the number of cores is part of it."""
     name = cluster.gpu.name if cluster.gpu else cluster.device_name
     words = f"{name} {os.cpu_count()} cores" if cluster.device == "cpu" else name
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
@@ -115,7 +115,7 @@ def rates_for(cluster: ClusterSpec) -> Rates | None:
     found = next(_calibrations(cluster), None)
     if found is None:
         return catalogue
-    # What was not measured, such as float8 on a torch without it, is filled in.
+    # Rates that were not measured, such as float8 on a torch without it, come from the catalogue.
     known = {} if catalogue is None else dict(catalogue.matmul_flops)
     return replace(found.rates, matmul_flops=known | dict(found.rates.matmul_flops))
 
@@ -129,7 +129,7 @@ def with_measured_links(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def _calibrations(cluster: ClusterSpec) -> Iterator[Calibration]:
-    """Those that hold for the cluster's devices: made in its own layout first, then the newest."""
+    """Calibrations of the cluster's devices: those of its own layout first, then the newest."""
     folder, key = calibration_folder(), device_key(cluster)
     own = folder / f"{key}-{_layout(cluster.world_size, cluster.nvlink_domain)}.json"
     if own.exists():
@@ -146,7 +146,7 @@ def _layout(ranks: int, domain: int) -> str:
 
 
 def _validate(found: Calibration) -> None:
-    """A rate that is no rate would only show as a strange plan."""
+    """Raise for an impossible rate, which would otherwise only show as a strange plan."""
     rates, links = found.rates, (found.inside, found.between)
     numbers = [
         *rates.matmul_flops.values(),

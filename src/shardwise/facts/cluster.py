@@ -1,4 +1,4 @@
-"""Where a run takes place: how many devices of which kind, by name or by looking."""
+"""The devices of a run: how many of which kind, by name or by probing."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class ClusterSpec:
 
     @property
     def world_size(self) -> int:
-        """Ranks: one a device."""
+        """The number of ranks: one for each device."""
         return self.num_nodes * self.devices_per_node
 
     @property
     def device_in_words(self) -> str:
-        """The device for a sentence: few CPUs have a name that says that they are CPUs."""
+        """The device's name in a sentence. Few CPUs have a name that says that they are CPUs."""
         return f"this CPU ({self.device_name})" if self.device == "cpu" else self.device_name
 
     @property
     def fabric(self) -> Fabric:
-        """The links that its collectives go over."""
+        """The links of its collectives."""
         return fabric_of(
             self.gpu,
             self.nvlink_domain,
@@ -79,7 +79,7 @@ class ClusterSpec:
         )
 
     def peak_flops(self, fmt: str) -> float | None:
-        """Dense FLOP/s of one device in a format; None where nobody knows."""
+        """Dense FLOP/s of one device in a format; None where it is not known."""
         if self.peak_tflops != "auto":
             return 1e12 * self.peak_tflops
         return None if self.gpu is None else self.gpu.peak_flops.get(fmt)
@@ -170,8 +170,8 @@ def probe_cluster(environ: Mapping[str, str] | None = None) -> ClusterSpec:
 def _validate_node(cluster: ClusterSpec) -> None:
     """Raise where a name gives one node more GPUs than any server or NVLink rack holds.
 
-    Their collectives would be planned at NVLink's speed. Whoever has such a node says so with
-    `cluster.nvlink_domain`; a machine that was probed has what it has.
+    Its collectives would be planned at NVLink's speed. A user with such a node says so with
+    `cluster.nvlink_domain`. A machine that was probed is taken as it is.
     """
     gpu, count = cluster.gpu, cluster.devices_per_node
     if gpu is None or count <= gpu.most_in_a_node:
@@ -186,7 +186,7 @@ def _validate_node(cluster: ClusterSpec) -> None:
 
 
 def _in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
-    """The same GPUs in nodes of equal size; where they do not divide, in full nodes."""
+    """The same GPUs in nodes of equal size, or in full nodes where they do not divide."""
     total, full = cluster.world_size, min(NODE, gpu.node_gpus)
     nodes = -(-total // full)
     return f"{nodes}x{total // nodes if total % nodes == 0 else full}x{gpu.name}"
@@ -195,7 +195,7 @@ def _in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
 def _cpu_cluster(
     name: str, num_nodes: int, devices_per_node: int, source: Literal["named", "probed"]
 ) -> ClusterSpec:
-    """Ranks on this machine's CPU; a `2x2xCPU` plays two nodes on it."""
+    """Ranks on this machine's CPU. `2x2xCPU` emulates two nodes."""
     cpu = probe_cpu()
     return ClusterSpec(
         name=name,
@@ -212,7 +212,7 @@ def _cpu_cluster(
 
 
 def _the_only_kind(gpus: list[ProbedGpu], environ: Mapping[str, str]) -> ProbedGpu:
-    """Every rank does the same work, so one plan cannot suit two kinds."""
+    """The one kind of device. Every rank does the same work, so one plan cannot suit two kinds."""
     kinds = sorted({gpu.device_name for gpu in gpus})
     if len(kinds) > 1:
         seen = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus))))).split(",")
@@ -230,11 +230,12 @@ def _the_only_kind(gpus: list[ProbedGpu], environ: Mapping[str, str]) -> ProbedG
 
 
 def _as_launched(cluster: ClusterSpec, environ: Mapping[str, str]) -> ClusterSpec:
-    """Inside torchrun the launcher's counts hold: it knows of the other nodes, a probe does not."""
+    """The cluster with the launcher's counts: inside torchrun they include other nodes, and a
+    probe does not."""
     if "WORLD_SIZE" not in environ or "LOCAL_WORLD_SIZE" not in environ:
         return cluster
     world, local = environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"]
-    # Python reads no number of thousands of digits.
+    # Python converts no number of thousands of digits.
     are_counts = all(text.isdecimal() and len(text) < 10 and int(text) for text in (world, local))
     if not are_counts or int(world) % int(local):
         raise UserError(
@@ -255,7 +256,7 @@ def _as_launched(cluster: ClusterSpec, environ: Mapping[str, str]) -> ClusterSpe
 
 
 def _own_domain(num_nodes: int, devices_per_node: int, gpu: GpuSpec | None) -> int:
-    """A node; for chips whose links leave it, as many nodes as make domains of equal size."""
+    """The fast domain: a node, or several nodes where the chips' links leave it."""
     if gpu is None or gpu.nvlink_domain <= NODE:
         return devices_per_node
     reach = gpu.nvlink_domain // devices_per_node

@@ -1,9 +1,9 @@
 """How long a collective takes: a latency for every hop of the ring, then bytes over a bandwidth.
 
 A group inside one fast domain (a node, or the rack of an NVL72) moves at the rate of that domain's
-links. A group that spans several shares the network cards of each node with the groups that run
-beside it: eight HSDP replicas groups of one rank a node get an eighth of the node's cards each,
-while one ring through all ranks has them to itself.
+links. A group that spans several domains shares the network cards of each node with the groups
+beside it. The eight replica groups of HSDP, with one rank in each node, get an eighth of a node's
+cards each, while one ring through all ranks has them to itself.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from shardwise.facts.gpus import NODE, GpuSpec
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 Library = Literal["nccl", "gloo"]
 
-# How often a tensor goes round the ring. gloo has no reduce-scatter: torch all-reduces the whole
-# tensor there and keeps a part of it. `benchmarks/links.py` counts the bytes that cross a link.
+# How often a tensor goes around the ring. gloo has no reduce-scatter: torch all-reduces the whole
+# tensor and keeps a part of it. `benchmarks/links.py` counts the bytes that cross a link.
 _ROUNDS: dict[Library, dict[Collective, int]] = {
     "nccl": {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1},
     "gloo": {"all_gather": 1, "reduce_scatter": 2, "all_reduce": 2, "all_to_all": 1},
 }
-# Share of a link's printed rate that collectives reach with large messages.
+# The share of a link's nominal rate that collectives reach with large messages.
 NVLINK_SHARE = 0.82
 PCIE_SHARE = 0.55
 HOST_SHARE = 0.18
 NETWORK_SHARE = 0.90
-# Of a network's bytes TCP leaves this share to gloo: 1448 of a frame of 1514.
+# TCP leaves this share of a network's bytes to gloo: 1448 of a frame of 1514.
 TCP_SHARE = 0.956
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One kind of connection, as collectives see it."""
+    """One kind of connection, as seen by collectives."""
 
     name: str
     bytes_per_s: float
@@ -74,7 +74,8 @@ class Fabric:
         rate, hop_s = self._path(ranks, stride)
         members = max(1, self.domain // stride)
         if kind == "all_to_all" and members < ranks:
-            # No ring: what goes to other domains leaves each device through its part of the cards.
+            # An all-to-all is no ring: what goes to other domains leaves each device through its
+            # part of the cards.
             moved = num_bytes * (ranks - members) / ranks
             rate = min(self.inside.bytes_per_s, self.between.bytes_per_s / self.domain)
         return hops * hop_s + moved / rate
@@ -159,9 +160,10 @@ def fabric_of(
     inside: Link | None = None,
     between: Link | None = None,
 ) -> Fabric:
-    """The links of a cluster of such GPUs; without a GPU, of ranks on one CPU.
+    """The links of a cluster of such GPUs, or of ranks on one CPU without a GPU.
 
-    `inside` and `between` are measured ones; a network that the user names stands above the latter.
+    `inside` and `between` are measured links. A network that the user names takes precedence over
+    `between`.
     """
     source: Literal["catalogue", "given", "measured"] = "catalogue"
     if interconnect != "auto":
@@ -179,20 +181,21 @@ def fabric_of(
 
 
 def _inside(gpu: GpuSpec, domain: int) -> Link:
-    # Bridges join a few cards of a node; a ring through all of them goes over PCIe too.
+    # Bridges join a few cards of a node, so a ring through all of them also goes over PCIe.
     bridged = gpu.nvlink_domain < min(domain, NODE)
     if gpu.nvlink_bandwidth is not None and gpu.nvlink_domain > 1 and not bridged:
         rate = NVLINK_SHARE * gpu.nvlink_bandwidth
         return Link(name=f"NVLink of {gpu.name}", bytes_per_s=rate, hop_s=3e-6)
-    # Devices on one host bridge share it, both ways; half is what remains beside the other half.
-    # GeForce drivers have no peer access: what one sends goes through the host's memory.
+    # Devices on one host bridge share it both ways, so each gets half. GeForce drivers have no peer
+    # access: data goes through host memory.
     share = HOST_SHARE if gpu.name.startswith(("RTX-3", "RTX-4", "RTX-5")) else PCIE_SHARE
     rate = share * _PCIE.get(gpu.name, _PCIE_GEN4)
     return Link(name="PCIe", bytes_per_s=rate, hop_s=6e-6)
 
 
 def _tcp(interconnect: str | float, loopback: Link) -> Link:
-    """Of ranks on CPUs: headers take their share, and a hop costs what gloo itself costs."""
+    """The link of ranks on CPUs: headers take their share, and a hop costs what gloo itself
+    costs."""
     network = _network(interconnect)
     share = TCP_SHARE if isinstance(interconnect, int | float) else 1.0
     slowest = min(share * network.bytes_per_s, loopback.bytes_per_s)

@@ -18,7 +18,7 @@ from shardwise.facts.models import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of the device's dense peak: of the model's FLOPs, and with recompute counted."""
+    """Shares of the device's dense peak: by the model's FLOPs, and with recompute counted."""
 
     mfu: float
     hfu: float
@@ -27,7 +27,7 @@ class Efficiency:
 def efficiency_of(
     spec: ModelSpec, seq_len: int, mode: str | float, tokens_per_s: float, peak_flops: float
 ) -> Efficiency:
-    """At `tokens_per_s` on one device, with so much recomputed."""
+    """The efficiency at `tokens_per_s` on one device, with so much recomputed."""
     useful = flops_per_token(spec, seq_len)
     again = recompute_flops_per_token(spec, seq_len, recomputed_share(mode))
     rate = tokens_per_s / peak_flops
@@ -54,7 +54,7 @@ def recompute_flops_per_token(spec: ModelSpec, seq_len: int, fraction_of_blocks:
 
 
 def attention_flops(spec: ModelSpec, seq_len: int) -> float:
-    """Of one token in one block, forward."""
+    """Attention FLOPs of one token in one block, forward."""
     return 4.0 * spec.num_heads * spec.head_dim * _mean_context(seq_len, spec.attention_window)
 
 

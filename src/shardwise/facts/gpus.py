@@ -133,8 +133,8 @@ GPUS: tuple[GpuSpec, ...] = (
     _gpu("MI300X", 196592, _MI300X, 5300, (NODE, 896)),
 )
 
-# What people, and `nvidia-smi`, call them besides. Whole names only: "RTX 4090 Laptop GPU" and
-# "H100 80GB HBM3 MIG 1g.10gb" are other devices, and a wrong peak is worse than none.
+# Other names, by people and `nvidia-smi`. Only whole names match: "RTX 4090 Laptop GPU" and "H100
+# 80GB HBM3 MIG 1g.10gb" are other devices, and a wrong peak is worse than none.
 _ALIASES: dict[str, tuple[str, ...]] = {
     "V100-16GB": ("V100", "V100-SXM2-16GB", "V100-SXM3-16GB"),
     "V100-32GB": ("V100-SXM2-32GB", "V100-SXM3-32GB"),

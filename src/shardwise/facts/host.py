@@ -1,11 +1,11 @@
-"""The memory of this host, in all and what is left: the machine's, a container's or a job's."""
+"""The memory of this host, total and available: the machine's, a container's or a job's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-# By version of control groups: where groups are, then the files of their limit and their use.
+# By version of control groups: where groups are, then the files of their limit and usage.
 _GROUPS = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -13,7 +13,7 @@ _GROUPS = {
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
-    """Bytes that processes can still take here; None where the system does not say."""
+    """Bytes that processes can still allocate here; None where the system does not say."""
     machine = _numbers(root / "proc/meminfo").get("MemAvailable:")
     found = [*_left_in_groups(root), *([] if machine is None else [1024 * machine])]
     return min(found, default=None)
@@ -25,7 +25,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """For every limit that holds for this process: the limit, less what cannot be taken back."""
+    """For every limit of this process: the limit, less the memory that cannot be reclaimed."""
     for limit, use, group in _limits(root):
         cached = _numbers(group / "memory.stat").get("inactive_file", 0)
         yield max(0, limit - use + cached)
@@ -38,7 +38,7 @@ def _limits(root: Path) -> Iterator[tuple[int, int, Path]]:
         if controllers not in _GROUPS:
             continue
         top, limit_file, use_file = _GROUPS[controllers]
-        # A limit holds for all groups below. Of a container the top is its own, whatever the path.
+        # A limit holds for all groups below. In a container the top is its own, whatever the path.
         own = root / top / path.lstrip("/")
         for group in (own, *own.parents):
             limit, use = (_number(group / file) for file in (limit_file, use_file))

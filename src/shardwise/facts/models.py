@@ -1,8 +1,8 @@
-"""A model's shape and its parameter counts, worked out from config.json alone.
+"""A model's shape and its parameter counts, computed from config.json alone.
 
-Only families whose structure is known to the last bias are worked out. For any other, and for a
-file that leaves a size to its class's default, `UnknownFamily` says so and the caller counts the
-parameters of a model built on the meta device: a refusal instead of a guess.
+Only families whose structure is known to the last bias are computed. For any other, and for a file
+that leaves a size to its class's default, `UnknownFamily` is raised, and the caller counts the
+parameters of a model on the meta device. There is no guess.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 
-# Every attention that a user may ask for; the first that a family has is the one that is planned.
+# Every attention that a user may ask for. The first one that a family has is planned.
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention")
 
 
-# Far above any model's, and far below what overflows when sizes are multiplied.
+# This is far above any model's size, and far below what overflows when sizes are multiplied.
 _LARGEST = 2**40
 
 
 class UnknownFamily(Exception):
-    """This config.json cannot be counted on paper."""
+    """The sizes cannot be computed from this config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +97,12 @@ class ModelSpec:
 
     @property
     def block_matmul_params_per_token(self) -> int:
-        """Those of all blocks together, without the output head."""
+        """The same for all blocks together, without the output head."""
         return self.matmul_params_per_token - self.vocab_size * self.hidden_size
 
     @property
     def expert_params(self) -> int:
-        """Those of one block that experts hold; 0 where there is one MLP for all tokens."""
+        """The parameters of one block's experts; 0 where there is one MLP for all tokens."""
         return 3 * self.hidden_size * self.ffn_size * self.num_experts * (self.num_experts > 1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ _FAMILIES: dict[str, _Family] = {
 
 
 def spec_from_config(name: str, hf_config: Mapping[str, Any]) -> ModelSpec:
-    """Work the sizes out, or raise UnknownFamily."""
+    """Compute the sizes, or raise UnknownFamily."""
     model_type = str(hf_config.get("model_type"))
     if model_type == "gpt2":
         return _gpt2_spec(name, hf_config)
@@ -244,7 +244,7 @@ def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _reader(config: Mapping[str, Any]) -> Callable[[str], int]:
-    """A lookup that refuses what the file leaves to transformers' defaults."""
+    """A lookup that refuses fields which the file leaves to transformers' defaults."""
 
     def size(key: str) -> int:
         value = config.get(key)
@@ -271,7 +271,8 @@ def _given(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """Llama's default is one a query head; elsewhere an absent field means a class's number."""
+    """The number of key and value heads. Llama's default is one for each query head; for other
+    families an absent field means the class's number."""
     if config.get("num_key_value_heads") is None and (
         config["model_type"] == "llama" or "num_key_value_heads" in config
     ):

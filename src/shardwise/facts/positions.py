@@ -1,19 +1,19 @@
-"""How long a sequence a model with rotary positions was made for, told from config.json."""
+"""The longest sequence that a model with rotary positions was made for, by config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# These stretch positions by their factor, and files often keep the unstretched number beside it.
+# These scale positions by their factor, and files often keep the unscaled number beside it.
 _STRETCHING = ("linear", "dynamic")
 
 
 def rotary_limit(hf_config: Mapping[str, Any]) -> int | None:
     """The largest number of positions that the file can mean; None where it names none.
 
-    Files disagree on whether `max_position_embeddings` counts before or after rope scaling, so
-    that the larger reading is taken: a sequence beyond it is too long by every reading.
+    Files disagree on whether `max_position_embeddings` counts before or after rope scaling. The
+    larger reading is taken, so a sequence beyond it is too long by every reading.
     """
     stated = _whole(hf_config.get("max_position_embeddings"))
     if stated is None:

@@ -1,4 +1,4 @@
-"""What a GPU-hour costs, from an editable YAML."""
+"""The price of a GPU-hour, from an editable YAML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Price:
 
 
 def price_of(cluster: ClusterSpec, config: ClusterConfig, *, offload: bool) -> Price | None:
-    """What the cluster costs; None where nobody has said."""
+    """The price of the cluster; None where it is not known."""
     path = SAMPLE if config.prices is None else Path(config.prices)
     rates, offload_node = _read(path)
     if config.usd_per_gpu_hour != "auto":

@@ -1,4 +1,4 @@
-"""What this machine has, asked without torch: GPUs from nvidia-smi, the CPU from /proc."""
+"""The hardware of this machine, found without torch: GPUs from nvidia-smi, the CPU from /proc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from shardwise.units import MIB
 
 CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA_SMI_TIMEOUT_S = 60
-# Arm's name, then x86's two. fp16 is never counted: where CPUs have it, torch's kernels are slow.
+# Arm's name for bf16, then x86's two. fp16 is never counted: where CPUs have it, torch's kernels
+# are slow.
 _CPU_BF16_FLAGS = frozenset({"bf16", "avx512_bf16", "amx_bf16"})
 
 
@@ -49,7 +50,7 @@ def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
     if not rows:
         return []
     matches = [match_gpu(name) for name, _ in rows]
-    # Asked only for strangers, and answered for all or none: old drivers do not know the field.
+    # This is asked only for unknown GPUs, and old drivers do not know the field.
     capabilities = _visible(_query("compute_cap", environ), environ) if None in matches else []
     capabilities = capabilities or [["unknown"]] * len(rows)
     return [
@@ -67,7 +68,8 @@ def probe_cpu() -> ProbedCpu:
     """The CPU of this machine."""
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)).split())
-    # Blanks only, not \s: of a machine that leaves its name empty the next line is none.
+    # Only blanks are skipped, not \s: where a machine's name is empty, the next line is not the
+    # name.
     model = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", cpuinfo, re.M)
     return ProbedCpu(
         device_name=model[1].strip() if model else f"{platform.machine()} CPU".strip(),
@@ -104,7 +106,8 @@ def _query(fields: str, environ: Mapping[str, str]) -> list[list[str]]:
 
 
 def _visible(rows: list[list[str]], environ: Mapping[str, str]) -> list[list[str]]:
-    """What CUDA_VISIBLE_DEVICES leaves. Like CUDA, the first index that is not there ends it."""
+    """The devices that CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first index that does not
+    exist ends the list."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return rows
@@ -114,7 +117,8 @@ def _visible(rows: list[list[str]], environ: Mapping[str, str]) -> list[list[str
         if entry.isdecimal() and len(entry) < 10 and int(entry) < len(rows):
             visible.append(rows[int(entry)])
         elif entry.startswith(("GPU-", "MIG-")) and len(visible) < len(rows):
-            # Which row a UUID means is not asked for; machines of one kind make it no matter.
+            # Which row a UUID means is not asked for: on machines with one kind of GPU it does not
+            # matter.
             visible.append(rows[len(visible)])
         else:
             break
@@ -122,14 +126,15 @@ def _visible(rows: list[list[str]], environ: Mapping[str, str]) -> list[list[str
 
 
 def _memory_bytes(mib: str, gpu: GpuSpec | None) -> int:
-    """nvidia-smi's MiB; chips that share the host's memory print '[N/A]' instead."""
+    """nvidia-smi's MiB in bytes. Chips that share the host's memory print '[N/A]' instead."""
     if mib.isdecimal():
         return int(mib) * MIB
     return gpu.memory_bytes if gpu else _ram_bytes()
 
 
 def _formats_of_capability(capability: str) -> frozenset[str]:
-    """Tensor cores came with 7.0 (fp16), and took bf16 with 8.0 and fp8 with 8.9."""
+    """Formats by compute capability: tensor cores came with 7.0 (fp16), bf16 with 8.0 and fp8
+    with 8.9."""
     numbers = capability.split(".")
     version = tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0,)
     since = {"fp32": (0,), "fp16": (7, 0), "bf16": (8, 0), "fp8": FLOAT8_CAPABILITY}
@@ -137,6 +142,6 @@ def _formats_of_capability(capability: str) -> frozenset[str]:
 
 
 def _ram_bytes() -> int:
-    """The machine's, or as much of it as a container or job may take."""
+    """The machine's memory, or as much of it as a container or job may take."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(machine, memory_limit() or machine)

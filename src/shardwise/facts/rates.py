@@ -1,8 +1,8 @@
-"""What a device really reaches: matmul, attention and memory rates, and what launching costs.
+"""The rates that a device reaches: matmul, attention and memory, and the cost of a launch.
 
-Catalogue figures are shares of the vendor's peak that large, well-shaped work reaches, as published
-measurements and our own on an H200 show them. `shardwise plan --calibrate` replaces them by what
-this machine does.
+Catalogue figures are shares of the vendor's peak that large, well-shaped work reaches, by published
+measurements and our own on an H200. `shardwise plan --calibrate` replaces them by measurements of
+this machine.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class _Shares:
     memory: float
 
 
-# What training runs reach, which is less than a matmul alone in a loop does. H200: measured by us
-# at 8B shapes; it runs into its power limit, as all Hopper and Blackwell cards do in long steps.
-# B200 and MI300X: what published runs of torchtitan and prime-rl leave after their own overheads,
-# though these ran early kernels; a tuned stack may reach a quarter more.
+# What training reaches, which is less than a matmul alone in a loop. H200: measured by us at 8B
+# shapes; like all Hopper and Blackwell cards it runs into its power limit in long steps. B200 and
+# MI300X: what published runs of torchtitan and prime-rl leave after their own overheads. These ran
+# early kernels, and a tuned stack may reach a quarter more.
 _GENERATIONS = {
     "V100": _Shares(0.75, 0.0, 0.28, 0.22, 0.80),
     "T4": _Shares(0.45, 0.0, 0.22, 0.17, 0.75),
@@ -79,13 +79,14 @@ _GENERATIONS = {
     "B200": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
     "GB200": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
     "MI300X": _Shares(0.38, 0.27, 0.24, 0.18, 0.70),
-    # GeForce cards clock above what their peaks are printed for.
+    # GeForce cards clock higher than their nominal peaks assume.
     "RTX-3090": _Shares(0.87, 0.0, 0.70, 0.60, 0.85),
     "RTX-4090": _Shares(0.85, 0.80, 0.70, 0.60, 0.85),
     "RTX-5090": _Shares(0.85, 0.80, 0.65, 0.55, 0.85),
 }
 _OTHER = _Shares(0.78, 0.72, 0.64, 0.54, 0.85)
-# Their faster tensor cores leave more of a short sequence's time to the edge of the triangle.
+# Their tensor cores are faster, so the edge of the causal triangle takes a larger share of a short
+# sequence's time.
 _SINCE_HOPPER = ("H100", "H200", "GH200", "B200", "GB200")
 
 

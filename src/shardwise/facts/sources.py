@@ -15,11 +15,12 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.presets import PRESETS
 from shardwise.files import read_json, user_path
 
-# Anything that looks like weights: what cannot be read is then an error, never random weights.
+# Names of weight files in any format. If such a file cannot be read, that is an error, and weights
+# are never random instead.
 _WEIGHT_PATTERNS = (
     *("*.safetensors", "pytorch_model*.bin", "pytorch_model_fsdp_*", "*.distcp", ".metadata"),
 )
-# What lists the files of weights in several, by format; the first format that is there is read.
+# Index files by format. The first format that is there is read.
 _INDEXES = {
     "model.safetensors.index.json": "*.safetensors",
     "pytorch_model.bin.index.json": "pytorch_model*.bin",
@@ -29,7 +30,7 @@ _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # Files are a few kilobytes; some list a thousand labels.
 _MAX_CONFIG_BYTES = 16 * 2**20
 
-# Fields that files leave out when they equal the family's default, yet may be overridden.
+# Fields that files leave out when they equal the family's default, and that may be overridden.
 _WELL_KNOWN = frozenset(
     {
         "attention_dropout",
@@ -53,7 +54,7 @@ _WELL_KNOWN = frozenset(
         "pad_token_id",
     }
 )
-# GPT-2 has its own words; its config.json must not come to hold two names for one number.
+# GPT-2 has its own field names; its config.json must not get two names for one number.
 _GPT2_WORDS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -76,7 +77,7 @@ _NOT_IN_GPT2 = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model's configuration, overrides applied, and where its files lie."""
+    """A model's configuration with overrides applied, and where its files are."""
 
     name: str
     hf_config: dict[str, Any]
@@ -96,7 +97,8 @@ class ModelSource:
 
     @property
     def has_all_weights(self) -> bool:
-        """Whether there are weights and none of their files is missing, as after a cut download."""
+        """Whether there are weights and no file of them is missing, as after an interrupted
+        download."""
         return self.weights is not None and not _any_missing(self.weights)
 
 
@@ -154,7 +156,7 @@ def _any_missing(place: Path) -> bool:
 
 
 def _listed_in(index: Path) -> set[str]:
-    """The files that an index lists; what is wrong with one is told where weights are read."""
+    """The files that an index lists. A fault in it is reported where weights are read."""
     try:
         names = read_json(index)["weight_map"].values()
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
@@ -163,7 +165,7 @@ def _listed_in(index: Path) -> set[str]:
 
 
 def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A copy with these fields changed. A field that no one would read is an error."""
+    """A copy with these fields changed. A field that the model would not read is an error."""
     changed = copy.deepcopy(hf_config)
     gpt2 = hf_config.get("model_type") == "gpt2"
     known = hf_config.keys() | (_WELL_KNOWN - _NOT_IN_GPT2 if gpt2 else _WELL_KNOWN)
@@ -178,7 +180,7 @@ def apply_overrides(hf_config: dict[str, Any], overrides: dict[str, Any]) -> dic
                 else f"leave it out; the fields are {', '.join(sorted(known))}",
             )
         if key == "rope_theta" and isinstance(changed.get("rope_parameters"), dict):
-            # Files that transformers 5 wrote keep it here, and here it wins.
+            # Files that transformers 5 wrote keep it here, where it takes precedence.
             changed["rope_parameters"]["rope_theta"] = value
         else:
             changed[_GPT2_WORDS.get(key, key) if gpt2 else key] = value

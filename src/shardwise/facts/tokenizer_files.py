@@ -1,4 +1,4 @@
-"""Whether a model comes with a tokenizer, told from its name and its files."""
+"""Whether a model comes with a tokenizer, by its name and its files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ MAX_TOKENIZER_BYTES = 2**28
 
 
 def has_own_tokenizer(model_name: str) -> bool:
-    """False for a preset, which is a shape and nothing else, and for a directory without the
-    files. A hub id is taken to have one: to load it is to find out."""
+    """Whether a model has a tokenizer: not a preset, which is only a shape, nor a directory without
+    the files.
+
+    A hub id is taken to have one; loading it will show.
+    """
     if model_name in PRESETS:
         return False
     directory = user_path(model_name)

@@ -1,4 +1,4 @@
-"""Whether files of weights are whole, told from their headers: no tensor is read."""
+"""Whether weight files are whole, by their headers. No tensor is read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MAX_INDEX_BYTES = 100 * 2**20
 def check_weight_files(place: Path) -> list[UserError]:
     """What is wrong with each safetensors file and its index, by name.
 
-    `place` is a directory or one file. Other formats have no header to check, and are read by the
-    ranks; what `torch.save` writes today is a zip file, whose end must be there.
+    `place` is a directory or one file. Other formats have no header to check, and the ranks read
+    them. `torch.save` writes a zip file, whose end must be there.
     """
     return [
         UserError(f"{path} is not a whole file of weights", why=why, fix=_FETCH_ANEW)
@@ -48,7 +48,7 @@ def _faults(place: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _odd_files(place: Path) -> Iterator[tuple[Path, str]]:
-    """What has the name of a file of weights and is none, such as a pipe."""
+    """Entries that are named like weight files but are no plain files, such as a pipe."""
     for name in _NAMES:
         path = place / name
         try:
@@ -59,7 +59,7 @@ def _odd_files(place: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
-    """Of the index itself, then of every file that it lists."""
+    """Faults of the index itself, then of every file that it lists."""
     try:
         listed = _read_index(index)
     except (OSError, ValueError) as error:
@@ -76,7 +76,7 @@ def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _read_index(index: Path) -> dict[str, set[str]]:
-    """The tensors that are promised, by the file that is to hold them."""
+    """The tensors that the index promises, by file."""
     content = read_json(index, _MAX_INDEX_BYTES)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def lock_holders(path: Path) -> list[int]:
-    """Process ids, as far as /proc shows them to this user.
+    """The ids of the processes that hold the lock, as far as /proc shows them to this user.
 
-    A lock belongs to an open file, which children inherit: after the death of the process that
-    took it they are the ones that hold it.
+    A lock belongs to an open file, which children inherit. After the death of the process that took
+    it, its children hold it.
     """
     wanted = path.stat()
     return sorted(

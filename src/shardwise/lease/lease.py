@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a child finds them by."""
+        """The environment variables by which a child finds the handles."""
         return {LEASE_VARIABLE: f"{self._lock}:{self._handle}"}
 
     def validate(self) -> None:
@@ -91,21 +91,22 @@ class Lease:
             raise _lost(self.run_dir, newest_record(self.run_dir))
 
     def renew(self) -> None:
-        """Show other hosts that the holder lives."""
+        """Show other hosts that the holder is alive."""
         self.validate()
         # One clock for all processes of the job, so that their records never look the same.
         self._write(replace(self._record, beat=time.monotonic_ns()))
 
     def release(self) -> None:
-        """Say that nobody has to wait, then let go of the lock."""
-        # A record that cannot be written costs the next job on another host the wait, no more.
+        """Record that nobody has to wait, then release the lock."""
+        # If the record cannot be written, the next job on another host waits, and no more.
         with suppress(OSError, LostLease):
             self.validate()
             self._write(replace(self._record, released=True))
         self.close()
 
     def close(self) -> None:
-        """Let go without a word, as a process does that shares the lease with others."""
+        """Release the handles without a record, as a process does that shares the lease with
+        others."""
         os.close(self._handle)
         os.close(self._lock)
 
@@ -138,7 +139,7 @@ def inherit_lease(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Lea
         return None
     lock, handle = (int(number) for number in said.split(":"))
     for number in (lock, handle):
-        # What this process starts in its turn is no part of the job.
+        # Processes that this one starts are no part of the job.
         os.set_inheritable(number, False)
     record = LeaseRecord.from_bytes(os.pread(handle, 4096, 0))
     return Lease(run_dir, lock, handle, record)

@@ -1,9 +1,9 @@
-"""What the holder of a run directory says of itself, in a file that only it can have created.
+"""The record of a run directory's holder, in a file that only the holder can have created.
 
 A run directory has one record for each time that it was taken: `.lock/epoch-7` for the seventh. The
-file is created exclusively, which file systems guarantee between hosts too, so that two jobs never
-have the same epoch. Whoever takes the directory after that removes the older records: a job whose
-record is gone has lost the directory.
+file is created exclusively, which file systems guarantee between hosts too, so two jobs never have
+the same epoch. The next holder removes the older records, and a job whose record is gone has lost
+the directory.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def newest_record(run_dir: Path) -> LeaseRecord | None:
 
 
 def remove_older(run_dir: Path, epoch: int) -> None:
-    """From now on the earlier holders know that they have lost the directory."""
+    """Remove older records, so that earlier holders know that they have lost the directory."""
     for older in _epochs(run_dir):
         if older < epoch:
             with suppress(FileNotFoundError):
@@ -103,7 +103,7 @@ def _epochs(run_dir: Path) -> list[int]:
 
 
 def _read(run_dir: Path, epoch: int) -> LeaseRecord:
-    """A record that cannot be read (yet) is one of a holder that nothing is known of."""
+    """A record. One that cannot be read (yet) belongs to a holder of whom nothing is known."""
     path = record_path(run_dir, epoch)
     unknown = LeaseRecord(epoch=epoch, host="an unknown host", kernel="", pid=0, since=0.0, beat=0)
     try:

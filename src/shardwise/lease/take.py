@@ -1,4 +1,4 @@
-"""Take a run directory, or say who has it."""
+"""Take a run directory, or report who holds it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwise.lease.record import (
 
 Say = Callable[[str], None]
 LOCK_NAME = "held"
-# A job that is about to end, or that only looks, lets go within moments.
+# A job that is about to end, or that only looks, releases the lock within moments.
 _SETTLE_S = 0.5
 _POLL_S = 0.1
 # File systems and mounts without locks answer with one of these.
@@ -44,10 +44,10 @@ def _say_nothing(text: str) -> None:
 def hold_run(
     run_dir: Path, *, patience_s: float = LEASE_S, say: Say = _say_nothing
 ) -> Iterator[Lease]:
-    """Hold `run_dir` while the block runs; raises `Held` where another job has it.
+    """Hold `run_dir` while the block runs. Raises `Held` where another job has it.
 
-    `patience_s` is how long to wait for ranks that outlive their launcher, and to look for a sign
-    of life of a holder on another host. With 0 such a holder is taken to live.
+    `patience_s` is how long to wait for ranks that outlive their launcher, and for a sign of life
+    of a holder on another host. With 0 such a holder is taken to be alive.
     """
     lease = take_lease(run_dir, patience_s, say)
     try:
@@ -106,7 +106,7 @@ def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
                 raise
             return False
         record, pids = newest_record(path.parent.parent), lock_holders(path)
-        # Ranks that their launcher's death has asked to stop: they save and leave.
+        # These are ranks whose launcher died: they save and leave.
         orphans = pids if record is not None and record.pid not in pids else []
         now = time.monotonic()
         seen = now if orphans else seen
@@ -140,7 +140,8 @@ def _watch(run_dir: Path, before: LeaseRecord, patience_s: float, say: Say) -> L
 
 
 def _claim(run_dir: Path, record: LeaseRecord) -> int:
-    """Create the record, which only one job can; then the ones before have lost."""
+    """Create the record, which only one job can do. Earlier holders have then lost the
+    directory."""
     path = record_path(run_dir, record.epoch)
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -150,7 +151,7 @@ def _claim(run_dir: Path, record: LeaseRecord) -> int:
     os.fsync(handle)
     newest = newest_record(run_dir)
     if newest is not None and newest.epoch > record.epoch:
-        # Others have come and gone since this job looked.
+        # Other jobs have come and gone since this job looked.
         os.close(handle)
         path.unlink(missing_ok=True)
         raise _held(run_dir, newest, [])

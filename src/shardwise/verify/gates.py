@@ -62,13 +62,13 @@ def check_record(record: Record) -> list[Gate]:
 
 
 def _last_of_each_step(events: Steps) -> list[dict[str, Any]]:
-    """Step events in order; of a step that was done again after a restart, the last one."""
+    """Step events in order. Of a step that was repeated after a restart, the last event counts."""
     found = {event["step"]: event for event in events if event["event"] == "step"}
     return [found[step] for step in sorted(found)]
 
 
 def _steady(steps: Steps) -> Steps:
-    """Without the first logged step, which holds compilation and warm-up."""
+    """The steps without the first logged one, which holds compilation and warm-up."""
     return steps[1:] or steps
 
 
@@ -154,7 +154,8 @@ def _straggler_gate(late: Steps) -> Gate:
 
 
 def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
-    """Only a profile can tell what compute hid: a collective's own time includes what it hid."""
+    """The gate on exposed communication. Only a profile shows what compute hid: a collective's
+    own time includes it."""
     bound = f"at most {gates.max_exposed:.0%} of a step exposed"
     if plan.cluster.device == "cpu" or plan.world_size == 1:
         why = "a CPU waits in every collective, and one rank has none"

@@ -1,4 +1,4 @@
-"""The gates of a run directory, and their place in its record."""
+"""The gates of a run directory, and how they are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.verify.gates import Gate, check_gates, check_record
 
 
 def judge_run(run: Path) -> list[Gate]:
-    """Every gate, judged by what the run has left."""
+    """Every gate, judged by the files of the run."""
     plan = Plan.load(find_file(run, "plan.json"))
     record = read_record(find_file(run, "events.jsonl"))
     entries = list_entries(run / "checkpoints")
@@ -27,10 +27,10 @@ def judge_run(run: Path) -> list[Gate]:
 
 
 def record_gates(run: Path, gates: Sequence[Gate]) -> None:
-    """Add them to the record, unless it holds a verdict on the run's last step already.
+    """Add the gates to the record, unless it has a verdict on the run's last step already.
 
-    Where another job goes on with the run by now, the verdict is its to write. On a full disk it
-    is not written, as other lines of the record are not.
+    Where another job continues the run by now, that job writes the verdict. On a full disk the
+    verdict is dropped, as other lines of the record are.
     """
     path = run / "events.jsonl"
     with suppress(UserError), hold_run(run, patience_s=0) as lease:

@@ -1,4 +1,4 @@
-"""Are two runs the same? Their losses, step by step."""
+"""Whether two runs are the same, by their losses, step by step."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def pattern(rank: int, start: int, count: int, device: torch.device) -> Tensor:
 
 
 class Exchange:
-    """Holds zeros until it is filled; they cost a link what other numbers cost."""
+    """The tensors of one collective. They are zeros until they are filled; zeros cost a link as
+    much as other numbers."""
 
     def __init__(
         self, kind: Collective, num_bytes: int, device: torch.device, group: dist.ProcessGroup
@@ -30,7 +31,7 @@ class Exchange:
         self.device = device
         self.ranks = group.size()
         self.rank = group.rank()
-        # As many elements for every rank as fit.
+        # Every rank gets the same number of elements: as many as fit.
         self.count = max(1, num_bytes // _ELEMENT // self.ranks)
         self.num_bytes = _ELEMENT * self.count * self.ranks
         part, whole = self.count, self.count * self.ranks
@@ -58,16 +59,16 @@ class Exchange:
         self._sent.copy_(pattern(self.rank, start, self._sent.numel(), self.device))
 
     def clear(self) -> None:
-        """Zeros again: an all-reduce repeated on anything else would overflow."""
+        """Fill with zeros again: an all-reduce repeated on other numbers would overflow."""
         self._sent.zero_()
 
     def wrong(self) -> int:
-        """Elements that one run after `fill` should have brought, and did not."""
+        """The number of elements that are wrong after `fill` and one run."""
         chunks = self._arrived.split(self.count)
         return sum(int((chunk != self._right(i)).sum()) for i, chunk in enumerate(chunks))
 
     def _right(self, chunk: int) -> Tensor:
-        """What belongs into a chunk of what arrives."""
+        """The right values of a chunk of the output."""
         if self.kind == "all_gather":
             return pattern(chunk, chunk * self.count, self.count, self.device)
         if self.kind == "all_to_all":

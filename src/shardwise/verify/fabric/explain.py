@@ -22,7 +22,7 @@ _SHOWN_PAIRS = 12
 
 
 def headline(found: Found, cluster: ClusterSpec) -> str:
-    """What was looked at, and what it is held against."""
+    """What was measured, and what it is compared with."""
     fabric = cluster.fabric
     parts = [f"inside {fabric.inside.name}"]
     if cluster.world_size > cluster.nvlink_domain:
@@ -103,7 +103,7 @@ def _pair_row(each: JudgedPair, hosts: Sequence[str]) -> Row:
 
 
 def _library(cluster: ClusterSpec) -> str:
-    """That of the ranks; an unknown GPU has no fabric to ask."""
+    """The ranks' communication library. An unknown GPU has no fabric to ask."""
     return "nccl" if cluster.device == "cuda" else "gloo"
 
 
@@ -117,7 +117,7 @@ def _point_rows(judgement: Judgement, cluster: ClusterSpec) -> list[Row]:
 
 
 def _pair_rows(judgement: Judgement, found: Found) -> list[Row]:
-    """The slowest; of many only some."""
+    """The slowest pairs; of many pairs only some are shown."""
     ordered = sorted(judgement.pairs, key=lambda each: each.share)
     rows: list[Row] = [("from -> to", "rate", "", "expected", "", "")]
     for group in ("between", "inside"):

@@ -70,7 +70,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What one rank sent to another."""
+    """The transfer from one rank to another."""
 
     sender: int
     receiver: int
@@ -96,13 +96,13 @@ class Pair:
 
     @property
     def slowest(self) -> Flow:
-        """The flow that the others had to wait for."""
+        """The slowest flow, which the others waited for."""
         return max(self.flows, key=lambda flow: flow.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All that was measured, or read from files."""
+    """Everything that was measured, or read from files."""
 
     hosts: tuple[str, ...] = ()
     """By rank."""

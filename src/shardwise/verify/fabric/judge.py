@@ -14,16 +14,16 @@ from shardwise.verify.fabric.nccl_log import check_transports
 from shardwise.verify.gates import Gate
 
 Word = Literal["ok", "slow", "wrong data", "-"]
-# gloo sends what these two exchange in one message each way, and the two ways hinder each other on
-# their connection: measured between 1 and 2 times as long as in pieces (docs/LOG.md). Sums go in
-# pieces and are spared.
+# gloo exchanges these two in one message each way, and the two ways slow each other down on their
+# connection: it takes 1 to 2 times as long as in pieces (docs/LOG.md). Reductions are sent in
+# pieces and are not affected.
 _HALF_DUPLEX: frozenset[Collective] = frozenset({"all_gather", "all_to_all"})
 _ON_ONE_CPU = "ranks on one CPU disturb each other"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedPoint:
-    """A collective beside what it should reach."""
+    """A collective beside the bandwidth that it should reach."""
 
     point: Point
     expected: float
@@ -34,13 +34,13 @@ class JudgedPoint:
 
     @property
     def share(self) -> float:
-        """Of what is expected."""
+        """The share of the expected bandwidth."""
         return self.point.bus_rate / self.expected if self.expected else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedPair:
-    """A pair beside what it should reach."""
+    """A pair beside the bandwidth that it should reach."""
 
     pair: Pair
     expected: float
@@ -50,7 +50,7 @@ class JudgedPair:
 
     @property
     def share(self) -> float:
-        """Of what is expected."""
+        """The share of the expected bandwidth."""
         return self.pair.rate / self.expected
 
 
@@ -133,9 +133,9 @@ def _expected_rate(point: Point, cluster: ClusterSpec) -> float:
 def _judge_pair(
     pair: Pair, pairs: Sequence[Pair], cluster: ClusterSpec, min_share: float
 ) -> JudgedPair:
-    """Beside the other pairs; between domains beside the network's figure, too.
+    """Judge a pair by the other pairs; between domains also by the network's bandwidth.
 
-    Inside a domain one message does not fill all links, so that only the others can tell.
+    Inside a domain one message does not fill all links, so only the other pairs can tell.
     """
     expected = good_rate([other.rate for other in pairs if other.group == pair.group])
     if pair.group == "between" and not _is_unknown(cluster):
@@ -147,12 +147,14 @@ def _judge_pair(
 
 
 def good_rate(rates: Sequence[float]) -> float:
-    """What a good pair reaches: the upper quartile, for one bad node spoils most pairs of three."""
+    """The bandwidth of a good pair: the upper quartile, because one bad node spoils most pairs
+    of three."""
     return sorted(rates)[-1 - len(rates) // 4]
 
 
 def _why_not_judged(group: GroupName, cluster: ClusterSpec) -> str | None:
-    """Ranks of one CPU are no fabric, and of an unknown device nothing is expected."""
+    """Why a fabric is not judged: ranks of one CPU have no links, and for an unknown device
+    nothing is expected."""
     if group == "inside" and cluster.device == "cpu":
         return _ON_ONE_CPU
     if _is_unknown(cluster):
@@ -246,7 +248,7 @@ def _pair_advice(slow: Sequence[JudgedPair], hosts: Sequence[str]) -> str:
 
 
 def _ends(pair: Pair, hosts: Sequence[str]) -> set[str]:
-    """What may be to blame: a device inside a node, a host between them."""
+    """What may be the cause: a device inside a node, or a host between nodes."""
     ranks = (pair.slowest.sender, pair.slowest.receiver)
     if pair.group == "between":
         return {hosts[rank] for rank in ranks}

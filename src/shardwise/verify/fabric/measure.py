@@ -21,16 +21,14 @@ from shardwise.verify.fabric.nccl_log import Transports, read_log
 from shardwise.verify.fabric.pairs import measure_pairs
 
 Say = Callable[[str], None]
-# As much as one rank writes in some days.
+# The size of the log that one rank writes in several days.
 _MAX_LOG_BYTES = 2**28
 _PATIENCE = Patience(load_s=0.2, rounds=1)
 
 
 def measure_fabric(request: Request, log: Path | None, say: Say) -> Found:
-    """A collective call; every rank returns what all of them have found.
-
-    `log` is where NCCL writes on this rank.
-    """
+    """Measure, as a collective call. Every rank returns the results of all. `log` is where NCCL
+    writes on this rank."""
     cluster = request.cluster
     index = torch.cuda.current_device() if cluster.device == "cuda" else 0
     clock = Clock(torch.device(cluster.device, index), _PATIENCE, World.joined())
@@ -51,7 +49,7 @@ def measure_fabric(request: Request, log: Path | None, say: Say) -> Found:
 
 
 def _groups(everyone: World, domain: int) -> Iterator[tuple[GroupName, dist.ProcessGroup]]:
-    """Those that are not one rank alone, and not the same as another."""
+    """The groups that have several ranks and are not the same as another."""
     world = everyone.size
     if domain > 1:
         starts = range(0, world, domain)
@@ -67,7 +65,7 @@ def _groups(everyone: World, domain: int) -> Iterator[tuple[GroupName, dist.Proc
 def _point(
     clock: Clock, name: GroupName, kind: Collective, size: int, group: dist.ProcessGroup
 ) -> Point:
-    """The first call is the one whose data is checked; it also opens connections."""
+    """Measure one point. The first call opens connections, and its data is checked."""
     exchange = Exchange(kind, size, clock.device, group)
     exchange.fill()
     exchange.run()
@@ -81,13 +79,14 @@ def _point(
 
 
 def _host() -> str:
-    """Name, and the address on the way to the first rank where a launcher has named that."""
+    """This host's name, and its address on the route to the first rank where a launcher has
+    named that."""
     name, master = socket.gethostname(), os.environ.get("MASTER_ADDR")
     if master is None:
         return name
     try:
         family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        # A datagram socket sends nothing when it connects: it only looks up the way.
+        # A datagram socket sends nothing when it connects: it only looks up the route.
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             way.connect(address)
             return f"{name} {way.getsockname()[0]}"

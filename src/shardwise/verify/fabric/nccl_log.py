@@ -1,4 +1,4 @@
-"""Read NCCL's own log (NCCL_DEBUG=INFO): which way data goes, and whether that is a good one."""
+"""Read NCCL's own log (NCCL_DEBUG=INFO): which transports it chose, and whether they are good."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NETWORK = re.compile(r"NCCL INFO .*Using network (.+?)\s*$")
 _CHANNEL = re.compile(r"NCCL INFO Channel .* via (P2P|SHM|NET)/(.*)$")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
 _SOCKET = "Socket"
-# Cards whose networks are there to be used without the host.
+# GPUs whose networks can be used without the host.
 _DIRECT = ("infiniband", "roce", "efa", "gpudirect")
-# Kinds whose switches add up by themselves.
+# GPUs whose NVLink switches can reduce.
 _WITH_NVLS = ("H100", "H200", "B200", "GB200")
 _LEAST_FOR_NVLS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Transports:
-    """How often each way was taken; `+` joins the logs of several ranks."""
+    """How often each transport was chosen. `+` merges the logs of several ranks."""
 
     version: str = ""
     networks: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Transports:
 
     @property
     def channels(self) -> int:
-        """All of them; a log without any is not NCCL's, or not of NCCL_DEBUG=INFO."""
+        """All channels. A log without any is not NCCL's, or not of NCCL_DEBUG=INFO."""
         return self.peer + self.shared + self.across
 
     def __add__(self, other: Transports) -> Transports:
@@ -83,7 +83,7 @@ class Transports:
 
 
 def read_log(text: str) -> Transports:
-    """What the lines of one or several ranks tell."""
+    """What the log lines of one or several ranks say."""
     found = Transports()
     for line in text.splitlines():
         found += _read_line(line)
@@ -114,7 +114,7 @@ def _read_channel(way: str, rest: str) -> Transports:
 
 
 def check_transports(found: Transports, cluster: ClusterSpec) -> list[Gate]:
-    """Gates of NCCL's choices; those that this cluster cannot have are left out."""
+    """Gates on NCCL's choices. Gates that this cluster cannot have are left out."""
     gates = []
     if found.across:
         gates.append(_network_gate(found, cluster))
@@ -181,7 +181,7 @@ def _nvls_gate(found: Transports, cluster: ClusterSpec) -> Gate:
 
 @contextmanager
 def captured_log(device: str) -> Iterator[Path | None]:
-    """Let NCCL write its log to a file while the block runs, unless it was told where already."""
+    """Let NCCL write its log to a file while the block runs, unless the user has named one."""
     if device != "cuda" or "NCCL_DEBUG" in os.environ:
         yield None
         return

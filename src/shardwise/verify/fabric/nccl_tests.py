@@ -1,4 +1,4 @@
-"""Read what the binaries of nccl-tests print, so that it goes through the same gates."""
+"""Read the output of nccl-tests, so that it goes through the same gates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = 4
 
 
 def read_nccl_tests(text: str, name: str) -> Found:
-    """The table of one binary; `name` is the file's, which may have to tell which binary it was."""
+    """The table of one binary. The file's `name` may have to say which binary it was."""
     hosts = {int(match[1]): match[2] for match in map(_RANK.match, text.splitlines()) if match}
     if len(hosts) < 2:
         raise UserError(
@@ -61,7 +61,7 @@ def _group(hosts: tuple[str, ...]) -> GroupName:
 
 
 def _points(text: str, kind: Collective, group: GroupName, ranks: int) -> Iterator[Point]:
-    """One of every row: the slower of out-of-place and in-place."""
+    """One point for every row: the slower of out-of-place and in-place."""
     for line in text.splitlines():
         match, words = _ROW.match(line), line.split()
         if match is None or len(words) < 3 + 2 * _COLUMNS:

@@ -1,4 +1,4 @@
-"""Every rank with every other of its domain, every domain with every other: one way at a time."""
+"""Measure every pair of ranks in a domain, and every pair of domains, one way at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _ELEMENT = 4
 
 
 def rounds_of(count: int) -> Iterator[list[Couple]]:
-    """All couples out of `count`, in rounds in which nobody is in two of them."""
-    # A tournament: one stays, the others move round it; an odd one out sits opposite to nobody.
+    """All pairs out of `count`, in rounds in which nobody is in two pairs."""
+    # This is a round-robin tournament: one stays, and the others rotate around it. With an odd
+    # number one has no partner.
     seats: list[int | None] = [*range(count)] + [None] * (count % 2)
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
@@ -27,7 +28,7 @@ def rounds_of(count: int) -> Iterator[list[Couple]]:
 
 
 def measure_pairs(clock: Clock, domain: int, num_bytes: int) -> list[Pair]:
-    """Both ways of every pair; a collective call, of which every rank gets all results."""
+    """Measure both ways of every pair, as a collective call. Every rank gets all results."""
     world = clock.world.size
     starts = range(0, world, domain)
     sender = Sender(clock, max(1, num_bytes // _ELEMENT))
@@ -52,9 +53,9 @@ class Sender:
         self._arrived = torch.empty_like(self._sent)
 
     def measure(self, members: Sequence[Sequence[Couple]]) -> list[tuple[Flow, ...]]:
-        """From the first to the second of each couple; no rank is in two of them.
+        """Send from the first to the second rank of each pair. No rank is in two pairs.
 
-        Those that share a link stand together, and lead from one machine to one other.
+        Pairs that share a link are grouped, and lead from one machine to one other.
         """
         mine = next((couple for each in members for couple in each if self.rank in couple), None)
         work = self._work(mine)
@@ -92,8 +93,10 @@ class Sender:
 
 
 def shared_seconds(couples: Sequence[Couple], found: Round) -> list[float]:
-    """Of each flow, from when the first of them began: one that begins late has had the link to
-    itself, but the link has not carried more for it."""
+    """The seconds of each flow, counted from the start of the first one.
+
+    A flow that begins late has had the link to itself, but the link has not carried more for it.
+    """
     first = [min(found.begun[couple[side]] for couple in couples) for side in (0, 1)]
     return [
         max(found.ended[couple[side]] - first[side] for side in (0, 1)) / found.calls
