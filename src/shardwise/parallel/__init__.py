@@ -1,1 +1,1 @@
-"""Float8, recompute, compile, shard, prefetch: what is done to a model, in one order."""
+"""The changes to a model, in one order: float8, recompute, compile, shard, prefetch."""

@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: float8 or leaner MLPs, recompute, compile, offload of
-activations, shard, prefetch."""
+"""The one order in which a model is changed: float8 or leaner MLPs, recompute, compile, offload
+of activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parallelize(model: nn.Module, plan: Plan, mesh: Mesh | None = None) -> UnitM
 
 
 def _outer_norms(model: nn.Module, units: UnitMap) -> list[nn.Module]:
-    """Those besides the blocks, as the last is: uncompiled they pass over all tokens a dozen
-    times."""
+    """Norms outside the blocks, such as the last one. Without the compiler they read all tokens
+    a dozen times."""
     outer = (unit for unit in units.units if not unit.is_block)
     return [module for unit in outer for module in iter_modules(model, unit) if is_norm(module)]

@@ -1,4 +1,4 @@
-"""The collectives of every unit, handed to one object through FSDP2's public hooks."""
+"""The collectives of every unit, passed to one object through FSDP2's public hooks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardwise.plan.plan import Plan
 
 
 class Carrier:
-    """Calls the collectives of a model in FSDP2's place, here as FSDP2 would; the tensors come as
-    keywords."""
+    """Calls the collectives of a model in FSDP2's place. This one does what FSDP2 would; tensors
+    come as keywords."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The memory of a collective, as FSDP2 asks for it itself."""
+        """Allocate a buffer of a collective, as FSDP2 itself would."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def all_gather(
@@ -36,7 +36,7 @@ class Carrier:
         group: ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gather the parameters of a unit, in one call."""
+        """All-gather the parameters of a unit, in one call."""
         if len(outputs) == 1:
             return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
         options = AllgatherOptions()
@@ -44,7 +44,7 @@ class Carrier:
         work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
         if async_op:
             return work
-        # NCCL has none for a call on the stream that asks for it: what follows there waits anyway.
+        # NCCL returns no work for a synchronous call: later kernels on the same stream wait anyway.
         if work is not None:
             work.wait()
         return None
@@ -58,17 +58,17 @@ class Carrier:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Sum the gradients of a unit."""
+        """Reduce-scatter the gradients of a unit."""
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     def all_reduced(self, unit: str, group: ProcessGroup, gradients: Tensor) -> None:
-        """FSDP2 calls its all-reduce over the replicas itself, and this right after it."""
+        """Called right after FSDP2's own all-reduce over the replicas."""
 
 
 def apply_carrier(
     model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, carrier: Carrier
 ) -> None:
-    """Have the collectives of every unit, and of the root, go through `carrier`."""
+    """Let `carrier` call the collectives of every unit and of the root."""
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
     for name, (module, *others) in {**modules, "the root": [model]}.items():
         if not isinstance(module, FSDPModule):
@@ -82,11 +82,14 @@ def apply_carrier(
 def apply_to_unit(
     module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True, in_place: bool = False
 ) -> None:
-    """Have one unit's all-gathers and reduce-scatters go through `carrier`. Unless it `shares`
-    memory with activations, what is reduced has its own: a stream that sums over replicas uses it
-    too, which nobody here knows."""
+    """Let `carrier` call one unit's all-gathers and reduce-scatters.
+
+    `shares` lets the result of a reduce-scatter take memory of the compute stream. Otherwise it has
+    memory of its own, because the stream of an all-reduce over replicas uses it too, and nothing
+    here could wait for that stream.
+    """
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
-    # Their protocol is public, the classes that spell it out are not; it is met by shape.
+    # FSDP2's protocol for this is public, but its classes are not, so it is met by duck typing.
     if in_place:
         module.set_custom_all_gather(cast(Any, IntoParameters(carrier.allocate, gather)))
     else:
@@ -97,16 +100,17 @@ def apply_to_unit(
 
 
 def reduce_in_place(module: FSDPModule) -> None:
-    """Where one rank trains alone, a sum over ranks is what goes into it. Given one memory for
-    both, FSDP2 has nothing to copy."""
+    """For one rank alone, where a sum over ranks is its own input. With one buffer for both,
+    FSDP2 has nothing to copy."""
     module.set_custom_reduce_scatter(cast(Any, _Comm(_OneMemory(), _never)))
 
 
 class _Shared:
-    """Memory of the stream that computes, for what a reduce-scatter gives too.
+    """Allocates the result of a reduce-scatter from the compute stream's memory.
 
-    FSDP2 asks for it on the stream that reduces. What the allocator has for that one no other can
-    take, so all gradient shards would come on top of the activations, whose place they could have.
+    FSDP2 allocates it on the stream of the reduction. The caching allocator keeps a pool for each
+    stream, so gradient shards could not reuse the memory of freed activations and would come on top
+    of them.
     """
 
     def __init__(self, allocate: Callable[..., Tensor]) -> None:
@@ -119,19 +123,20 @@ class _Shared:
             return self._allocate(size, **asked)
         stream = torch.cuda.current_stream(device)
         if self._computes is None:
-            # First for what it takes, on the stream that computes, which the other one waits for.
+            # The first request is for the input, on the compute stream, which the other stream
+            # waits for.
             self._computes = stream
             return self._allocate(size, **asked)
         with torch.cuda.stream(self._computes):
             memory = self._allocate(size, **asked)
         self._computes = None
-        # Whoever lets go of it while the reduction is under way, it is taken again only after.
+        # If it is freed while the reduction still runs, the allocator reuses it only afterwards.
         memory.record_stream(stream)
         return memory
 
 
 class _OneMemory:
-    """Memory that is asked for twice in a row, for what a collective takes and what it gives."""
+    """One buffer for two requests in a row: the input and the output of a collective."""
 
     def __init__(self) -> None:
         self._taken: Tensor | None = None
@@ -147,7 +152,7 @@ class _OneMemory:
 def _gather_flat(
     gather: Callable[..., Any], *, output_tensor: Tensor, input_tensor: Tensor, **how: Any
 ) -> Any:
-    """As FSDP2 asks for it: all parameters of a unit as one."""
+    """The all-gather as FSDP2 calls it: all parameters of a unit in one buffer."""
     return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
 
 
@@ -157,7 +162,7 @@ def _never(**tensors: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Comm:
-    """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""
+    """FSDP2's `Comm`: it allocates the buffer of a collective, and then calls it."""
 
     allocate: Callable[..., Tensor]
     call: Callable[..., Any]

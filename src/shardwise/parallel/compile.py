@@ -1,4 +1,4 @@
-"""torch.compile, module by module: blocks repeat one graph, which is compiled once for all."""
+"""torch.compile, module by module. Blocks share one graph, which is compiled once for all."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-# torch.compile's public options take a pass of this kind, which no public module has: a plain
-# function would do, but what it compiles is not cached from run to run.
+# torch.compile's public options take a pass of this class, which no public module has. A plain
+# function would do, but its compiled code is not cached from run to run.
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -22,8 +22,8 @@ _VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_vie
 
 def apply_compile(modules: list[nn.Module]) -> None:
     """Compile each module's forward, inside the hooks that FSDP2 puts around it."""
-    # Routers keep their logits on the side. In a block that is recomputed torch.compile allows that
-    # only where it is told that the recomputation need not do it again. No public setting says so.
+    # Routers store their logits as a side effect. In a recomputed block torch.compile allows that
+    # only if it is told that the recomputation need not repeat it. No public setting says so.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     override_forward(modules, "Compiled", _compiled)
 
@@ -37,26 +37,27 @@ def _compiled(cls: type[nn.Module]) -> Callable[..., Any]:
 
 
 class KeepSums(CustomGraphPass):
-    """Forward keeps the residual stream for backward, not what a layer has added to it.
+    """Save the residual stream for backward instead of what a layer has added to it.
 
-    Either is as many bytes, and left to itself the compiler keeps what was added: then each kernel
-    of backward that needs the sum reads two tensors and adds them again.
+    Both are as many bytes. Left to itself, the compiler saves what was added; then each kernel of
+    backward that needs the sum reads two tensors and adds them again.
     """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Mark the sums of forward and backward in one; in backward the mark changes nothing."""
+        """Mark the sums of the joint graph. In backward a mark changes nothing."""
         for node in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor):
-            # Recompute, where it is asked for, has marked every node already.
+            # Where recompute is on, it has marked every node already.
             if "recompute" not in node.meta and any(map(_is_product, node.args)):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def uuid(self) -> Any:
-        """By which the compiler tells what this pass has seen from what it has not."""
+        """The key of this pass in the compiler's cache."""
         return get_hash_for_files((__file__, remat.__file__))
 
 
 def _is_product(node: Any) -> bool:
-    """Of a matmul, that nothing else reads: it need not be kept where its sum is."""
+    """Whether this is the result of a matmul that nothing else reads: it need not be saved where
+    its sum is."""
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
     return node.target in remat.MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))

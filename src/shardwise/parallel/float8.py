@@ -1,4 +1,4 @@
-"""Float8 in the linear layers of blocks, by torchao: the same modules, names and fp32 masters.
+"""Float8 in the linear layers of blocks, by torchao. Modules, names and fp32 master weights stay.
 
 torchao is imported where it is first needed: it is optional, and takes seconds.
 """
@@ -29,15 +29,15 @@ from shardwise.plan.float8 import (
 )
 from shardwise.plan.plan import Plan
 
-# Which expert a token goes to is decided by small differences, which float8 would blur.
+# Small differences decide which expert a token goes to, and float8 would blur them.
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
-# The layer that reads attention's result, as Llama and its kin name it.
+# The layer after attention, as Llama and similar families name it.
 _ATTENTION_OUTPUT = ".o_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One linear layer, or one stack of experts, and what becomes of it."""
+    """One linear layer, or one stack of experts, and what happens to it."""
 
     name: str
     num_weights: int
@@ -49,7 +49,8 @@ class Layer:
 
 
 def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
-    """Convert the linear layers that float8 is for. Before all else that is done to a model."""
+    """Convert the linear layers that float8 suits. This comes before every other change to a
+    model."""
     linear = plan.linear.value
     if not is_float8(linear):
         return
@@ -62,7 +63,7 @@ def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = "rowwise" if linear == "float8_rowwise" else "tensorwise"
-    # A processor has the format but not the arithmetic: the same numbers by way of fp32.
+    # A CPU has the format but not the arithmetic, so it computes the same numbers in fp32.
     base = replace(
         Float8LinearConfig.from_recipe_name(recipe), emulate=plan.cluster.device == "cpu"
     )
@@ -79,7 +80,8 @@ def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
 
 
 def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
-    """Let converted layers multiply by `float8_linear`, and those of a gated MLP as one."""
+    """Let converted layers multiply by `float8_linear`, and those of a gated MLP as one
+    operation."""
     modules = dict(model.named_modules())
     outputs = {name for name in names if name.endswith(_ATTENTION_OUTPUT)}
     others = [modules[name] for name in sorted(names - outputs)]
@@ -114,7 +116,8 @@ def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             why_not = _why_not(name, module, f"{name}.".startswith(blocks), plan)
-            # FSDP2 pads rows that do not divide, which a shard that is already cast cannot be.
+            # FSDP2 pads rows that do not divide, which it cannot do with a shard that is already
+            # cast.
             gathers = plan.float8_gather.value and module.out_features % plan.shard.value == 0
             size = module.in_features * module.out_features
             layers.append(Layer(name, size, why_not, gathers and not why_not))
@@ -126,17 +129,18 @@ def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
 
 
 def gathered_in_float8(unit: Unit, layers: Sequence[Layer]) -> int:
-    """How many weights of a unit are gathered in one byte each."""
+    """How many weights of a unit are all-gathered in float8."""
     inside = tuple(f"{name}." for name in unit.modules)
     ours = (layer for layer in layers if f"{layer.name}.".startswith(inside))
     return sum(layer.num_weights for layer in ours if layer.gathers_float8)
 
 
 def refresh_scales(model: nn.Module, plan: Plan) -> None:
-    """Compute the scales of all weights that are gathered in float8, with one all-reduce.
+    """Compute the scales of all weights that are all-gathered in float8, with one all-reduce.
 
-    For whoever has changed the parameters: a cast with an old scale cuts off what has grown. In a
-    model that was never refreshed every gather finds its own scales, an all-reduce for each weight.
+    Call it after every change of the parameters: a cast with an old scale clips values that have
+    grown. In a model that was never refreshed, every all-gather computes its own scales, with an
+    all-reduce for each weight.
     """
     if plan.float8_gather.value:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
@@ -147,16 +151,17 @@ def refresh_scales(model: nn.Module, plan: Plan) -> None:
 
 
 def _casts_itself(plan: Plan) -> bool:
-    """On a processor our operators are plain torch."""
+    """Whether our operators cast: on a CPU they are plain torch."""
     return uses_own(plan) or plan.cluster.device == "cpu"
 
 
 @torch.no_grad()
 def _gather_in_one_pass(model: nn.Module) -> None:
-    """Let shards with a scale be cast by our operator: torchao's cast is three kernels a weight.
+    """Let our operator cast shards that have a scale: torchao's cast is three kernels for each
+    weight.
 
-    They get a subclass as modules do whose forward is overridden; what torch makes of a shard is
-    torchao's own class again, so this is for whoever has just set the scales.
+    The shards get a subclass, as modules do whose forward is overridden. Tensors that torch derives
+    from a shard are of torchao's own class again, so call this right after the scales are set.
     """
     made: dict[type, type] = {}
     for param in model.parameters():
@@ -170,13 +175,13 @@ def _gather_in_one_pass(model: nn.Module) -> None:
 
 
 def _pre_all_gather(self: Any, mesh: Any) -> tuple[tuple[Tensor], tuple[Tensor]]:
-    """What FSDP2 gathers, and what it hands on beside it."""
+    """FSDP2's hook: the tensors to all-gather, and metadata for the hook after it."""
     scale = self._precomputed_scale
     return (cast(self._tensor, scale, self._dtype),), (scale,)
 
 
 def bare(tensor: Tensor) -> Tensor:
-    """The fp32 tensor, in the same memory, that torchao's wrapper of a weight holds."""
+    """The fp32 tensor that torchao's wrapper of a weight holds, in the same memory."""
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
         inner = bare(local)
@@ -186,7 +191,7 @@ def bare(tensor: Tensor) -> Tensor:
         return DTensor.from_local(
             inner, tensor.device_mesh, tensor.placements, run_check=False, **layout
         )
-    # The wrapper is known by FSDP2's protocol for it, and survives only some operators.
+    # The wrapper is recognised by FSDP2's protocol, and survives only some operators.
     return tensor.expand_as(tensor) if hasattr(tensor, "fsdp_pre_all_gather") else tensor
 
 
@@ -203,7 +208,7 @@ def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | 
 
 
 def _validate_device(plan: Plan) -> None:
-    """The plan's cluster computes float8; what is here may be another device."""
+    """Raise where this device cannot compute float8: it may be another than the plan's."""
     if plan.cluster.device != "cuda" or torch.version.hip is not None:
         return
     if torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:

@@ -1,7 +1,7 @@
-"""The arithmetic of layers in float8 with one scale a tensor: forward, and both gradients.
+"""The arithmetic of float8 layers with one scale for each tensor: forward, and both gradients.
 
-It stands in for torchao's own, which leaves the casts to the compiler; `kernels/float8.py` says
-what that costs. Weights stay torchao's: gathered in float8 with their scale, or gathered in bf16
+It replaces torchao's own, which leaves the casts to the compiler; `kernels/float8.py` says what
+that costs. Weights stay torchao's: all-gathered in float8 with their scale, or all-gathered in bf16
 and cast here.
 """
 
@@ -34,7 +34,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, after_attention: bool) -> Tensor:
-        """The input is kept in float8, transposed, where the weight learns."""
+        """The input is saved transposed in float8, if the weight needs a gradient."""
         largest = amax_of if after_attention else _amax_on_the_way
         x8, x8_columns, x_scale = _cast_input(x, largest, keep=ctx.needs_input_grad[1])
         w8, w_scale = _cast_weight(weight)
@@ -44,7 +44,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the input, and of the weight where it learns."""
+        """The gradient of the input, and of the weight if it needs one."""
         x8_columns, x_scale, weight, w_scale = ctx.saved_tensors
         (grad,) = grads
         rows, columns, scale = _cast_gradient(grad)
@@ -61,7 +61,7 @@ class Float8GatedMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """The product of the two halves is not kept: backward makes it again on its way."""
+        """The product of the two halves is not saved, because backward recomputes it."""
         learns = any(ctx.needs_input_grad[1:3])
         x8, x8_columns, x_scale = _cast_input(x, _amax_on_the_way, keep=learns)
         gate8, gate_scale = _cast_weight(gate)
@@ -78,7 +78,7 @@ class Float8GatedMLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the input, and of the weights that learn."""
+        """The gradient of the input, and of the weights that need one."""
         (x8_columns, x_scale, g, u, scale, gate, gate_scale, up, up_scale, down, down_scale) = (
             ctx.saved_tensors
         )
@@ -104,16 +104,18 @@ class Float8GatedMLP(torch.autograd.Function):
 
 
 def _amax_on_the_way(x: Tensor) -> Tensor:
-    """The largest number of what a kernel of the compiler has just written: a norm, as a rule,
-    which then finds it without reading again."""
+    """The largest magnitude of what a compiled kernel has just written. That kernel, usually a
+    norm, can compute it without another read."""
     return x.abs().amax()
 
 
 def _cast_input(
     x: Tensor, largest: Callable[[Tensor], Tensor], *, keep: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """In float8, for backward transposed, and the scale. Layers with one input share both copies:
-    the compiler sees the same call."""
+    """The input in float8, its transpose for backward, and the scale.
+
+    Layers with the same input share both copies, because the compiler sees the same call.
+    """
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     scale = scale_of(largest(rows), FORWARD)
     if not keep:
@@ -128,7 +130,7 @@ def _cast_gradient(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _cast_weight(weight: Any) -> tuple[Tensor, Tensor]:
-    """What was gathered in float8, or is cast now."""
+    """The weight as it was all-gathered in float8, or cast now."""
     if hasattr(weight, "_scale"):
         return weight._data, weight._scale
     scale = scale_of(weight.abs().amax(), FORWARD)
@@ -143,10 +145,10 @@ def _turned_weight(weight: Any, scale: Tensor, after: Tensor) -> Tensor:
 def _product(
     left: Tensor, left_scale: Tensor, right: Tensor, right_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """left @ right.T; sums of gradients are kept exact, as torchao does."""
+    """left @ right.T. Gradients are accumulated exactly, as in torchao."""
     by, and_by = left_scale.reciprocal(), right_scale.reciprocal()
     if left.is_cpu:
-        # A processor has the format but not the arithmetic: the same numbers by way of fp32.
+        # A CPU has the format but not the arithmetic, so it computes the same numbers in fp32.
         return ((left.float() * by) @ (right.float() * and_by).t()).to(dtype)
     fast = left.dtype == FORWARD
     # torch has no public float8 matmul in all the versions we support; torchao uses this one.

@@ -1,8 +1,8 @@
-"""Gated MLPs as Llama and its kin have them: which modules they are, and a leaner backward.
+"""Gated MLPs as in Llama: which modules they are, and a backward that saves less.
 
-Autograd keeps the product of the two halves for the gradient of the last layer, the compiler too,
-since a matmul reads it. It follows from the halves, which are kept anyway, in the kernel that has
-to read both.
+Autograd saves the product of the two halves for the gradient of the last layer. The compiler saves
+it too, because a matmul reads it. The product can be recomputed from the halves, which are saved
+anyway, in the kernel that has to read both.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from shardwise.kernels.swiglu import swiglu_backward, up_and_product
 from shardwise.model.override import override_forward
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
-# Sizes to try a module with.
+# Sizes of the small layers that a module is tried with.
 _SMALL = dict(zip(PARTS, ((8, 16), (8, 16), (16, 8)), strict=True))
 
 
 def apply_gated_mlp(blocks: list[nn.Module]) -> None:
-    """Let the gated MLPs of blocks, where they are made of plain layers, keep less."""
+    """Let the gated MLPs of blocks save less, where they consist of plain layers."""
     modules = [module for block in blocks for module in block.modules()]
     gated = [module for module in modules if _has_plain_parts(module) and is_swiglu(module)]
     override_forward(gated, "Gated", lambda cls: gated_forward(GatedMLP))
 
 
 def is_swiglu(mlp: nn.Module) -> bool:
-    """Run the module's own code over small layers: some families scale or cut in between."""
+    """Whether this is SwiGLU. The module's own code runs over small layers, because some
+    families scale or clip in between."""
     with torch.random.fork_rng(devices=[]):
         layers = {part: nn.Linear(*size, bias=False) for part, size in _SMALL.items()}
     small = copy(mlp)
@@ -47,13 +48,13 @@ def is_swiglu(mlp: nn.Module) -> bool:
 
 
 def _has_plain_parts(module: nn.Module) -> bool:
-    """LoRA's layers, for one, are others."""
+    """Whether the layers are plain ones; LoRA's, for example, are not."""
     parts = [getattr(module, part, None) for part in PARTS]
     return all(type(part) is nn.Linear and part.bias is None for part in parts)
 
 
 def gated_forward(function: type[torch.autograd.Function]) -> Callable[[Any, Tensor], Tensor]:
-    """The forward of a gated MLP by a function of its input and its three weights."""
+    """The forward of a gated MLP as a function of its input and its three weights."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
@@ -69,7 +70,7 @@ class GatedMLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """The product of the two halves is not kept: backward makes it again on its way."""
+        """The product of the two halves is not saved, because backward recomputes it."""
         rows = x.reshape(-1, x.shape[-1])
         g = rows @ gate.t()
         u, product = up_and_product(rows, up, g)
@@ -78,7 +79,7 @@ class GatedMLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the input, and of the weights that learn."""
+        """The gradient of the input, and of the weights that need one."""
         rows, g, u, gate, up, down = ctx.saved_tensors
         grad = grads[0].reshape(-1, down.shape[0])
         g_grad, u_grad, product = swiglu_backward(grad, down, g, u)

@@ -1,12 +1,13 @@
-"""All-gathers straight into parameters.
+"""All-gathers that write straight into parameters.
 
-FSDP2 gathers a unit into memory that lies by ranks, and copies each parameter out of it on the
-stream that computes. Here one call gathers each parameter into its own place, and nothing is left
-to copy. Where that is FSDP2 shows with its first copy; later it finds its work done.
+FSDP2 all-gathers a unit into one buffer that is laid out by ranks, and then copies each parameter
+out of it on the compute stream. Here one call gathers each parameter into the parameter's own
+memory, and no copy is left. FSDP2's first copy shows where that memory is. Later FSDP2 calls its
+copy again, which finds the data in place and does nothing.
 
-Parameters have memory of the stream that computes, as before, so a gather begins once that stream
-has done what was asked of it so far: it may have been the memory of the block before. Units have to
-be gathered one ahead for it to be hidden.
+Parameters still have memory of the compute stream, which may have belonged to the block before. So
+a gather begins after all work that the compute stream was given so far. To be hidden, a unit has to
+be gathered one unit ahead.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class IntoParameters:
         self._computes: Any = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is gathered into. Once places are known FSDP2 reads no more of it than its form."""
+        """Allocate the all-gather's buffer. Once the parameters' memory is known, FSDP2 only
+        reads the buffer's shape."""
         memory = self._allocate([1] if self._places else size, dtype=dtype, device=device)
         memory.unit = self  # type: ignore[attr-defined]
         return memory.expand(size)
 
     def hand_in(self, memory: Tensor, shards: Sequence[Tensor]) -> bool:
-        """Whether these shards are gathered from where they are. They are kept for as long as
-        FSDP2 keeps the memory: another stream reads them."""
+        """Whether these shards are gathered from where they are.
+
+        The shards are kept alive for as long as FSDP2 keeps the buffer, because another stream
+        reads them.
+        """
         if self._places:
             memory.shards = list(shards)  # type: ignore[attr-defined]
         return bool(self._places)
@@ -51,10 +56,11 @@ class IntoParameters:
         return self._gather(outputs=self._places, inputs=shards, **how)
 
     def is_in(self, places: Sequence[Tensor], memory: Tensor) -> bool:
-        """Whether `memory` was gathered into these places; if not, it is the next time."""
+        """Whether `memory` was gathered into these parameters. If not, it will be the next time."""
         self._computes = _streams(memory).current_stream()
         if _shards_in(memory) is None:
-            # A tensor of its own for each: autograd counts what is written through FSDP2's.
+            # These are new tensors over the same memory, because autograd counts writes through
+            # FSDP2's.
             self._places = [place.data.view(-1) for place in places]
             return False
         found = [place.data_ptr() for place in places]
@@ -73,7 +79,7 @@ class IntoParameters:
 
 
 def can_gather_into(modules: Iterable[nn.Module]) -> bool:
-    """What is not cut into rows FSDP2 puts together out of a copy."""
+    """Whether a parameter is cut into rows. FSDP2 assembles any other one from a copy."""
     params = (param for module in modules for param in module.parameters())
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
 
@@ -81,7 +87,7 @@ def can_gather_into(modules: Iterable[nn.Module]) -> bool:
 def all_gather_copy_in(
     shards: Sequence[Tensor], memory: Tensor, sizes: Sequence[int], numel: int, rank: int
 ) -> tuple[Tensor, Tensor]:
-    """FSDP2's copy of a unit's shards into what an all-gather takes, where it is needed."""
+    """FSDP2's copy of a unit's shards into the all-gather's input, where it is needed."""
     unit = _unit_of(memory)
     if unit is not None and unit.hand_in(_memory_of(memory), shards):
         return memory, memory
@@ -94,7 +100,7 @@ def all_gather_copy_in(
 def split_with_sizes_copy(
     gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
 ) -> None:
-    """FSDP2's copy of gathered parameters into their places, where it is needed."""
+    """FSDP2's copy of gathered parameters out of the buffer, where it is needed."""
     unit = _unit_of(gathered)
     if unit is None or not unit.is_in(out, _memory_of(gathered)):
         unit_copies.split_with_sizes_copy(gathered, sizes, dim, out=out)

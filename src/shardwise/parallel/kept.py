@@ -1,4 +1,4 @@
-"""Selective checkpointing for models that change results in place."""
+"""Selective checkpointing for models that modify results in place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-# Neither is public: no public form shows an operator its arguments, nor flattens nested results.
+# These two are private: no public API shows an operator its arguments, or flattens nested results.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -17,14 +17,15 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def contexts_that_allow_changes(policy: Callable[..., Any]) -> Contexts:
-    """As `create_selective_checkpoint_contexts(policy)`, for blocks that run without the compiler.
+    """Like `create_selective_checkpoint_contexts(policy)`, for blocks that run without the
+    compiler.
 
-    torch refuses to recompute from a kept result that was changed in place, as gpt-oss changes
-    what its experts' matmul gives when it adds their bias. Here the value before such a change is
-    kept, and the recompute makes the change again. Compiled blocks change nothing in place.
+    torch refuses to recompute from a saved result that was modified in place, as gpt-oss does when
+    it adds the experts' bias to their matmul's result. Here the value before such a change is
+    saved, and the recomputation makes the change again. Compiled blocks change nothing in place.
     """
     keeping, replaying = create_selective_checkpoint_contexts(policy)
-    # Ours is the outer one, so that torch's does not count the copies that it makes.
+    # Ours is the outer context, so torch's does not count the copies that it makes.
     return _Both(_CopyBeforeChange(keeping), keeping), replaying
 
 
@@ -42,9 +43,10 @@ class _Both(ExitStack):
 
 
 class _CopyBeforeChange(TorchDispatchMode):
-    """Gives kept results a copy of their own before an operator changes them.
+    """Copies a saved result before an operator modifies it.
 
-    Where torch keeps results is not public; tests/unit/parallel/test_kept.py would notice.
+    Where torch keeps saved results is private; tests/unit/parallel/test_kept.py would notice a
+    change.
     """
 
     def __init__(self, keeping: Any) -> None:

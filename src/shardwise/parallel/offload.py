@@ -1,10 +1,10 @@
-"""Activations of some blocks wait for backward in host memory.
+"""Activations of some blocks stay in host memory until backward.
 
-They start on their way when a block's forward is done, and must have left some blocks later: the
-stream that computes then waits for the copies, so that their memory is free again in that stream's
-own order, however far the host is ahead. On the way back they start some blocks before backward
-arrives. What a block did not make itself stays where it is: parameters, which FSDP2
-frees and gathers again, and what all blocks are given.
+Copies to the host start when a block's forward is done, and must be complete some blocks later. The
+compute stream then waits for them, so their memory is free in that stream's own order, however far
+the host is ahead. The copies back start some blocks before backward needs them. Tensors that the
+block did not create stay on the device: parameters, which FSDP2 frees and gathers again, and inputs
+that all blocks share.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from shardwise.model.override import override_forward
 from shardwise.plan.host import chosen, patience
 from shardwise.units import format_bytes
 
-# Blocks of backward that the way back of one has time for.
+# The number of backward blocks during which the copies back of one block run.
 _AHEAD = 2
 # Smaller tensors cost more to handle than they free.
 _LEAST_BYTES = 2**16
-# Page-locked memory comes in powers of two, so it is taken in pieces that waste none.
+# Page-locked memory is allocated in powers of two, so it is taken in chunks that waste none.
 _CHUNK_BYTES = 2**27
-# Of host memory, for all else that runs there.
+# The share of host memory that is left to everything else.
 _LEAST_LEFT = 2**31
 
 
 @dataclass(slots=True)
 class Parcel:
-    """One tensor that a block saves."""
+    """One tensor that a block saves for backward."""
 
     tensor: Tensor | None
     """On the device; None while it is in host memory alone, and after its last use."""
@@ -49,7 +49,7 @@ class Parcel:
 
 @dataclass(slots=True)
 class Load:
-    """What one block keeps for backward."""
+    """Everything that one block saves for backward."""
 
     parcels: dict[tuple[Any, ...], Parcel] = field(default_factory=dict)
     in_host: list[Tensor] = field(default_factory=list)
@@ -64,11 +64,11 @@ class Load:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that are on the device."""
+        """The tensors that are on the device."""
         return [each.tensor for each in self.parcels.values() if each.tensor is not None]
 
     def take_in(self, tensor: Tensor) -> Parcel:
-        """A tensor that several operators save travels once."""
+        """Take a tensor. One that several operators save is copied once."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in self.parcels:
             self.parcels[key] = Parcel(tensor, torch.empty_like(tensor, device="meta"))
@@ -77,18 +77,18 @@ class Load:
 
 
 class Ticket(NamedTuple):
-    """What autograd keeps instead of a tensor."""
+    """What autograd saves instead of a tensor."""
 
     load: Load
     parcel: Parcel
 
 
 class Offloader:
-    """Sends away what blocks keep, and fetches it, on two streams of its own."""
+    """Copies saved activations to the host and back, on two streams of its own."""
 
     def __init__(self, device: torch.device, patience: int, last: int) -> None:
-        """`patience`: blocks of forward that the copies of one take at most, where all are even.
-        `last`: the block that forward ends with."""
+        """`patience` is the number of forward blocks that the copies of one block take at most.
+        `last` is the block that forward ends with."""
         self._device = device
         self._patience, self._last = patience, last
         self._module: Any = torch.get_device_module(device)
@@ -98,7 +98,7 @@ class Offloader:
         self._chunks: dict[int, list[Tensor]] = {}
 
     def packing(self, block: int, stays: set[int]) -> saved_tensors_hooks:
-        """A context for the forward of a block, whose saved tensors are exchanged for tickets.
+        """A context for the forward of a block that replaces saved tensors by tickets.
 
         `stays` are addresses of memory that is not the block's own.
         """
@@ -121,22 +121,23 @@ class Offloader:
             del self._loads[block]
             return
         load.in_host = self._chunks_for(block, sum(map(_bytes, tensors)))
-        # The last step's way back reads the same host memory.
+        # The copies back of the last step read the same host memory.
         self._away.wait_stream(self._home)
         load.moved = self._copy(self._away, _pieces(load.in_host, tensors))
         self._leaving[block] = load
 
     def pass_by(self, block: int) -> None:
-        """Forward is about to leave a block: what was sent long ago must be gone.
+        """Called when forward leaves a block: copies that started long ago must be complete.
 
-        Until its last block forward has memory to spare, so that it need not wait for copies that
-        are a little late.
+        Before its last block forward has memory to spare, so it does not wait for copies that are a
+        little late.
         """
         ago = self._patience if block == self._last else 2 * self._patience
         self._let_go([sent for sent in self._leaving if sent <= block - ago])
 
     def arrive(self, block: int) -> None:
-        """Backward is about to enter a block: those before it are done, the next ones come back."""
+        """Called when backward enters a block: blocks before it are done, and the next ones are
+        copied back."""
         self._let_go([*self._leaving])
         for done in [key for key in self._loads if key > block + 1]:
             del self._loads[done]
@@ -145,7 +146,7 @@ class Offloader:
                 self._fetch(self._loads[wanted])
 
     def _let_go(self, blocks: list[int]) -> None:
-        """Free the memory of what has been sent, once it has left."""
+        """Free the device memory of what was sent, once its copy is complete."""
         for block in blocks:
             load = self._leaving.pop(block)
             self._module.current_stream().wait_event(load.moved)
@@ -155,7 +156,7 @@ class Offloader:
     def _fetch(self, load: Load) -> None:
         if load.is_back:
             return
-        # Memory of the computing stream, which has done with it what it did before.
+        # This is memory of the compute stream, whose earlier work has finished with it.
         for parcel in load.parcels.values():
             parcel.tensor = torch.empty_like(parcel.like, device=self._device)
         pairs = _pieces(load.in_host, load.tensors)
@@ -164,7 +165,7 @@ class Offloader:
         load.is_back = True
 
     def _copy(self, stream: Any, pairs: Iterable[tuple[Tensor, Tensor]]) -> Any:
-        """From each second to each first, after all that is computed so far; returns an event."""
+        """Copy each second tensor to each first one, after all compute so far. Returns an event."""
         stream.wait_stream(self._module.current_stream())
         with self._module.stream(stream):
             for target, source in pairs:
@@ -188,7 +189,7 @@ class Offloader:
         return tensor
 
     def _chunks_for(self, block: int, num_bytes: int) -> list[Tensor]:
-        """Host memory of a block, kept from step to step: page-locking takes long."""
+        """Host memory of a block, kept from step to step, because page-locking takes long."""
         chunks = self._chunks.setdefault(block, [])
         while len(chunks) * _CHUNK_BYTES < num_bytes:
             _validate_memory_left()
@@ -198,7 +199,7 @@ class Offloader:
 
 
 def _validate_memory_left() -> None:
-    """Said before the system ends a process that takes too much, without a word."""
+    """Raise before the system kills a process that takes too much memory without a message."""
     left = memory_left()
     if left is not None and left < _LEAST_LEFT:
         raise UserError(
@@ -212,7 +213,7 @@ def _validate_memory_left() -> None:
 
 
 def _pieces(chunks: list[Tensor], tensors: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The bytes of chunks, and beside them those of the tensors that they hold in turn."""
+    """The chunks' bytes beside the bytes of the tensors that they hold in turn."""
     place = 0
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -225,8 +226,10 @@ def _pieces(chunks: list[Tensor], tensors: list[Tensor]) -> Iterator[tuple[Tenso
 
 
 def apply_offload(blocks: list[nn.Module], share: float, device: torch.device) -> None:
-    """Let `share` of the blocks keep their activations in host memory. After compilation: what a
-    compiled block keeps is what travels."""
+    """Let `share` of the blocks keep their activations in host memory.
+
+    This comes after compilation, so that it moves what a compiled block saves.
+    """
     if not share:
         return
     offloader = Offloader(device, patience(share), last=len(blocks) - 1)
@@ -260,7 +263,7 @@ def _offloaded(offloader: Offloader, travels: set[int], cls: type[nn.Module]) ->
 
 
 def _tensors_in(thing: Any) -> Iterator[Tensor]:
-    """Those inside of containers, and inside of tensors that wrap others."""
+    """The tensors inside containers, and inside tensors that wrap others."""
     if isinstance(thing, Tensor):
         yield from _wrapped_in(thing) or (thing,)
     elif isinstance(thing, dict):
@@ -271,7 +274,8 @@ def _tensors_in(thing: Any) -> Iterator[Tensor]:
 
 
 def _wrapped_in(tensor: Any) -> list[Tensor]:
-    """Of a tensor that others are the memory of, as float8 weights are; of others nothing."""
+    """The tensors that a wrapper subclass, such as a float8 weight, holds; none for other
+    tensors."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return []
     names, _ = tensor.__tensor_flatten__()
@@ -279,7 +283,7 @@ def _wrapped_in(tensor: Any) -> list[Tensor]:
 
 
 def _may_travel(tensor: Tensor) -> bool:
-    """Large, and all of the memory between its first and last number its own."""
+    """Whether a tensor is large, and owns all memory between its first and last element."""
     extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return _bytes(tensor) >= _LEAST_BYTES and extent == tensor.numel() and not _wrapped_in(tensor)
 

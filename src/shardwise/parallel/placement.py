@@ -1,4 +1,4 @@
-"""Which dim of a parameter is spread over the ranks."""
+"""Which dim of a parameter is sharded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwise.plan.mesh import MAX_PADDING, padding
 
 
 def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
-    """The first dim, unless its padding is waste and a later one can be cut evenly.
+    """The first dim, unless its padding is waste and a later dim divides evenly.
 
-    FSDP2 pads dim 0 to a multiple of the ranks: 8 stacked experts over 32 ranks would be stored
-    and moved four times. Later dims it does not pad, so those have to divide.
+    FSDP2 pads dim 0 to a multiple of the ranks: 8 stacked experts over 32 ranks would be stored and
+    moved four times. It does not pad later dims, so those have to divide.
     """
     if not shape or padding(shape[0], num_shards) <= MAX_PADDING:
         return 0
@@ -23,5 +23,5 @@ def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
 
 
 def placement_over(num_shards: int) -> Callable[[nn.Parameter], Shard]:
-    """What `fully_shard` asks for each parameter."""
+    """The function that `fully_shard` calls for each parameter."""
     return lambda param: Shard(choose_shard_dim(param.shape, num_shards))

@@ -1,4 +1,4 @@
-"""Number formats: names of the config become torch dtypes and an FSDP2 policy."""
+"""Number formats: names of the config as torch dtypes and an FSDP2 policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit_policy(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def root_policy(plan: Plan) -> MixedPrecisionPolicy:
-    """As every unit, and the output format: only what leaves the model is cast to it."""
+    """The policy of every unit with an output dtype: only the model's output is cast to it."""
     unit = unit_policy(plan)
     output = plan.output_dtype.value
     return MixedPrecisionPolicy(

@@ -1,4 +1,4 @@
-"""Activation checkpointing: forget activations in forward, compute them again in backward."""
+"""Activation checkpointing: drop activations in forward, and recompute them in backward."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MATMULS = frozenset(
         _ATEN._grouped_mm,
     )
 )
-# Results that cost much to compute and little to keep: every matmul and every attention, and the
-# largest values that float8 scales are made of.
+# Results that are expensive to compute and cheap to keep: every matmul, every attention, and the
+# largest magnitudes that float8 scales are made of.
 SAVED_OPS = MATMULS | frozenset(
     op.default
     for op in (
@@ -82,7 +82,7 @@ class _How(NamedTuple):
 
 
 _WHOLE = _How({"use_reentrant": False}, {"use_reentrant": False})
-# The compiler knows torch's own function alone.
+# The compiler knows only torch's own function.
 _SELECTIVE = _How(
     {
         "use_reentrant": False,

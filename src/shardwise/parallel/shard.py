@@ -1,4 +1,4 @@
-"""fully_shard over the units, the root last, and the order in which they are gathered ahead."""
+"""fully_shard over the units, the root last, and the order of prefetching."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
     """Shard every unit, then the root with what is left."""
     _take_copies_over(plan)
     common: dict[str, Any] = {"mesh": mesh.devices, "offload_policy": _offload_policy(plan)}
-    # A unit inside another one comes first: FSDP2 leaves to the outer one what is left.
+    # A unit inside another one comes first: FSDP2 gives the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
         reshard = _reshard(unit, units, plan)
@@ -35,7 +35,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
             mp_policy=unit_policy(plan),
             **common,
         )
-    # Left to itself FSDP2 keeps the root gathered after forward: its backward comes first.
+    # By default FSDP2 keeps the root gathered after forward, because its backward comes first.
     fully_shard(
         model,
         shard_placement_fn=placement_over(plan.shard.value),
@@ -44,7 +44,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
     )
     if mesh.world.size == 1:
         for module in sharded_modules(model):
-            # There is nothing to sum, and FSDP2 would divide all gradients by the factor 1.
+            # There is nothing to sum, and FSDP2 would divide all gradients by 1.
             reduce_in_place(module)
         return
     apply_carrier(model, units, plan, mesh, Carrier())
@@ -55,7 +55,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
 
 
 def apply_prefetch(model: nn.Module, units: UnitMap, plan: Plan) -> None:
-    """Name the units to gather ahead, where the plan wants other than FSDP2's own order."""
+    """Name the units to gather ahead, where the plan wants another order than FSDP2's own."""
     order = [next(iter_modules(model, unit)) for unit in units.units]
     forward, backward = plan.forward_prefetch.value, plan.backward_prefetch.value
     for index, module in enumerate(order):
@@ -65,7 +65,7 @@ def apply_prefetch(model: nn.Module, units: UnitMap, plan: Plan) -> None:
             module.set_modules_to_forward_prefetch(_sharded(order[index + 1 : index + 1 + forward]))
         if backward != 1:
             earlier = order[max(0, index - backward) : index][::-1]
-            # A unit that names itself gathers nothing ahead: that is how 0 is said to FSDP2.
+            # A unit that names itself gathers nothing ahead: this is how FSDP2 is told 0.
             module.set_modules_to_backward_prefetch(_sharded(earlier) or [module])
 
 
@@ -75,13 +75,14 @@ def sharded_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def reshard_all(model: nn.Module) -> None:
-    """Free what a forward without backward left gathered, so that parameters are shards again."""
+    """Free parameters that a forward without backward left gathered, so that they are shards
+    again."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def _take_copies_over(plan: Plan) -> None:
-    """The copies around collectives that are ours in such a run."""
+    """Replace the copies around collectives by ours, where such a run uses them."""
     device, in_place = plan.cluster.device, plan.gather_in_place.value
     if uses_own(plan):
         take_over(chunk_cat, device)
@@ -96,20 +97,22 @@ def _depth(unit: Unit) -> int:
 
 
 def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
-    """The unit that forward uses last is the one backward needs first: freeing it is waste."""
+    """Whether a unit is freed after forward. Backward needs the last unit of forward first, so
+    that one is kept."""
     ends_forward = not unit.is_block and (unit is units.units[-1] or len(unit.modules) > 1)
     return False if ends_forward else plan.reshard_after_forward.value
 
 
 def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:
-    """To a smaller group FSDP2 can reshard rows alone: there dim 0 is cut, whatever its padding."""
+    """The placement of parameters. FSDP2 can reshard only rows to a smaller group, so dim 0 is
+    cut there, whatever its padding."""
     return placement_over(plan.shard.value) if isinstance(reshard, bool) else None
 
 
 def _offload_policy(plan: Plan) -> OffloadPolicy:
     if not plan.offload.value:
         return OffloadPolicy()
-    # Page-locked memory only means something where a GPU copies from it.
+    # Page-locked memory only matters where a GPU copies from it.
     pin = plan.config.memory.pin_memory and plan.cluster.device == "cuda"
     return CPUOffloadPolicy(pin_memory=pin)
 
