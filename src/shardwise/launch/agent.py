@@ -36,24 +36,39 @@ _NOTHING_TO_SAVE_S = 10
 class Agent(LocalElasticAgent):
     """PyTorch's own starts ranks again after whatever happened, also after a request to stop."""
 
-    def __init__(self, *args: Any, watchdog: Watchdog, lookout: Lookout, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        watchdog: Watchdog,
+        lookout: Lookout,
+        shutdown_timeout_s: int,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
         self._watchdog = watchdog
         self._lookout = lookout
+        self._shutdown_timeout_s = shutdown_timeout_s
 
     def _shutdown(
-        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _SAVES_WITHIN_S
+        self, death_sig: signal.Signals | None = None, timeout: int | None = None
     ) -> None:
         """Ask the ranks to end, and wait for them only where they have something to save.
 
         A rank that has not made its first step dies of the request, and one that listens already
         would wait for it. A signal that comes while ranks are being started passes by those of
         them that PyTorch's agent has not noted yet.
+
+        torch 2.11 names no limit: after a signal it would kill ranks that save after 30 s.
         """
+        if timeout is None:
+            timeout = _SAVES_WITHIN_S if death_sig is None else self._shutdown_timeout_s
+        death_sig = death_sig or signal.SIGTERM
         ranks = self._lookout.look()
         if not all(one.has_begun for one in ranks):
             timeout = min(timeout, _NOTHING_TO_SAVE_S)
-        super()._shutdown(death_sig, timeout)
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+        super()._shutdown(death_sig)  # whose own limit finds nobody left
         kill_ranks(self._lookout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -73,10 +88,14 @@ class Agent(LocalElasticAgent):
 
 
 @contextmanager
-def restarting_where_it_helps(watchdog: Watchdog, lookout: Lookout) -> Iterator[None]:
+def restarting_where_it_helps(
+    watchdog: Watchdog, lookout: Lookout, shutdown_timeout_s: int
+) -> Iterator[None]:
     """torchrun makes our agent while the block runs; it has no option for another one."""
     former = api.LocalElasticAgent
-    api.LocalElasticAgent = partial(Agent, watchdog=watchdog, lookout=lookout)  # type: ignore[misc, assignment]
+    api.LocalElasticAgent = partial(  # type: ignore[misc, assignment]
+        Agent, watchdog=watchdog, lookout=lookout, shutdown_timeout_s=shutdown_timeout_s
+    )
     try:
         yield
     finally:

@@ -66,6 +66,9 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
     """torchrun's options, then `run.yaml [a.b=v ...]`, or `-m shardwise VERB ...` as torchrun."""
     parser = get_args_parser()
     parser.prog = "shardwise torchrun"
+    # torch 2.11 has no such option; our agent keeps to it there.
+    with suppress(argparse.ArgumentError):
+        parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
     arguments = parser.parse_args(words)
@@ -76,11 +79,25 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
     named = [name.strip() for name in arguments.signals_to_handle.split(",")]
     passed_on = dict.fromkeys([*named, *(number.name for number in STOP_SIGNALS)])
     arguments.signals_to_handle = ",".join(filter(None, passed_on))
-    if arguments.shutdown_timeout is None and "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" not in os.environ:
-        arguments.shutdown_timeout = _SHUTDOWN_TIMEOUT_S
+    if arguments.shutdown_timeout is None:
+        arguments.shutdown_timeout = _shutdown_timeout_s(os.environ)
     if arguments.max_restarts is None:
         arguments.max_restarts = _max_restarts(arguments)
     return arguments
+
+
+def _shutdown_timeout_s(environ: Mapping[str, str]) -> int:
+    """What the user says by torchrun's variable, else our own."""
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    said = environ.get(name, str(_SHUTDOWN_TIMEOUT_S))
+    # Python reads no number of thousands of digits.
+    if not said.isdecimal() or len(said) > 9:
+        raise UserError(
+            f"{name}={said[:40]!r}",
+            why="it has to be a whole number of seconds",
+            fix=f"write `unset {name}`, which gives ranks {_SHUTDOWN_TIMEOUT_S} s to save",
+        )
+    return int(said)
 
 
 def _max_restarts(arguments: argparse.Namespace) -> int:
@@ -107,7 +124,7 @@ def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
 def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) -> None:
     began = time.time()
     try:
-        with restarting_where_it_helps(watchdog, lookout):
+        with restarting_where_it_helps(watchdog, lookout, arguments.shutdown_timeout):
             run(arguments)
     except ChildFailedError as failed:
         raise error_of_start(failed.failures, watchdog) from None

@@ -5,12 +5,14 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.agent import error_of_ranks
+from shardwise.launch.agent import Agent, error_of_ranks
 from shardwise.launch.failure import Passing
 from shardwise.launch.hang import Hang
 from shardwise.launch.last_words import (
@@ -68,6 +70,38 @@ def test_the_agent_passes_on_what_asks_ranks_to_stop(given: list[str], passed_on
 
 def test_the_time_to_save_is_the_users_where_given() -> None:
     assert parse_agent(["--shutdown-timeout", "90", "run.yaml"]).shutdown_timeout == 90
+
+
+def test_torchruns_variable_says_the_time_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "45")
+    assert parse_agent(["run.yaml"]).shutdown_timeout == 45
+    for wrong in ("soon", "-1", "9" * 5000):
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", wrong)
+        with pytest.raises(UserError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+            parse_agent(["run.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("given", "limit_s"),
+    [
+        # torch 2.11 passes a signal on without a limit, and ends ranks without a signal.
+        ((signal.SIGTERM,), 600),
+        ((), 30),
+        # A newer torch names the limit.
+        ((signal.SIGTERM, 90), 90),
+    ],
+)
+def test_ranks_get_time_to_save_whatever_torch_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[int, ...], limit_s: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+    agent = object.__new__(Agent)
+    agent._shutdown_timeout_s = 600
+    agent._lookout = Lookout(tmp_path)
+    agent._pcontext = SimpleNamespace(close=lambda *words: asked.append(words))
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda _agent, _signal: None)
+    agent._shutdown(*given)  # type: ignore[arg-type]
+    assert asked == [(signal.SIGTERM, limit_s)]
 
 
 def test_the_words_and_the_code_of_a_rank_are_kept(tmp_path: Path) -> None:
