@@ -70,23 +70,25 @@ def test_a_connection_has_one_answer(address: tuple[str, int]) -> None:
 
 
 def test_a_slow_client_is_cut_off(address: tuple[str, int]) -> None:
-    started = time.monotonic()
-    with connect(address, timeout=DEADLINE_S + 5) as client:
+    with connect(address, timeout=60) as client:
+        started = time.monotonic()
         client.sendall(HALF)
         with suppress(ConnectionError):
-            assert client.recv(100) == b""
-    assert DEADLINE_S - 0.5 < time.monotonic() - started < DEADLINE_S + 3
+            assert client.recv(100) == b""  # without a deadline this waits until it times out
+    assert time.monotonic() - started > DEADLINE_S - 0.5
 
 
-def test_slow_clients_do_not_shut_others_out(address: tuple[str, int]) -> None:
+def test_slow_clients_do_not_shut_others_out(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four times as many as there is room for: the oldest go, a proper client is served at once."""
+    # No slow client is cut off by its own deadline while this test runs.
+    monkeypatch.setattr("shardwise.metrics.sinks.endpoint.DEADLINE_S", 600.0)
     slow = [connect(address) for _ in range(4 * MAX_CONNECTIONS)]
     for client in slow:
         with suppress(ConnectionError):
             client.sendall(HALF)
-    started = time.monotonic()
     assert get(address) == (200, PAGE)
-    assert time.monotonic() - started < DEADLINE_S
     for client in slow:
         client.close()
 
