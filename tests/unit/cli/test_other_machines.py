@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from other_machines import MACHINES, Machine, pretences
 
 from shardwise.cli.main import main
 from shardwise.config.schema import ClusterConfig
@@ -17,44 +15,6 @@ from shardwise.facts.calibration import device_key
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.units import GIB
 
-ARM = (
-    "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd bf16 i8mm\nCPU implementer\t: 0x41\n"
-)
-X86 = "processor\t: 0\nmodel\t\t: 85\nmodel name\t: {name}\nstepping\t: 7\nflags\t\t: {flags}\n"
-
-
-class Machine(NamedTuple):
-    id: str
-    architecture: str
-    cpuinfo: str | None
-    cores: int
-    gibibytes: int
-    has_bf16: bool = False
-
-
-MACHINES = (
-    Machine("Arm without a name", "aarch64", ARM, 2, 24, True),
-    Machine("Arm, old", "aarch64", "Features\t: fp asimd\n", 64, 128),
-    Machine(
-        "Intel", "x86_64", X86.format(name="Intel(R) Xeon(R) CPU @ 2.20GHz", flags="fpu"), 4, 16
-    ),
-    Machine(
-        "Intel, a Processor",
-        "x86_64",
-        X86.format(name="Intel(R) Xeon(R) Processor @ 2.50GHz", flags="fpu avx512_bf16"),
-        2,
-        24,
-        True,
-    ),
-    Machine("AMD", "x86_64", X86.format(name="AMD EPYC 7B13", flags="fpu"), 256, 1024),
-    Machine("one core", "x86_64", X86.format(name="QEMU Virtual version 2.5+", flags=""), 1, 2),
-    Machine("empty name", "x86_64", X86.format(name="", flags="fpu"), 8, 24),
-    Machine("name of blanks", "x86_64", X86.format(name="  \t", flags="fpu"), 8, 24),
-    Machine("brackets", "x86_64", X86.format(name="[bold]A: {b} %s", flags="fpu"), 3, 24),
-    Machine("no /proc", "arm64", None, 10, 32),
-    Machine("nothing is known", "", "", 8, 24),
-)
-
 
 @pytest.fixture(params=MACHINES, ids=lambda machine: machine.id)
 def machine(
@@ -62,12 +22,9 @@ def machine(
 ) -> Machine:
     """This process takes itself to be on another machine, in an empty directory."""
     other: Machine = request.param
-    if other.cpuinfo is not None:
-        (tmp_path / "cpuinfo").write_text(other.cpuinfo)
-    monkeypatch.setattr(probe, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(probe, "_ram_bytes", lambda: other.gibibytes * GIB)
-    monkeypatch.setattr(platform, "machine", lambda: other.architecture)
-    monkeypatch.setattr(os, "cpu_count", lambda: other.cores)
+    for place, name, function in pretences(other):
+        monkeypatch.setattr(place, name, function)
+    monkeypatch.setattr(probe, "memory_limit", lambda: None)  # of a container that tests run in
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
