@@ -1,4 +1,4 @@
-"""Decisions that depend on neither mesh nor batch: the basis that all candidates have in common."""
+"""Decisions that depend on neither mesh nor batch. All candidates share them."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
 
 
 def loss_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
-    """Tokens of one slice of the chunked loss: a power of two, at most 2**29 logits.
+    """Tokens of one slice of the chunked loss: a power of two, with at most 2**29 logits.
 
-    Half as many without the compiler, which would hold fp32 copies of them.
+    Without the compiler it is half as many, because fp32 copies of the logits exist then.
     """
     most = 2**29 if compiled else 2**28
     return max(256, 2 ** ((most // vocab_size).bit_length() - 1))
 
 
 def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
-    """What the host memory of one node holds at least: its share of all states."""
+    """The least host memory of one node that offload takes: the node's share of all states."""
     return 16 * model.total_params * min(1.0, cluster.devices_per_node / cluster.world_size)
 
 

@@ -30,7 +30,8 @@ class Candidate:
 
 
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
-    """The decision tree, each answer followed by what to try when it does not fit."""
+    """The answers of the decision tree in order, each followed by what to try when it does not
+    fit."""
     found = list(_all_meshes(config, cluster))
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
     if not usable:
@@ -107,7 +108,8 @@ def _decision_tree(world: int, domain: int) -> Iterator[Candidate]:
 
 
 def _keeping_parameters(answer: Candidate) -> Candidate:
-    """The same mesh with memory spent on traffic: nothing is gathered twice."""
+    """The same mesh with parameters kept gathered: it needs more memory, and gathers nothing
+    twice."""
     return replace(
         answer,
         strategy="shard_grad_op" if answer.strategy == "full_shard" else answer.strategy,
@@ -146,7 +148,7 @@ def _given_strategy(
 
 
 def _ways_to_accumulate(config: RunConfig, passes: int) -> list[str]:
-    """What is kept over micro-batches; both where the planner may decide."""
+    """What is kept from one micro-batch to the next: both ways where the planner may decide."""
     if config.memory.accumulate != "auto":
         return [config.memory.accumulate]
     return ["unsharded"] if passes == 1 else ["unsharded", "sharded"]

@@ -1,4 +1,4 @@
-"""What a plan warns of."""
+"""The warnings of a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shardwise.units import format_bytes
 
 
 def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> list[str]:
-    """Memory that may not be enough, and settings that do less or more than they say."""
+    """Warnings about memory that may not be enough, and about settings that do less or more than
+    they say."""
     return [
         *_tight(best, cluster),
         *_padded_experts(config, model, best.decided.shard),
@@ -22,7 +23,7 @@ def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterS
 
 
 def _tight(best: Option, cluster: ClusterSpec) -> list[str]:
-    """The warning of a plan that may not fit."""
+    """The warning for a plan that may not fit."""
     if fits(best.memory, cluster):
         return []
     expected, capacity = format_bytes(best.memory.total), format_bytes(cluster.memory_bytes)
@@ -33,7 +34,7 @@ def _tight(best: Option, cluster: ClusterSpec) -> list[str]:
 
 
 def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str]:
-    """The warning of stacked experts that FSDP2 can only cut one from the other, and pads."""
+    """The warning for stacked experts that FSDP2 can cut only by expert, and pads."""
     group, experts = config.shard.reshard_after_forward, model.num_experts
     too_few = experts > 1 and padding(experts, shard) > MAX_PADDING
     if not too_few or isinstance(group, bool | str):
@@ -47,7 +48,7 @@ def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str
 
 
 def _without_effect(config: RunConfig, cluster: ClusterSpec) -> list[str]:
-    """The warning of a setting that only GPUs know."""
+    """The warning for a setting that only has an effect on GPUs."""
     if config.observe.memory_history and cluster.device == "cpu":
         return ["observe.memory_history has no effect here: torch keeps it for GPUs alone"]
     return []

@@ -1,4 +1,4 @@
-"""Fill every `auto`: the decision tree's candidates, the fastest of them that fits, the reasons."""
+"""Fill every `auto`: take the fastest of the decision tree's candidates that fits, with reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwise.plan.remedies import advise
 from shardwise.plan.search import Option, alternatives, best_of, fits, judge
 from shardwise.units import format_bytes
 
-# Memory that a server of eight GPUs has; offload that needs more of it is not offered.
+# Host memory of a server with eight GPUs. Offload that needs more is not offered.
 USUAL_HOST_BYTES = 2 * 2**40
 
 
@@ -33,7 +33,7 @@ def choose_plan(
 ) -> Plan:
     """Decide everything that the user left open, and give each decision its reason.
 
-    Without `rates` nothing is known of speed: the decision tree's first answer that fits is taken.
+    Without `rates` no speed is known, and the decision tree's first answer that fits is taken.
     """
     _refuse_several_datacenters(config)
     basis = choose_basis(config, model, cluster)
@@ -94,9 +94,9 @@ def _refuse_several_datacenters(config: RunConfig) -> None:
 
 
 def _validate_fits(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> None:
-    """A tight plan is run with a warning; one that is larger than the device is refused.
+    """Raise for a plan that is larger than the device. A tight plan only gets a warning.
 
-    On CPUs too: what ranks took there was never below the estimate.
+    This holds on CPUs too: ranks there never took less than the estimate.
     """
     if best.memory.total <= cluster.memory_bytes:
         return

@@ -1,7 +1,7 @@
-"""Every decision about a run as one typed value, and the reason that each comes with.
+"""Every decision about a run as one typed value, and the reason for each.
 
-A decision stands here once: candidates vary it, the estimates of memory and time read it, the plan
-explains it, and ranks carry it out.
+A decision is defined here once. Candidates vary it, the estimates of memory and time read it, the
+plan explains it, and ranks carry it out.
 """
 
 from __future__ import annotations
@@ -145,21 +145,22 @@ def setting_paths() -> dict[str, str]:
 
 
 def computes_float8(model: ModelSpec, decided: Decisions) -> bool:
-    """Whether forecasts take a block for float8: not where most of it is stacked experts."""
+    """Whether forecasts treat a block as float8: not where most of it is stacked experts."""
     return decided.linear in FLOAT8_FORMATS and model.num_experts == 1
 
 
 def gathered_block_params(model: ModelSpec, decided: Decisions) -> int:
-    """Those of a block that one rank gathers: the experts of other groups it never has."""
+    """The parameters of a block that one rank gathers. It never has the experts of other groups."""
     return model.block_params - model.expert_params + model.expert_params // decided.expert
 
 
 def gathered_params(model: ModelSpec, decided: Decisions) -> int:
-    """Those of the whole model."""
+    """The same for the whole model."""
     elsewhere = model.block_params - gathered_block_params(model, decided)
     return model.total_params - model.num_layers * elsewhere
 
 
 def makes_product_again(model: ModelSpec, decided: Decisions) -> bool:
-    """Whether SwiGLU's backward, a kernel of ours, makes the product that forward then drops."""
+    """Whether SwiGLU's backward, which is our kernel, recomputes the product, so that forward
+    does not save it."""
     return model.swiglu and decided.own_kernels and not computes_float8(model, decided)

@@ -1,4 +1,4 @@
-"""A plan as text: what was decided, why, and what a rank will hold."""
+"""A plan as text: what was decided, why, and the memory of a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def headline(plan: Plan) -> str:
 
 
 def input_lines(plan: Plan) -> list[str]:
-    """What the run starts from: its first weights and its tokenizer, each with the reason."""
+    """The first weights and the tokenizer of a run, each with the reason."""
     named = (("first weights", "weights"), ("tokenizer", "tokenizer"))
     choices = [(words, plan.choices[name]) for words, name in named]
     return [f"{words}: {choice.value} ({choice.why})" for words, choice in choices]
@@ -62,7 +62,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
 
 
 def alternative_rows(plan: Plan, top: int) -> list[tuple[str, str, str, str]]:
-    """(plan, speed, memory, why not) of the best that were not chosen."""
+    """(plan, speed, memory, why not) of the best plans that were not chosen."""
     return [
         (
             each.label,

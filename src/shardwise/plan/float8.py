@@ -1,4 +1,4 @@
-"""Float8 in linear layers: what it needs, which layers it is for, how weights are gathered."""
+"""Float8 in linear layers: what it needs, which layers it suits, and how weights are gathered."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OTHER_FORMATS = "write precision.linear=param, or leave precision.linear out"
 
 
 def is_float8(linear: str) -> bool:
-    """Whether a value of `precision.linear` is one of float8's."""
+    """Whether a value of `precision.linear` means float8."""
     return linear in FLOAT8_FORMATS
 
 
 def why_not_float8(in_features: int, out_features: int, least: int) -> str | None:
-    """Why a linear layer of this shape stays as it is; None where float8 is for it.
+    """Why a linear layer of this shape stays as it is; None where float8 suits it.
 
-    Casts move some six bytes for each of the `in + out` channels of a token, and halve the time of
-    `in x out` multiplications: by an H200's rates (700 and 1,488 TFLOP/s, 4.3 TB/s) both are even
-    near 620 x 620.
+    Casts move about six bytes for each of the `in + out` channels of a token, and float8 halves the
+    time of `in x out` multiplications. By an H200's rates (700 and 1,488 TFLOP/s, 4.3 TB/s) the two
+    are equal near 620 x 620.
     """
     shape = f"{in_features} x {out_features}"
     if in_features % _MULTIPLE or out_features % _MULTIPLE:
@@ -35,7 +35,8 @@ def why_not_float8(in_features: int, out_features: int, least: int) -> str | Non
 
 
 def choose_linear(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[str]:
-    """What linear layers multiply in; float8 only where it was asked for, and can be."""
+    """The format of linear layers: float8 only where the user asked for it and the device has
+    it."""
     given = config.precision.linear
     if given == "param":
         return Choice("param", "given", "user")
@@ -69,7 +70,7 @@ def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Cho
 
 
 def validate_torchao(linear: str) -> None:
-    """Raise where float8 is asked for and the library that does it is not there."""
+    """Raise where float8 is asked for and torchao is not installed."""
     if is_float8(linear) and find_spec("torchao") is None:
         raise UserError(
             f"precision.linear={linear} needs torchao, which is not installed",
@@ -79,7 +80,7 @@ def validate_torchao(linear: str) -> None:
 
 
 def no_float8_here(linear: str, device_name: str) -> UserError:
-    """The error for a device without such arithmetic."""
+    """The error for a device without float8 arithmetic."""
     return UserError(
         f"precision.linear={linear}, but {device_name} does not compute float8",
         why="GPUs do since compute capability 8.9: L4, L40S, RTX 40, H100, H200, B200 and later",
@@ -88,9 +89,9 @@ def no_float8_here(linear: str, device_name: str) -> UserError:
 
 
 def no_layer_fits(linear: str, model_name: str, reasons: list[str], widest: int = 0) -> UserError:
-    """The error for a model that float8 would leave as it is.
+    """The error for a model in which float8 suits no layer.
 
-    `widest` is the least width that would let a layer in, where that is known.
+    `widest` is the least width at which a layer would be converted, where that is known.
     """
     narrower = f", or precision.float8_min_features={widest}" if widest else ""
     return UserError(
@@ -101,7 +102,7 @@ def no_layer_fits(linear: str, model_name: str, reasons: list[str], widest: int 
 
 
 def _which_layers(config: RunConfig, model: ModelSpec) -> str:
-    """What is known of the layers from config.json alone; a run prints the exact list."""
+    """The converted layers as far as config.json tells. A run prints the exact list."""
     shapes = _block_shapes(model)
     if shapes is None:
         return "which layers that changes, the run says"
@@ -124,7 +125,7 @@ def _which_layers(config: RunConfig, model: ModelSpec) -> str:
 
 
 def _block_shapes(model: ModelSpec) -> dict[str, tuple[int, int]] | None:
-    """(in, out) of a block's linear layers; None for families that are not of Llama's shape."""
+    """(in, out) of a block's linear layers; None for families whose blocks are not Llama's."""
     if model.source != "config.json" or model.model_type == "gpt2":
         return None
     hidden, ffn = model.hidden_size, model.ffn_size

@@ -1,4 +1,5 @@
-"""How a mesh's parameters are gathered: how far ahead, where to, in which format, kept or not."""
+"""How parameters are all-gathered: how far ahead, into which memory, in which format, kept or
+not."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from shardwise.plan.mesh import MeshShape
 def choose_gathers(
     config: RunConfig, model: ModelSpec, mesh: MeshShape, *, own_kernels: bool
 ) -> Choices:
-    """All decisions about gathers that a mesh leads to."""
+    """All decisions about all-gathers that follow from a mesh."""
     in_place = _choose_gather_in_place(config, mesh, own_kernels=own_kernels)
     forward, backward = _choose_prefetch(config, in_place.value)
     return {
@@ -46,7 +47,7 @@ def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
 
 
 def reshard_error(config: RunConfig, ranks: int) -> UserError:
-    """The error for one that does not."""
+    """The error for an integer that does not divide it."""
     smaller = max((size for size in range(2, ranks) if ranks % size == 0), default=None)
     groups = [*([] if smaller is None else [f"{smaller}"]), "true", "false"]
     return UserError(
@@ -59,7 +60,7 @@ def reshard_error(config: RunConfig, ranks: int) -> UserError:
 def _choose_gather_in_place(
     config: RunConfig, mesh: MeshShape, *, own_kernels: bool
 ) -> Choice[bool]:
-    """Whether each parameter is gathered where it is used."""
+    """Whether all-gathers write into the parameters' own memory."""
     shard, reshard = config.shard, choose_reshard(config, mesh).value
     if shard.gather_in_place != "auto":
         if shard.gather_in_place and not isinstance(reshard, bool):

@@ -1,4 +1,4 @@
-"""A decision that the user may have made: theirs where they did, else the planner's."""
+"""A decision that the user may have made: the user's where it was given, else the planner's."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DEFAULTS = RunConfig()
 
 
 def decide(config: RunConfig, name: str, chosen: Any, why: str) -> Choice[Any]:
-    """What the user gave for the decision `name`, or `chosen` for the reason `why`.
+    """The user's value for the decision `name`, or `chosen` for the reason `why`.
 
-    A setting that has its default counts as not given.
+    A setting at its default counts as not given.
     """
     path = setting_paths()[name]
     given = value_at(config, path)

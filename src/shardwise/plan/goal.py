@@ -21,13 +21,15 @@ def choose_for(goal: Goal, cluster: ClusterSpec, plan_on: Callable[[ClusterSpec]
     if goal == "fewest":
         found = next(plans, None)
     else:
-        # Devices cost the same each: the cheapest token is the one that takes the least of them.
+        # All devices cost the same, so the cheapest token is the one that takes the least device
+        # time.
         found = max(plans, key=_tokens_per_device, default=None)
     return plan_on(cluster) if found is None else found
 
 
 def parts_of(cluster: ClusterSpec) -> Iterator[ClusterSpec]:
-    """Smaller clusters of the same devices, smallest first, itself last: parts of a node, nodes."""
+    """Smaller clusters of the same devices, smallest first, with the cluster itself last: parts
+    of a node, then nodes."""
     whole = cluster.devices_per_node
     for devices in (size for size in range(1, whole) if whole % size == 0):
         yield _part(cluster, 1, devices)
@@ -49,7 +51,8 @@ def _plans_that_fit(cluster: ClusterSpec, plan_on: Callable[[ClusterSpec], Plan]
         try:
             plan = plan_on(part)
         except UserError as error:
-            # A part may be too small, or not divide the batch; the whole cluster says so itself.
+            # A part may be too small, or not divide the batch. The error comes from the whole
+            # cluster.
             if error.code not in (ExitCode.DOES_NOT_FIT, ExitCode.CONFIG):
                 raise
             continue

@@ -1,4 +1,4 @@
-"""Which blocks have their activations wait in host memory, and how long copies are on their way."""
+"""Which blocks keep their activations in host memory, and how many blocks a copy takes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from math import ceil
 
 
 def patience(share: float) -> int:
-    """Blocks of forward in which the copies of one leave."""
+    """The number of forward blocks during which the copies of one block run."""
     return ceil(1 / share)
 
 
 def chosen(num_blocks: int, share: float) -> list[int]:
-    """Evenly spaced from the first on, and all gone when forward ends, so that none is in memory at
-    the peak of a step; those that backward needs first stay."""
+    """The blocks whose activations go to host memory.
+
+    They are evenly spaced from the first block on, and all copies are complete when forward ends,
+    so none is on the device at the peak of a step. The blocks that backward needs first stay.
+    """
     count = round(share * num_blocks)
     if not count:
         return []

@@ -1,4 +1,4 @@
-"""What a run starts from: its first weights and its tokenizer."""
+"""The inputs of a run: its first weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardwise.facts.tokenizer_files import has_own_tokenizer
 from shardwise.plan.decisions import Choice
 from shardwise.plan.plan import Plan
 
-# The embedded tokenizer: one token a byte, and one for the end of a document.
+# The embedded tokenizer has one token for each byte, and one for the end of a document.
 NUM_BYTE_TOKENS = 257
 _BYTE_END = 256
-# A vocabulary of more than so many times a tokenizer's is another tokenizer's. Padded ones are
-# larger by a few percent: Qwen's by 0.2%, Phi's by 1.8%.
+# A vocabulary that is larger than a tokenizer's by this factor belongs to another tokenizer. Padded
+# ones are larger by a few percent: Qwen's by 0.2%, Phi's by 1.8%.
 FAR = 2
 
 
@@ -48,7 +48,7 @@ def choose_weights(config: RunConfig, source: ModelSource) -> Choice[str]:
 
 
 def choose_tokenizer(config: RunConfig) -> Choice[str]:
-    """What `data.tokenizer` comes to: `byte`, or the place of a tokenizer."""
+    """The tokenizer that `data.tokenizer` means: `byte`, or the place of one."""
     data, model_name = config.data, config.model.name
     if data.source == "synthetic":
         return Choice("none", "data.source=synthetic makes tokens and no text", "rule")
@@ -62,8 +62,8 @@ def choose_tokenizer(config: RunConfig) -> Choice[str]:
 def check_bytes(plan: Plan) -> list[UserError]:
     """What is wrong with training on bytes where nobody asked for bytes.
 
-    A model whose vocabulary is about that of bytes is taken to be made for them. Weights have to
-    say so too: their end of a document is that of bytes.
+    A model whose vocabulary is about as large as that of bytes is taken to be made for them. For
+    pretrained weights, the id of their end of a document must be that of bytes too.
     """
     if plan.decided.tokenizer != "byte" or plan.choices["tokenizer"].source == "user":
         return []
@@ -84,7 +84,7 @@ def check_bytes(plan: Plan) -> list[UserError]:
 
 
 def warn_of_vocabulary(model: ModelSpec, num_tokens: int, *, pretrained: bool) -> list[str]:
-    """The warning of a tokenizer that leaves most of the vocabulary unused."""
+    """The warning for a tokenizer that leaves most of the vocabulary unused."""
     if num_tokens * FAR >= model.vocab_size:
         return []
     effect = (

@@ -36,13 +36,14 @@ from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
 PARAM_BYTES, GRAD_BYTES, ADAM_BYTES = 4, 4, 8
-# CUDA context, and NCCL's buffers where there is more than one rank; torch shows neither.
+# CUDA's context, and NCCL's buffers where there are several ranks. torch reports neither.
 CONTEXT_BYTES = {"cuda": int(0.82 * GIB), "cpu": int(0.3 * GIB)}
 NCCL_BYTES = int(1.0 * GIB)
-# What the allocator holds besides: a constant, and bytes for each parameter of the largest block.
+# What the allocator reserves besides: a constant, and bytes for each parameter of the largest
+# block.
 POOL_BYTES = int(0.75 * GIB)
 POOL_BYTES_PER_BLOCK_PARAM = 3.4
-# Of the largest that a block keeps, in memory that gradient shards have broken up.
+# The share of the largest block's activations that fragmentation by gradient shards costs.
 BROKEN_TENSORS = 4
 # Workspaces of cuBLAS and cuDNN, and rope tables.
 WORKSPACE_BYTES = int(0.12 * GIB)
@@ -50,7 +51,7 @@ WORKSPACE_BYTES = int(0.12 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What a step holds at one moment, besides the states."""
+    """What a step holds at one moment, besides parameters, gradients and optimizer state."""
 
     name: str
     gathered: float
@@ -69,7 +70,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Expected bytes of one rank at the peak of a step.
 
-    `loss_bytes` is for other stacks: what the head's gradient and the logits take in theirs.
+    `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
     shard_params = -(-model.total_params // decided.shard)
     on_device = 0 if decided.offload else 1
@@ -99,7 +100,8 @@ def _adam_bytes(decided: Decisions) -> int:
 
 
 def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
-    """What gradient shards between activations cost where backward asks for large tensors again."""
+    """Fragmentation: gradient shards lie between activations where backward allocates large
+    tensors again."""
     plain = decided.checkpoint_activations == "none" and not decided.offload_activations
     if plain or decided.shard == 1:
         return 0
@@ -108,7 +110,8 @@ def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
-    """(at the peak, later): earlier passes have left gradients, the only pass has not yet."""
+    """(at the peak, later). Earlier micro-batches have left gradients at the peak; the only one
+    has not yet."""
     shards = shard_params * GRAD_BYTES
     if decided.accumulation == 1:
         return 0, shards
@@ -118,16 +121,17 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
 
 
 def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None) -> _Moment:
-    """The head's fp32 gradient, and beside it one slice of logits, or its copy to reduce."""
+    """The head's fp32 gradient, and beside it one slice of logits, or the copy of the gradient
+    to reduce."""
     width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
     tokens = decided.tokens
     gathered = _gathered_bytes(model, decided)
-    # The last unit stays gathered. The block before it is gathered ahead, when what is kept of the
-    # gather of the last has gone: in place that is little, and the peak is before.
+    # The last unit stays gathered. The block before it is gathered ahead, after the buffer of the
+    # last all-gather was freed. In place that buffer is small, and the peak comes before.
     ahead = 0 if decided.gather_in_place else gathered_block_params(model, decided)
     buffers = 0 if decided.keeps_gathered else width * (head + ahead)
     loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
-    # The last hidden state, normed, and their gradients; token ids and labels.
+    # The last hidden state, its norm, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
     kept = _kept_bytes(model, decided) + _router_bytes(model, decided)
     loss += tokens * tail + WORKSPACE_BYTES
@@ -139,13 +143,14 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     if decided.slice_tokens is None:
         return decided.tokens * model.vocab_size * (width + 8) + 2 * width * head
     logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size
-    # They become their gradient; without a kernel for it there are three fp32 copies on the way.
+    # Logits are overwritten by their gradient. Without our kernel there are three fp32 copies on
+    # the way.
     logit_bytes = width if decided.compile or decided.own_kernels else 12 + width
     return max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
 def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
-    """Backward is inside the last block."""
+    """The moment at which backward is inside the last block."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     head, tokens = _head_params(model), decided.tokens
     gathered = _gathered_bytes(model, decided)
@@ -153,11 +158,11 @@ def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
     recomputed = _recomputed_bytes(model, decided)
     if decided.compile or not recomputed:
         in_flight = reduce * head
-        # An MLP's gradients: three in bf16, or one and five copies of a byte each.
+        # An MLP's gradients: three in bf16, or one in bf16 and five float8 copies.
         halves = 7 if computes_float8(model, decided) else 3 * width
         transient = halves * _ffn_width(model) * tokens if decided.compile else 0
     else:
-        # Without the compiler the head's gradients outlive the start of the recomputation.
+        # Without the compiler the head's gradients are still alive when the recomputation starts.
         in_flight, transient = (8 + 2 * width) * head, 0
     buffers = own * width * gathered_block_params(model, decided) + in_flight
     kept = tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
@@ -165,7 +170,7 @@ def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Parameters that stay whole from forward to backward."""
+    """Parameters that stay gathered from forward to backward."""
     if decided.keeps_gathered:
         width = DTYPE_BYTES[decided.param_dtype]
         in_block = 1 if computes_float8(model, decided) and decided.float8_gather else width
@@ -177,33 +182,35 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 
 def waiting_in_host(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes of activations that a rank's micro-batch has in host memory when backward begins."""
+    """Bytes of activations of one micro-batch that a rank has in host memory when backward
+    begins."""
     return _share_in_host(model, decided) * decided.tokens * _saved_bytes(model, decided)
 
 
 def _share_in_host(model: ModelSpec, decided: Decisions) -> float:
-    """Of the blocks, of which there are no halves."""
+    """The share of blocks in host memory, in whole blocks."""
     return len(chosen(model.num_layers, decided.offload_activations)) / model.num_layers
 
 
 def _kept_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for a token that stay on the device for backward."""
+    """Bytes for each token that stay on the device until backward."""
     blocks, share = model.num_layers, decided.offload_activations
     sent = chosen(blocks, share)
-    # Too late to have left when forward ends.
+    # The copies of these blocks are not complete when forward ends.
     late = [block for block in sent if block >= blocks - patience(share)]
     return _saved_bytes(model, decided) * (blocks - len(sent) + len(late)) / blocks
 
 
 def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes for a token that the load-balancing loss keeps: logits, and probabilities in fp32."""
+    """Bytes for each token that the load-balancing loss saves: logits, and probabilities in
+    fp32."""
     if not decided.router_aux_loss:
         return 0
     return model.num_routers * model.num_experts * (DTYPE_BYTES[decided.param_dtype] + 4)
 
 
 def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for a token that all blocks save for backward."""
+    """Bytes for each token that all blocks save for backward."""
     whole, mode = _block_bytes(model, decided), decided.checkpoint_activations
     if mode == "none":
         return model.num_layers * whole
@@ -215,7 +222,7 @@ def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
 
 
 def _recomputed_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for a token that one block's recomputation brings back."""
+    """Bytes for each token that the recomputation of one block creates."""
     if decided.checkpoint_activations == "selective":
         return _block_bytes(model, decided) - _selective_bytes(model, decided)
     return _block_bytes(model, decided) if _num_recomputed(model, decided) else 0
@@ -226,10 +233,10 @@ def _num_recomputed(model: ModelSpec, decided: Decisions) -> int:
 
 
 def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for a token that one block keeps without checkpointing."""
+    """Bytes for each token that one block saves without activation checkpointing."""
     width, statistics = DTYPE_BYTES[decided.param_dtype], 4 * model.num_heads + 8
     if computes_float8(model, decided):
-        # Inputs of the linear layers are kept in one byte each; torchao's own make them again.
+        # Inputs of the linear layers are saved in float8; torchao's own layers recompute them.
         inputs = 0 if decided.float8_rowwise else 3 * model.hidden_size
         return _selective_bytes(model, decided) + inputs
     hidden, ffn = (4, 3) if decided.compile else (9, 4)
@@ -241,11 +248,11 @@ def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
 
 
 def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """The same where only matmul results and attention are kept."""
+    """The same where only the results of matmuls and attention are saved."""
     width = DTYPE_BYTES[decided.param_dtype]
     hidden = 2 if decided.compile else 4
-    # Our SwiGLU's product is a result of the operator that the second half is of, and where nothing
-    # is compiled torch keeps all of an operator's.
+    # The product of our SwiGLU is an output of the operator that also computes the second half.
+    # Without the compiler torch saves all outputs of an operator.
     ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     return width * channels + 4 * model.num_heads
@@ -264,7 +271,7 @@ def _ffn_width(model: ModelSpec) -> int:
 
 
 def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
-    """What the allocator holds besides, whatever the step."""
+    """What the allocator reserves besides, whatever the step."""
     if cluster.device == "cpu":
         return 0
     return POOL_BYTES + int(POOL_BYTES_PER_BLOCK_PARAM * model.block_params)

@@ -1,4 +1,4 @@
-"""Strategy names become a mesh and a reshard rule here, and nowhere else."""
+"""Strategy names are turned into a mesh and a reshard rule here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
 
-# Other dims than the first cost one more copy at every gather and reduction: a little padding is
-# cheaper than that.
+# Sharding another dim than the first costs one more copy at every all-gather and reduction. A
+# little padding is cheaper than that.
 MAX_PADDING = 0.1
 
 
@@ -22,7 +22,7 @@ class MeshShape:
 
 
 def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
-    """The shape that a strategy's name stands for."""
+    """The mesh that a strategy's name means."""
     shapes = {
         "full_shard": MeshShape(1, world, True),
         "shard_grad_op": MeshShape(1, world, False),
@@ -40,12 +40,12 @@ def strategy_of_mesh(replicate: int, shard: int) -> str:
 
 
 def padding(num_rows: int, num_shards: int) -> float:
-    """Rows that FSDP2 adds to make shards alike, for each row that was there."""
+    """Padding rows that FSDP2 adds to make shards equal, as a share of the rows."""
     return -num_rows % num_shards / num_rows if num_rows else 0.0
 
 
 def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
-    """Both axis sizes where the user gave at least one; their product must be `world`."""
+    """Both axis sizes where the user gave at least one. Their product must be `world`."""
     if mesh.replicate == "auto" and mesh.shard == "auto":
         return None
     replicate = world // mesh.shard if mesh.replicate == "auto" else mesh.replicate  # type: ignore[operator]
@@ -61,7 +61,7 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
 
 
 def _whole_meshes(mesh: MeshConfig, world: int) -> str:
-    """One axis as the user gave it and the other to match; or both left to the planner."""
+    """Fixes: one axis as the user gave it and the other to match, or both left to the planner."""
     sizes = {"mesh.replicate": mesh.replicate, "mesh.shard": mesh.shard}
     kept = [
         f"{path}={size} {other}={world // size}"

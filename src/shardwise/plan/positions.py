@@ -1,4 +1,4 @@
-"""Sequences longer than the model has positions for: refused, or said."""
+"""Sequences longer than the model has positions for are refused, or get a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 
-# What families with a table call its length in config.json.
+# Names of the table's length in config.json.
 _TABLE_LENGTHS = ("n_positions", "max_position_embeddings", "max_seq_len")
 
 
@@ -41,7 +41,7 @@ def validate_positions(
 
 
 def warn_of_positions(config: RunConfig, model: ModelSpec) -> list[str]:
-    """The warning of sequences that are longer than the model says it is made for."""
+    """The warning for sequences that are longer than the model says it is made for."""
     limit, seq_len = model.max_positions, config.data.seq_len
     if limit is None or seq_len <= limit:
         return []

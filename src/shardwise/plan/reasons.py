@@ -1,4 +1,4 @@
-"""Why the best candidate was taken: its own decisions, each with the reason."""
+"""Why the best candidate was chosen: its decisions, each with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from shardwise.units import format_bytes, format_count
 def choices_of(
     best: Option, options: list[Option], config: RunConfig, model: ModelSpec, cluster: ClusterSpec
 ) -> Choices:
-    """What the candidates differ in, and what is said of it only when one is taken."""
+    """The decisions that candidates differ in, and those that need a reason only once one is
+    chosen."""
     decided, origin = best.decided, _origin(best)
     why = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
     recompute, micro = _why_recompute(best, cluster), _why_micro(best, cluster)
@@ -40,7 +41,7 @@ def choices_of(
 
 
 def with_host_memory(offload: Choice[float], best: Option, model: ModelSpec) -> Choice[float]:
-    """How much of it activations take, where they wait there."""
+    """The same reason with the host memory that activations take."""
     if not offload.value:
         return offload
     waiting = format_bytes(waiting_in_host(model, best.decided))
@@ -55,14 +56,14 @@ def _origin(best: Option) -> Source:
 
 
 def _searched(config: RunConfig, name: str, best: Option, why: str) -> Choice[Any]:
-    """A decision of the search, or of the first fit where no speed is known."""
+    """A choice of the search, or of the first fit where no speed is known."""
     choice = decide(config, name, getattr(best.decided, name), why)
     searched = choice.source == "rule" and best.forecast is not None
     return replace(choice, source="search") if searched else choice
 
 
 def _why_searched(best: Option, options: list[Option], cluster: ClusterSpec) -> str:
-    """Against the decision tree's answers before it: they do not fit, or are slower."""
+    """Why the decision tree's earlier answers lost: they do not fit, or are slower."""
     earlier = [each for each in options if each.rank < best.rank and fits(each.memory, cluster)]
     if not earlier:
         return best.candidate.why

@@ -1,4 +1,4 @@
-"""What would make a model fit: changes of the configuration, each planned and found to fit."""
+"""Changes of the configuration that make a model fit. Each was planned and fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.plan.batch import whole_batch
 Change = dict[str, Any]
 Fits = Callable[[RunConfig, ClusterSpec], bool]
 
-# Settings that a user may have fixed at a value that takes more memory than the planner's.
+# Settings that the user may have fixed at a value that takes more memory than the planner's.
 _BETTER_LEFT_OPEN = (
     ("shard.strategy", "mesh.replicate", "mesh.shard", "shard.reshard_after_forward"),
     ("memory.checkpoint_activations",),
@@ -25,13 +25,13 @@ _BETTER_LEFT_OPEN = (
     ("memory.accumulate",),
     ("train.micro_batch", "train.accumulation"),
 )
-# Nodes of a larger cluster that are tried, in turn.
+# Numbers of nodes that are tried for a larger cluster, in order.
 _NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SHORTEST = 128  # tokens; shorter sequences train nothing of use
 
 
 def advise(config: RunConfig, cluster: ClusterSpec, fits: Fits) -> str:
-    """Settings to write, of each kind the smallest change that `fits`; else what to look for."""
+    """Settings to write: of each kind the smallest change that `fits`, else what to look for."""
     kinds = (_left_open, _shorter_sequences, _offload, _fewer_ranks, _more_devices)
     found = [next(_that_fit(kind(config, cluster), config, cluster, fits), None) for kind in kinds]
     words = [" ".join(f"{path}={value}" for path, value in each.items()) for each in found if each]
@@ -66,7 +66,7 @@ def change_config(config: RunConfig, change: Mapping[str, Any]) -> RunConfig:
 
 
 def _left_open(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
-    """What the user decided, given back to the planner: one decision, then all of them."""
+    """The user's decisions, given back to the planner: one at a time, then all of them."""
     given = [
         {path: "auto" for path in paths if value_at(config, path) != "auto"}
         for paths in _BETTER_LEFT_OPEN
@@ -83,20 +83,20 @@ def _shorter_sequences(config: RunConfig, cluster: ClusterSpec) -> Iterator[Chan
 
 
 def _offload(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
-    """Into the memory of a host; a CPU rank computes there already."""
+    """Offload to host memory. A CPU rank computes there already."""
     if cluster.device == "cuda" and config.memory.offload == "none":
         yield {"memory.offload": "cpu"}
 
 
 def _fewer_ranks(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
-    """CPU ranks share the memory of one machine: fewer of them have more each."""
+    """Fewer CPU ranks: they share the memory of one machine, so each has more."""
     if cluster.device == "cpu":
         for ranks in range(cluster.world_size - 1, 0, -1):
             yield {"cluster.name": f"{ranks}xCPU", **_batch_over(config.train, ranks)}
 
 
 def _more_devices(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
-    """Parts of a node first, then nodes, with a batch that divides over all ranks."""
+    """More devices: parts of a node first, then nodes, with a batch that divides over all ranks."""
     if cluster.gpu is None:
         return
     node = max(cluster.devices_per_node, min(NODE, cluster.gpu.node_gpus))
@@ -109,6 +109,7 @@ def _more_devices(config: RunConfig, cluster: ClusterSpec) -> Iterator[Change]:
 
 
 def _batch_over(train: TrainConfig, ranks: int) -> Change:
-    """The next larger batch of whole micro-batches on every rank, where the given one is not."""
+    """The next larger batch that is whole micro-batches on every rank, where the given one is
+    not."""
     whole = whole_batch(train, ranks)
     return {} if whole == train.global_batch else {"train.global_batch": whole}

@@ -26,7 +26,7 @@ def choose_router_aux_loss(config: RunConfig, model: ModelSpec) -> Choice[float]
 
 
 def left_out(model: ModelSpec, chosen: float) -> list[str]:
-    """The warning where the user turns off what the model's config asks for."""
+    """The warning where the user turns off the loss that the model's config asks for."""
     if not model.router_aux_loss or chosen:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Compare every candidate: does it fit, how fast is it, and why did the others lose?"""
+"""Compare every candidate: whether it fits, how fast it is, and why the others lost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from shardwise.plan.software import software_of
 from shardwise.plan.time import estimate_time, speed_of
 from shardwise.units import format_bytes
 
-# The most that is likely must stay under this share of the card: above it the allocator retries.
+# The upper estimate must stay under this share of the device's memory: above it the allocator
+# retries.
 HEADROOM = 0.95
-# An earlier answer of the decision tree stands until a later one is faster by this: about as much
-# as forecasts of one model on one cluster err against each other.
+# An earlier answer of the decision tree stands until a later one is faster by this. Forecasts of
+# one model on one cluster err against each other by about as much.
 STANDS_UNTIL = 0.01
 # On one mesh, speeds closer than this are equal: the least recompute and memory decide.
 EQUAL = 0.005
@@ -27,7 +28,7 @@ EQUAL = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One candidate, decided in full and judged."""
+    """One candidate with all decisions, its memory and its speed."""
 
     candidate: Candidate
     decided: Decisions
@@ -39,7 +40,7 @@ class Option:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of a device; 0 where no rates are known."""
+        """Tokens per second of one device; 0 where no rates are known."""
         return self.forecast.tokens_per_s if self.forecast else 0.0
 
     @property
@@ -103,10 +104,11 @@ def fits(memory: MemoryEstimate, cluster: ClusterSpec) -> bool:
 
 
 def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
-    """The fastest that fits. Without rates the first that fits; without a fit the smallest."""
+    """The fastest that fits. Without rates it is the first that fits, and without a fit the
+    smallest."""
     fitting = [option for option in options if fits(option.memory, cluster)]
     if not fitting:
-        # Where gradients bind, the batch makes no difference to the total.
+        # Where gradients are the peak, the batch does not change the total.
         return min(options, key=lambda option: (option.memory.total, option.memory.activations))
     fastest = max(option.speed for option in fitting)
     if fastest == 0.0:
@@ -140,7 +142,7 @@ def _champion(group: list[Option], cluster: ClusterSpec) -> Option:
 
 
 def _merit(option: Option, cluster: ClusterSpec) -> tuple[bool, float, int]:
-    """Those that fit by their speed; the others by how little they miss."""
+    """The order of options: those that fit by speed, the others by how little memory they lack."""
     fitting = fits(option.memory, cluster)
     return fitting, option.speed if fitting else 0.0, -option.memory.total
 
@@ -170,7 +172,7 @@ def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
 
 
 def _cause(slower: Forecast, faster: Forecast) -> str:
-    """The term that it spends most more on, for the same number of tokens."""
+    """The term that it spends most more time on, for the same number of tokens."""
     scale = faster.tokens_per_s * faster.step_s / (slower.tokens_per_s * slower.step_s)
     extra = {name: s * scale - faster.terms[name] for name, s in slower.terms.items()}
     name = max(extra, key=lambda term: extra[term])

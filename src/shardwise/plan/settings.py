@@ -1,4 +1,4 @@
-"""The user's settings as ranks read them: no `auto` is left, the plan's decisions stand there."""
+"""The user's settings as ranks read them: the plan's decisions replace every `auto`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Settings:
 
 
 def settle(config: RunConfig, decided: Decisions) -> Settings:
-    """Put a decision wherever the user has left one open."""
+    """Put the plan's decision wherever the user has left one open."""
     for path, value in _settled(config, decided):
         section, _, name = path.partition(".")
         if value_at(config, path) == "auto" and value != UNSAID:

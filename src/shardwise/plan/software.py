@@ -1,8 +1,8 @@
 """What a training stack adds around the matmuls: numbers that no datasheet has.
 
-The defaults are those of FSDP2 with torch's own kernels, measured on an H200; `OURS` says where
+The defaults are those of FSDP2 with torch's own kernels, measured on an H200. `OURS` says where
 this project differs. Other stacks are other values of the same fields; `benchmarks/foresight.py`
-keeps those that published runs were fitted with.
+keeps those that were fitted to published runs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Software:
     """Launches for a block, forward and backward, compiled; twice as many without."""
 
     overlaps: bool = True
-    """Launches and collectives run beside compute. Not on a processor: it does all in turn, and
-    FSDP2 waits for each of gloo's collectives."""
+    """Launches and collectives run beside compute. On a CPU they do not: it does everything in
+    turn, and FSDP2 waits for each of gloo's collectives."""
 
     contention: float = 0.04
     """Share by which collectives slow the compute they overlap."""
@@ -107,8 +107,8 @@ class Software:
     are computed with."""
 
 
-# Kernels of our own for the copy into a reduction, for AdamW, the loss and SwiGLU's backward; the
-# two ends of a step were measured beside them, on models of 1B to 13B.
+# Our own kernels copy into a reduce-scatter and compute AdamW, the loss and SwiGLU's backward. The
+# two ends of a step were measured with them, on models of 1B to 13B.
 OURS = Software(
     ffn_passes=6.0,
     loss_passes=7.2,
@@ -117,8 +117,8 @@ OURS = Software(
     optimizer_passes=36.0,
     step_s=0.012,
 )
-# On processors, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for
-# what the interpreter, autograd and FSDP2's hooks cost for a block.
+# For CPUs, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for the
+# cost of the interpreter, autograd and FSDP2's hooks for each block.
 ON_CPU = Software(
     overlaps=False,
     hidden_passes=300.0,
@@ -134,7 +134,7 @@ ON_CPU = Software(
 
 
 def software_of(device: str, decided: Decisions) -> Software:
-    """What surrounds the matmuls of such decisions on such devices."""
+    """The software numbers of such decisions on such devices."""
     if device != "cuda":
         return ON_CPU
     base = OURS if decided.own_kernels else Software()
@@ -143,7 +143,8 @@ def software_of(device: str, decided: Decisions) -> Software:
         base = replace(base, attention_factor=1.1)
     if not decided.float8_rowwise:
         return base
-    # One scale a row, against one a tensor: as torchtitan's published runs differ.
+    # One scale for each row instead of one for each tensor, by the difference between torchtitan's
+    # published runs.
     return replace(
         base, float8_factor=0.86, narrow_factor=2.1, float8_passes=19.0, float8_gathers=False
     )

@@ -1,4 +1,4 @@
-"""How long a step takes: what each kernel and each collective costs, and what hides behind what.
+"""How long a step takes: the cost of each kernel and collective, and which hide behind which.
 
 Matmuls and attention run at the device's rates, element-wise work at its memory's. Collectives hide
 behind compute as far as `plan.traffic` says.
@@ -33,9 +33,10 @@ __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_
 
 _PCIE_BYTES_PER_S = 25e9
 _HOST_ADAM_BYTES_PER_S = 60e9
-# Activations from and to page-locked memory, each way, by a GPU that has 16 lanes of PCIe 5.
+# Copies of activations between device and page-locked memory, each way, over 16 lanes of PCIe 5.
 _ACTIVATION_BYTES_PER_S = 50e9
-# Attention over keys that arrive in parts: more edges of triangles, and partial results to merge.
+# Attention over keys that arrive in parts has more edges of triangles, and partial results to
+# merge.
 _RING_FACTOR = 1.2
 
 
@@ -68,7 +69,7 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What a step time comes to."""
+    """The speed that follows from a step time."""
 
     step_s: float
     tokens_per_s: float
@@ -129,7 +130,7 @@ def estimate_time(
     tensor = layers * tensor_seconds(model, fabric, decided, software)
     expert = layers * expert_seconds(model, fabric, decided)
     forward, backward = block.forward, block.backward + again
-    # Launches run ahead of the device; they cost only where a block's kernels are shorter.
+    # Launches run ahead of the device, and cost time only where a block's kernels are shorter.
     short = max(0.0, block.launch - (forward + backward) * software.overlaps)
     busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     copied = software.copy_factor * copied_bytes(model, decided, software)
@@ -163,7 +164,7 @@ def speed_of(
     peak_flops: float | None,
     software: Software = OURS,
 ) -> Speed:
-    """Tokens per second and the shares of the peak that they are."""
+    """Tokens per second, MFU and HFU."""
     split = decided.tensor * decided.pipeline
     tokens = decided.tokens * decided.accumulation / split
     per_s = tokens / estimate.total
@@ -187,7 +188,7 @@ def _block_seconds(
     weights = model.block_matmul_params_per_token / model.num_layers
     ffn = model.ffn_size * max(1, model.experts_per_token)
     narrow = min(model.hidden_size, max(1.0, weights / model.hidden_size / 4)) / tensor
-    # What a narrow shape loses is tiles and waves: seconds that a faster format does not shorten.
+    # A narrow shape loses tiles and waves: seconds that a faster format does not shorten.
     lost = software.narrow_factor * rates.half_width / narrow
     lost /= rates.matmul_flops[decided.param_dtype]
     flops = 2.0 * tokens * weights / tensor / software.matmul_factor
@@ -221,9 +222,10 @@ def _matmul_rate(model: ModelSpec, decided: Decisions, rates: Rates, software: S
 
 
 def _elementwise_bytes(model: ModelSpec, decided: Decisions, software: Software) -> float:
-    """What one block moves for one token outside of matmuls and attention.
+    """Bytes that one block moves for one token outside of matmuls and attention.
 
-    A tensor group splits all of it: the feed-forward by channels, norms and residuals by tokens.
+    Tensor parallelism splits all of it: the feed-forward by channels, norms and residuals by
+    tokens.
     """
     weights = model.block_matmul_params_per_token / model.num_layers
     attention = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads)
@@ -252,7 +254,7 @@ def _loss_seconds(
     matmul = passes * 2.0 * tokens * vocab * model.hidden_size / flops
     gradient = 0.0
     if decided.slice_tokens is not None and not software.frozen:
-        # The head's gradient is added up in fp32 once a slice, mostly behind the matmul's work.
+        # The head's gradient is accumulated in fp32 once a slice, mostly hidden behind the matmul.
         slices = -(-decided.tokens // decided.slice_tokens)
         gradient = slices * 2.0 * vocab * model.hidden_size * last_stage
     moved = tokens * vocab * software.loss_passes + gradient
@@ -260,7 +262,7 @@ def _loss_seconds(
 
 
 def _recompute_seconds(decided: Decisions, block: _Block, software: Software) -> float:
-    """What one block runs again in backward."""
+    """Seconds that one block recomputes in backward."""
     if decided.checkpoint_activations == "none":
         return 0.0
     if decided.checkpoint_activations == "selective":
@@ -270,14 +272,17 @@ def _recompute_seconds(decided: Decisions, block: _Block, software: Software) ->
 
 
 def _doublings(fabric: Fabric, decided: Decisions) -> float:
-    """How often the nodes double from one."""
+    """The number of doublings from one node to all."""
     ranks = decided.replicate * decided.shard * decided.context * decided.tensor * decided.pipeline
     return log2(max(1.0, ranks / fabric.domain))
 
 
 def _idle_share(model: ModelSpec, decided: Decisions) -> float:
-    """What a pipeline's stages wait, over what they work: to fill, to drain, and for the stage that
-    has most, since blocks are not divisible and the head is about as large as a few."""
+    """The idle time of a pipeline's stages, relative to their work.
+
+    Stages wait to fill, to drain, and for the stage with the most work, since blocks are not
+    divisible and the head is about as large as a few blocks.
+    """
     if decided.pipeline == 1:
         return 0.0
     head = model.vocab_size * model.hidden_size
@@ -299,7 +304,7 @@ def _optimizer_seconds(
 
 
 def _offload_seconds(shard_params: float, decided: Decisions, software: Software) -> float:
-    """Parameters from the host, gradients to it, and Adam on the host's memory."""
+    """Copies of parameters from the host and of gradients to it, and Adam in host memory."""
     if not decided.offload:
         return 0.0
     width = 0.5 if software.unpack_passes else DTYPE_BYTES[decided.param_dtype]
@@ -313,9 +318,9 @@ def _offload_seconds(shard_params: float, decided: Decisions, software: Software
 def _exposed_activation_seconds(
     model: ModelSpec, decided: Decisions, forward: float, backward: float
 ) -> float:
-    """What forward waits for activations to leave, and backward for them to come back.
+    """What forward waits for activations to be copied out, and backward for them to be copied back.
 
-    Torch's copy of gathered parameters waits in line behind them, so that nothing runs beside.
+    torch's copy of gathered parameters queues behind these copies, so nothing runs beside them.
     """
     one_way = waiting_in_host(model, decided) / _ACTIVATION_BYTES_PER_S
     beside = backward if decided.own_kernels or decided.shard == 1 else 0.0
@@ -325,7 +330,7 @@ def _exposed_activation_seconds(
 def _tokens_to_hide(
     model: ModelSpec, fabric: Fabric, decided: Decisions, rates: Rates, software: Software
 ) -> int:
-    """Tokens at which a block's backward lasts as long as its gather and its reduce-scatter."""
+    """Tokens at which a block's backward takes as long as its all-gather and reduce-scatter."""
     traffic = block_traffic(model, fabric, decided, software)
     block = _block_seconds(model, decided, rates, software)
     backward = block.backward + _recompute_seconds(decided, block, software)

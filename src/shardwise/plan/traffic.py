@@ -1,9 +1,9 @@
-"""What moves between ranks in a step, and how much of it nothing hides.
+"""The communication of a step, and how much of it nothing hides.
 
-In forward a unit's all-gather hides behind the unit before it; in backward its all-gather and the
-gradients' reduce-scatter share the link and hide behind compute. Exposed is what is longer than the
-compute it runs beside, plus what nothing runs beside: the first gather, the last reduce-scatter and
-the last all-reduce of the replicas.
+In forward a unit's all-gather hides behind the unit before it. In backward its all-gather and the
+gradients' reduce-scatter share the link and hide behind compute. Exposed is what takes longer than
+the compute beside it, plus what nothing runs beside: the first all-gather, the last reduce-scatter
+and the last all-reduce of the replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_PLACE_PASSES = 1.4  # one is written, beside compute that then waits; 9 ms o
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """How often every unit is gathered and reduced in a step."""
+    """How often every unit is all-gathered and reduced in a step."""
 
     in_forward: int
     in_backward: int
@@ -39,7 +39,8 @@ class UnitTraffic:
 def collectives_of(decided: Decisions, software: Software) -> Collectives:
     """Counts of a whole step."""
     passes = decided.accumulation
-    # The stages of a pipeline hold their parameters from the first micro-batch to the last.
+    # The stages of a pipeline keep their parameters gathered from the first micro-batch to the
+    # last.
     held = decided.pipeline > 1 and decided.keeps_gathered
     once = decided.accumulates_unsharded or decided.shard * decided.context == 1
     return Collectives(
@@ -52,7 +53,7 @@ def collectives_of(decided: Decisions, software: Software) -> Collectives:
 def unit_traffic(
     params: float, model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software
 ) -> UnitTraffic:
-    """Of a unit of so many parameters."""
+    """The traffic of a unit of so many parameters."""
     share = params / decided.tensor * software.link_factor
     ranks, stride = decided.shard * decided.context, decided.tensor
     reduce = DTYPE_BYTES[decided.reduce_dtype] * share
@@ -67,7 +68,8 @@ def unit_traffic(
 def block_traffic(
     model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software
 ) -> UnitTraffic:
-    """Of one block. Experts that are dealt out are gathered by the ranks of their own group."""
+    """The traffic of one block. With expert parallelism, ranks gather the experts of their own
+    group."""
     if decided.expert == 1:
         return unit_traffic(model.block_params, model, fabric, decided, software)
     dense = unit_traffic(model.block_params - model.expert_params, model, fabric, decided, software)
@@ -78,8 +80,8 @@ def block_traffic(
 
 
 def copied_bytes(model: ModelSpec, decided: Decisions, software: Software) -> float:
-    """What a step moves in memory for its collectives: their own writing, and the copies into and
-    out of their buffers."""
+    """Bytes that a step moves in memory for its collectives: what they write, and the copies
+    into and out of their buffers."""
     params = gathered_params(model, decided) / (decided.tensor * decided.pipeline)
     is_whole = decided.shard * decided.context == 1
     lone = params * software.lone_passes if is_whole and not software.frozen else 0.0
@@ -104,8 +106,10 @@ def exposed_seconds(
     backward: float,
     software: Software,
 ) -> float:
-    """Communication of a whole step that compute does not hide; `forward` and `backward` are the
-    seconds of one block."""
+    """Communication of a whole step that compute does not hide.
+
+    `forward` and `backward` are the seconds of one block.
+    """
     if not software.overlaps:
         return _all_in_turn(model, fabric, decided, software)
     layers = model.num_layers / decided.pipeline
@@ -126,7 +130,8 @@ def exposed_seconds(
 def tensor_seconds(
     model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software
 ) -> float:
-    """Gathers and scatters of one block's activations, in its tensor and its context group."""
+    """All-gathers and reduce-scatters of one block's activations, in its tensor and its context
+    group."""
     if decided.tensor == 1 and decided.context == 1:
         return 0.0
     width = DTYPE_BYTES[decided.param_dtype]
@@ -140,12 +145,12 @@ def tensor_seconds(
     context = 3 * fabric.seconds(
         "all_gather", keys / decided.tensor, decided.context, decided.tensor
     )
-    # Half of the keys' exchange hides behind the attention of the keys that are there.
+    # Half of the keys' exchange hides behind the attention over keys that are there.
     return tensor + context / 2
 
 
 def expert_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> float:
-    """Tokens of one block that go to their experts and come back, in forward and in backward."""
+    """All-to-alls of one block: tokens go to their experts and back, in forward and in backward."""
     rounds = 4 + 2 * (decided.checkpoint_activations == "full")
     width = DTYPE_BYTES[decided.param_dtype]
     sent = decided.tokens * model.experts_per_token * model.hidden_size * width / decided.tensor
@@ -153,7 +158,7 @@ def expert_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> floa
 
 
 def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software) -> float:
-    """Where nothing overlaps: every collective of a step, one after the other."""
+    """Every collective of a step in turn, where nothing overlaps."""
     counts = collectives_of(decided, software)
     world = decided.replicate * decided.shard
     # All ranks agree on the tokens, the norm and the loss of a step, and replicas on the norm's
@@ -163,7 +168,7 @@ def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software:
     units = [
         (model.block_params, model.num_layers, counts.in_backward),
         (model.embedding_params, 1, counts.in_backward),
-        # What forward uses last is what backward needs first: it stays gathered.
+        # Backward first needs what forward uses last, so that stays gathered.
         (model.tail_params, 1, 0),
     ]
     for params, times, again in units:
@@ -176,7 +181,7 @@ def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software:
 
 
 def _beside(traffic: float, compute: float, software: Software) -> float:
-    """What traffic adds to the compute that it runs beside."""
+    """The time that traffic adds to the compute beside it."""
     hidden = min(traffic, compute)
     return traffic - hidden + software.contention * hidden
 
