@@ -50,7 +50,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         ("step", f"{_step_time(forecast.step_s)}: {_terms(forecast)}"),
         ("mfu", _shares(forecast)),
     ]
-    if plan.cluster.device == "cuda":  # a processor computes or exchanges, one after the other
+    if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         hidden = f"{format_count(forecast.tokens_to_hide)} tokens a micro-batch and rank on"
         rows.append(("hides from", hidden))
     tokens = budget_tokens or 1e9

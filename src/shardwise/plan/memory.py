@@ -1,17 +1,19 @@
 """How many bytes one rank holds at the peak of a step: a closed form over the model's shape.
 
-The sharded states are exact. A step has its peak in one of two moments. When the loss is computed
-every block's activations are kept, the head is gathered and its gradient exists in fp32, beside a
-slice of logits or the copy of it that backward makes. When backward enters the last block, that
-block's activations exist once more if they are recomputed, and its parameters, the next unit's and
-its own whole gradients are there, beside the head's gradient on its way to be reduced. Gradient
-shards appear only after that, so that with one pass a step they are not part of the peak, and can
-take the place of activations that backward has used up. Where blocks are recomputed or come back
-from the host some of that place is lost, since what backward still asks for no longer fits between
-them. Where a stream sums over replicas they come from a pool of memory of its own, which the
-allocator does not give back: there all of them are part of what is reserved.
+Parameters, gradients and optimizer state are exact. The peak of a step is one of two moments. When
+the loss is computed, all saved activations exist, the head is gathered, and its gradient exists in
+fp32 beside a slice of logits or the copy that backward makes of the gradient. When backward enters
+the last block, that block's activations exist once more if they are recomputed. Its parameters,
+those of the next unit and its own unsharded gradients exist too, beside the head's gradient that is
+being reduced.
 
-The counts of what a block keeps were read off peaks measured on one H200 as rank 0 of 8 to 64
+Gradient shards are allocated only after that. With one micro-batch a step they are no part of the
+peak, and take the memory of activations that backward has freed. Where blocks are recomputed or
+copied back from the host, a part of that memory is lost to fragmentation. Where replicas are
+summed, gradient shards come from another stream's pool, which the allocator does not give back, so
+all of them count as reserved.
+
+The counts of what a block saves were fitted to peaks measured on one H200 as rank 0 of 8 to 64
 (benchmarks/memory.py compares them).
 """
 

@@ -1,7 +1,7 @@
-"""Do all ranks say the same? Who differs from rank 0, in what, and what both say.
+"""Whether all ranks agree: who differs from rank 0, in what, and the values of both.
 
-Each rank gives an account of itself: values by name, in topics. Where the values come from and how
-they travel is for others to know.
+Each rank gives an account of itself: values by name, in topics. This module knows neither where the
+values come from nor how they are sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.mesh import World
 
 Values = dict[str, Any]
-# Differences tend to come from one cause; more of them than this only hide it.
+# Differences usually have one cause. More of them than this only hide it.
 _MOST_SHOWN = 8
 _LONGEST_VALUE = 80
 _NOT_SET = "not set"
@@ -24,7 +24,7 @@ _NOT_SET = "not set"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What values are about, and what it means where they differ."""
+    """What values are about, and what a difference in them means."""
 
     name: str
     code: ExitCode
@@ -35,7 +35,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What one rank says of itself, or the error that keeps it from saying it."""
+    """The values of one rank, or the error that keeps it from having any."""
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
@@ -45,7 +45,7 @@ class Account:
     error: dict[str, Any] | None = None
 
     def to_json(self) -> str:
-        """For the way to another rank."""
+        """The account as it is sent to another rank."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -55,7 +55,7 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Of the rank, as people look for it."""
+        """The rank's name in messages."""
         return f"{self.host} (rank {self.rank})"
 
 
@@ -101,7 +101,7 @@ def settle_in_group(
 
 
 def _joint_error(accounts: Sequence[Account]) -> UserError:
-    """The first one's; it is named by its rank unless all have the same."""
+    """The first rank's error. It names its rank unless all ranks have the same."""
     failed = [account for account in accounts if account.error]
     error = UserError.from_dict(failed[0].error or {})
     if all(account.error == failed[0].error for account in accounts):
@@ -111,7 +111,7 @@ def _joint_error(accounts: Sequence[Account]) -> UserError:
 
 
 def _differences(accounts: Sequence[Account], topic: str) -> dict[tuple[str, str, str], str]:
-    """A sentence for each value that is not the first rank's, once for each host."""
+    """A sentence for each value that differs from the first rank's, once for each host."""
     told = [account for account in accounts if topic in account.topics]
     found: dict[tuple[str, str, str], str] = {}
     for account in told[1:]:

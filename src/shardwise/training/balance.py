@@ -1,9 +1,10 @@
 """The load-balancing loss of a mixture of experts, over the micro-batches of all ranks.
 
-It is transformers' `load_balancing_loss_func`: experts x the sum over experts of (the share of
-tokens that an expert is given) x (its mean probability), over the tokens of all layers. A product
-of two means is not the mean of products, so ranks add up their counts and probabilities before they
-multiply. Only the probabilities have a gradient, and every rank computes that of its own tokens.
+It is transformers' `load_balancing_loss_func`: the number of experts times the sum over experts of
+(the share of tokens that an expert gets) x (its mean probability), over the tokens of all layers. A
+product of two means is not the mean of products, so ranks sum their counts and probabilities before
+they multiply. Only the probabilities have a gradient, and every rank computes that of its own
+tokens.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class Balance:
 
     @contextmanager
     def watching(self) -> Iterator[list[Tensor]]:
-        """Routers keep their logits in here; the list holds them afterwards.
+        """Let routers record their logits inside the block. The list holds them afterwards.
 
-        A forward that is recomputed in backward is outside, so nothing is kept twice.
+        A forward that backward recomputes is outside the block, so nothing is recorded twice.
         """
         seen: list[Tensor] = []
         for router in self._routers:
@@ -75,7 +76,7 @@ class Balance:
             masses.append(probabilities.sum(0))
             num_rows += len(probabilities)
         mass = torch.stack(masses).sum(0)
-        # A copy of a number to a GPU would wait for what is queued; filling memory there does not.
+        # Copying a number to a GPU would wait for what is queued. Filling a tensor there does not.
         rows = torch.full((1,), float(num_rows), device=mass.device)
         sums = torch.cat([torch.stack(counts).flatten(), mass.detach(), rows])
         dist.all_reduce(sums, group=self._group)
@@ -97,9 +98,9 @@ def largest_load(routing: Routing) -> Tensor:
 
 
 def watch_routers(model: Any) -> None:
-    """Let routers keep their logits while `Balance.watching` asks them to.
+    """Let routers record their logits while `Balance.watching` asks for it.
 
-    Before recompute and compile are applied, which must see it in forward.
+    This comes before recompute and compile, which must see it in forward.
     """
     alike: dict[tuple[int, ...], list[Any]] = defaultdict(list)
     for router, indices in find_routers(model).indices.items():
@@ -122,6 +123,6 @@ def _watched(indices: tuple[int, ...], cls: type[nn.Module]) -> Callable[..., An
 
 
 def _count(probabilities: Tensor, top_k: int) -> Tensor:
-    """Tokens that each expert is given. bincount would make the host wait for the device."""
+    """The number of tokens of each expert. bincount would make the host wait for the device."""
     chosen = probabilities.topk(top_k, dim=-1).indices
     return torch.zeros_like(probabilities).scatter_(1, chosen, 1.0).sum(0)

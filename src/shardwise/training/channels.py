@@ -1,4 +1,4 @@
-"""How a run and those outside of it hear of each other."""
+"""How a run communicates with its surroundings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwise.training.signals import StopRequest
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What a run is told by, and what it tells: the record, the console, the launcher."""
+    """The channels of a run: the record, the console, the launcher."""
 
     events: EventLog
     say: Callable[[str], None]

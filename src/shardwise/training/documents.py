@@ -16,8 +16,11 @@ _END = 0
 
 
 def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
-    """What a model is told of them, by transformers' names: attention that makes no mask reads
-    where documents start, all other kinds find it in the positions."""
+    """The arguments that keep documents apart, by transformers' names.
+
+    Attention that builds no mask reads where documents start. All other kinds find it in the
+    positions.
+    """
     starts = documents.starts.to(device, non_blocking=True)
     length = documents.positions.shape[1]
     return {
@@ -28,14 +31,14 @@ def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
 
 
 def masks_by_position(plan: Plan) -> bool:
-    """Whether transformers makes a mask of what it finds in the positions."""
+    """Whether transformers builds a mask from the positions."""
     return plan.config.data.document_mask and plan.attention.value != "flash_attention_4"
 
 
 def check_documents(model: Any, device: torch.device) -> None:
-    """Run two documents through the real model: what the first says must not reach the second.
+    """Run two documents through the real model: the first must not change the second.
 
-    Under the attention of the run: whoever calls this surrounds it as the steps are.
+    The caller sets up the attention as for the steps of the run.
     """
     was_training = model.training
     model.eval()

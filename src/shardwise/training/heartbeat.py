@@ -1,7 +1,7 @@
-"""Signs of life of a rank, from its first moment on, for whoever watches it.
+"""Signs of life of a rank from its first moment on, for whoever watches it.
 
-A rank says what it is at, and when it has got further. Whoever watches compares nothing but what
-was said before with what is said now, so that no clock of a rank matters.
+A rank says what it is doing, and when it has made progress. The watcher only compares the last sign
+with the one before, so no clock of a rank matters.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-# The folder that all ranks of a node leave their signs in.
+# The folder in which all ranks of a node leave their signs.
 HEARTBEAT_VARIABLE = "SHARDWISE_HEARTBEATS"
-# How long anything but a step may take: then the collectives that wait for it give up as well.
+# How long anything but a step may take. After that the collectives that wait for it time out as
+# well.
 LONG_S = 1800.0
 # One rank alone, which nobody waits for, may tokenise a corpus for hours.
 READING_S = 6 * 3600.0
-# Signs are overwritten in place: a full disk has room for what is there already.
+# Signs are overwritten in place, which needs no room on a full disk.
 _BLOCK_BYTES = 512
 
 
 class Phase(StrEnum):
-    """What a rank is at, as people are told."""
+    """What a rank is doing, in words for the user."""
 
     IMPORTING = "importing"
     MEETING = "meeting the other ranks"
@@ -42,7 +43,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What a rank says of itself."""
+    """What a rank says about itself."""
 
     rank: int
     pid: int
@@ -66,7 +67,7 @@ class Sign:
     """Signs that could not be written."""
 
     def allowance_s(self, timeout_s: float) -> float:
-        """How long the rank may be at it: steps take `timeout_s` at most, all else may be long."""
+        """How long the rank may stay in its phase: `timeout_s` for a step, longer for all else."""
         if self.phase == Phase.TRAINING:
             return timeout_s
         return max(timeout_s, READING_S if self.phase == Phase.READING else LONG_S)
@@ -84,10 +85,10 @@ class Sign:
 
 
 class Heartbeat:
-    """Leaves signs in a file of this process; does nothing where nobody watches.
+    """Writes signs to a file of this process, and does nothing where nobody watches.
 
-    A sign that cannot be written is counted, and the file goes: a rank that shows nothing is not
-    judged by what it showed last.
+    A sign that cannot be written is counted, and the file is removed: a rank without a sign is not
+    judged by its last one.
     """
 
     def __init__(
@@ -115,20 +116,20 @@ class Heartbeat:
         self.beat()
 
     def beat(self) -> None:
-        """The rank has got further."""
+        """Say that the rank has made progress."""
         self._say(beat=time.monotonic_ns())
 
     def enter(self, phase: Phase) -> None:
-        """The rank is at something else from now on."""
+        """Begin another phase."""
         self._say(beat=time.monotonic_ns(), phase=phase)
 
     def begin(self) -> None:
-        """The first step is done: from now on there is something to save."""
+        """Say that the first step is done: from now on there is something to save."""
         self._say(beat=time.monotonic_ns(), phase=Phase.TRAINING, has_begun=True)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """The rank is at something else while the block runs."""
+        """Another phase while the block runs."""
         before = self._sign.phase
         self.enter(phase)
         try:
@@ -159,12 +160,12 @@ class Heartbeat:
 
 
 def birth_of(pid: int) -> int:
-    """When the process was started, in the kernel's ticks; 0 where there is none."""
+    """The start time of a process in the kernel's ticks; 0 where there is no such process."""
     return int(fields[19]) if (fields := stat_of(pid)) else 0
 
 
 def stat_of(pid: int) -> list[str]:
-    """What /proc/PID/stat has from the state on; nothing of a process that is gone."""
+    """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

@@ -70,7 +70,7 @@ their own would exchange what they have learnt."""
 
 
 def no_outer_step(step: int) -> None:
-    """There is one site."""
+    """Do nothing, because there is only one site."""
 
 
 def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | None = None) -> None:
@@ -140,7 +140,7 @@ class Loop:
         self.has_begun = False
 
     def run(self, accepted: Resumption | None) -> None:
-        """From the restored step to the last, then the final evaluation and checkpoint."""
+        """Train from the restored step to the last, then evaluate and save."""
         tell_session(self.session, self.channels)
         if accepted is not None:
             self._resume(accepted)
@@ -173,7 +173,8 @@ class Loop:
             self._finish(end)
 
     def _read_and_step(self, end: int) -> None:
-        """Steps until `end`, or until the run has gone back to a checkpoint and reads anew."""
+        """Take steps until `end`, or until the run has gone back to a checkpoint and must read
+        again."""
         first = self.reached.position
         pin = self.session.device.type == "cuda"
         loader = build_loader(self.session)
@@ -197,7 +198,7 @@ class Loop:
                     window = self._window(batches)
 
     def _step(self, batches: Prefetcher, window: Window) -> bool:
-        """One update, reading past batches that give none; false after a rollback."""
+        """One update. Batches that give none are skipped. Returns False after a rollback."""
         train, reached = self.plan.config.train, self.reached
         while True:
             micro_batches = next(batches)
@@ -225,20 +226,22 @@ class Loop:
                 return False
 
     def _begin_or_beat(self) -> None:
-        """After a step. From the first on there is something to save, and signals ask for it."""
+        """Report a step. From the first one on there is something to save, and signals ask for a
+        save."""
         if self.has_begun:
             self.heartbeat.beat()
             return
         self.has_begun = True
         self.channels.stop.listen()
-        # Whoever sees one rank train may ask all of them to stop: by then all listen.
+        # Whoever sees one rank train may ask all of them to stop, so all must listen by then.
         everyone = torch.zeros(1, device=self.session.device)
         dist.all_reduce(everyone, group=self.mesh.world.group)
         everyone.item()
         self.heartbeat.begin()
 
     def _roll_back(self) -> None:
-        """Back to the newest checkpoint, and on with the batches after the offending ones."""
+        """Go back to the newest checkpoint, and continue with the batches after the offending
+        ones."""
         self.saving.finish()
         before = self.reached
         with self.heartbeat.during(Phase.READING):
@@ -252,10 +255,10 @@ class Loop:
         self.events.write("rollback", step=found.step, position=position)
 
     def _edge_work(self, end: int) -> bool:
-        """What happens between steps on all ranks together; true if it took time worth noting."""
+        """What all ranks do together between steps. Returns True if it took time worth noting."""
         config, done = self.plan.config, self.reached.step
         self.saving.poll()
-        # Of an earlier edge: the device has passed it, so that nobody waits.
+        # This comparison is of an earlier step, which the device has passed, so nobody waits.
         self.replicas.settle()
         profiled = self.profiler.finish(done, self.events, self.say)
         if done % config.train.gc_every == 0:
@@ -286,9 +289,9 @@ class Loop:
             self.say(f"finished {steps} steps")
 
     def _stop_here(self) -> None:
-        """Some rank was asked to stop: save, and leave with the code that says so."""
+        """Save and end with the exit code for a stop, because some rank was asked to stop."""
         reason = self.channels.stop.name or "a signal to another rank"
-        # Who asked will not wait long.
+        # Whoever asked will not wait long.
         self.saving.save_for_good(self.reached, waits=False)
         self.events.write("stopped", step=self.reached.step, reason=reason)
         raise UserError(

@@ -1,8 +1,8 @@
-"""Cross-entropy summed over tokens, without ever holding the logits of a whole batch.
+"""Cross-entropy summed over tokens, which never holds the logits of a whole batch.
 
 `attach_loss` gives the model a method `sum_loss(input_ids, labels)`. In the chunked form the head
-and the cross-entropy are one operation over slices of tokens that computes its gradients in the
-same pass: three matmuls, as usual, and only one slice's logits at any time.
+and the cross-entropy are one operation over slices of tokens. It computes its gradients in the same
+pass: three matmuls, as usual, with the logits of one slice at a time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shardwise.parallel.shard import reshard_all
 
 
 class Slicing(NamedTuple):
-    """How many tokens a slice has, the function that gives its loss and turns logits into their
-    gradient, and one that scales a gradient and casts it."""
+    """The tokens of a slice, the function that returns its loss and overwrites logits with their
+    gradient, and the function that scales and casts a gradient."""
 
     tokens: int
     turn: Callable[[Tensor, Tensor], Tensor]
@@ -37,11 +37,11 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: Slicing
     ) -> Tensor:
-        """The loss; gradients of hidden, weight and bias are kept for backward."""
+        """The loss. Gradients of hidden, weight and bias are saved for backward."""
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        # Many slices are added up, which needs more bits than the weight itself has.
+        # Many slices are summed, which needs more bits than the weight itself has.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = None
         if bias is not None and wants_bias:
@@ -56,7 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 _add_product(grad_weight, grad.T, hidden[rows])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-            # Before the next slice has its own.
+            # Free these before the next slice allocates its own.
             del grad
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.weight_dtype, ctx.scaled = weight.dtype, how.scaled
@@ -64,7 +64,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale what forward computed by the factor that the loss was multiplied with."""
+        """Scale the saved gradients by the gradient of the loss."""
         (scale,) = grads
         hidden, weight, bias = ctx.saved_tensors
         return (
@@ -77,7 +77,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, which a GPU adds up in fp32 without writing the product down."""
+    """total += left @ right. A GPU accumulates it in fp32 without writing the product."""
     if total.is_cuda and left.dtype != total.dtype:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
@@ -85,19 +85,20 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _scaled(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """In one pass: the head's gradient is large, and a copy of it in fp32 would be, too."""
+    """Scale and cast in one pass: the head's gradient is large, and so would be an fp32 copy."""
     return torch.mul(tensor, scale, out=torch.empty_like(tensor, dtype=dtype))
 
 
 def _scaled_by_compiler(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compiled this is one pass as well, and at the memory's rate, which torch's is not."""
+    """The same compiled: one pass at the memory's bandwidth, which torch's kernel does not
+    reach."""
     return (tensor * scale).to(dtype)
 
 
 def prepare_head(model: nn.Module, chunk: int, *, compiled: bool, own_kernels: bool) -> None:
-    """Let the output head take labels: then it returns the loss instead of logits.
+    """Let the output head take labels. It then returns the loss instead of logits.
 
-    It stays the same module, called once, so FSDP2 gathers and frees it as ever.
+    It stays the same module and is called once, so FSDP2 gathers and frees it as usual.
     """
     turn, scaled = turn_into_gradient, _scaled
     if compiled:
@@ -110,7 +111,8 @@ def prepare_head(model: nn.Module, chunk: int, *, compiled: bool, own_kernels: b
 
 
 def attach_loss(model: nn.Module, *, chunked: bool) -> None:
-    """Give `model` the method `sum_loss(input_ids, labels)`; call before it is registered.
+    """Give `model` the method `sum_loss(input_ids, labels)`. Call this before the method is
+    registered.
 
     More arguments go to the model as they are.
     """
@@ -121,7 +123,7 @@ def attach_loss(model: nn.Module, *, chunked: bool) -> None:
 def why_not_chunked(model: nn.Module, device: torch.device) -> str | None:
     """Run eight tokens through the real model: None where its logits are head(last hidden state).
 
-    The head's output is made large for the test, so that a soft cap or a scale after it shows.
+    The head's output is scaled up for the test, so that a soft cap or a scale after it shows.
     """
     head, base = _head_of(model), getattr(model, "base_model", model)
     if not isinstance(head, nn.Linear) or base is model:

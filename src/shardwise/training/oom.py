@@ -1,4 +1,4 @@
-"""Out of device memory: what was held beside what was planned, in a file and in the error."""
+"""Out of device memory: what was allocated beside what was planned, in a file and in the error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from shardwise.metrics.trace import FOLDER
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 
-# By then every kind of step has its peak behind it: Adam's state exists from the second on.
+# By this step every allocation has happened once: Adam's state exists from the second step on.
 _STEPS_THAT_FIT = 2
-# Some steps of a large model; the oldest go first.
+# This covers some steps of a large model. The oldest entries are dropped first.
 _MAX_ENTRIES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The allocator's figures, in bytes."""
+    """The figures of the CUDA allocator, in bytes."""
 
     allocated: int
     reserved: int
@@ -37,7 +37,7 @@ class DeviceMemory:
 
 
 def device_memory() -> DeviceMemory:
-    """Of this rank's GPU, now."""
+    """The figures of this rank's GPU now."""
     stats = torch.cuda.memory_stats()
     return DeviceMemory(
         allocated=stats["allocated_bytes.all.current"],
@@ -50,9 +50,10 @@ def device_memory() -> DeviceMemory:
 
 
 def start_history(plan: Plan) -> None:
-    """Have the allocator keep a stack for each block, where the plan asks for it."""
+    """Let the allocator record a stack for each block, where the plan asks for it."""
     if plan.config.observe.memory_history and plan.cluster.device == "cuda":
-        # Underscored, yet the documented way: pytorch.org's "Understanding CUDA Memory Usage".
+        # The function is private by name, yet documented: pytorch.org's "Understanding CUDA Memory
+        # Usage".
         torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MAX_ENTRIES)
 
 
@@ -84,13 +85,14 @@ def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -
         why=f"{cause}{written}",
         fix=f"write {', or '.join(remedies)}; what one changes: `shardwise plan FILE --set "
         f"{remedies[0]}`{more}",
-        # A run that has fit until now has fragmented memory: its last checkpoint gets it further.
+        # A run that has fit until now has fragmented memory. A restart from its last checkpoint
+        # gets it further.
         code=ExitCode.DOES_NOT_FIT if made < _STEPS_THAT_FIT else ExitCode.WORKER_DIED,
     )
 
 
 def _remedies(plan: Plan) -> list[str]:
-    """The settings that still have room, the cheapest first; shorter sequences always have."""
+    """Settings that still have room, the cheapest first. Shorter sequences are always one."""
     found = []
     if plan.checkpoint_activations.value != "full":
         found.append("memory.checkpoint_activations=full")
@@ -102,7 +104,7 @@ def _remedies(plan: Plan) -> list[str]:
 
 
 def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: int) -> list[Path]:
-    """What can be written is; a full disk must not hide the error that this is about."""
+    """Write what can be written. A full disk must not hide the error that this is about."""
     folder = plan.run_dir / FOLDER
     figures: dict[str, Any] = {
         "step": step,

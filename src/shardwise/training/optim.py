@@ -20,10 +20,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OnePassAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, its state included, with an update that moves fewer bytes.
+    """torch's fused AdamW and its state, with an update that moves fewer bytes.
 
-    It is told of a scale and of gradients that are not finite as torch's own is: by attributes.
-    Its moments are as wide as the parameters, or of `state_dtype`.
+    As with torch's own, attributes carry the scale and whether gradients are finite. Its moments
+    have the dtype of the parameters, or `state_dtype`.
     """
 
     grad_scale: Tensor | None = None
@@ -35,7 +35,7 @@ class OnePassAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update, queued without a wait for the device."""
+        """Queue one update without waiting for the device."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
@@ -46,7 +46,8 @@ class OnePassAdamW(torch.optim.AdamW):
         counts = [state["step"] for state in states]
         found_inf = torch.zeros_like(counts[0]) if self.found_inf is None else self.found_inf
         scale = torch.ones_like(counts[0]) if self.grad_scale is None else self.grad_scale
-        # One for each: of a single tensor torch would read the number, and wait for it.
+        # There is one tensor for each count: torch would read a single one on the host, and wait
+        # for it.
         torch._foreach_add_(counts, [1 - found_inf] * len(counts))
         update(
             [_local(param) for param in params],
@@ -58,7 +59,7 @@ class OnePassAdamW(torch.optim.AdamW):
         )
 
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        """As torch itself begins it."""
+        """The initial state, as torch's own."""
         state: dict[str, Tensor] = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -67,7 +68,8 @@ class OnePassAdamW(torch.optim.AdamW):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch casts what it loads to the dtype of the parameter; here it is cast back."""
+        """Load the state. torch casts it to the dtype of the parameter, and here it is cast
+        back."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state.update({name: self._narrow(state[name]) for name in _MOMENTS if name in state})
@@ -77,13 +79,13 @@ class OnePassAdamW(torch.optim.AdamW):
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """This rank's numbers."""
+    """This rank's part of a tensor."""
     inner = bare(tensor)
     return inner.to_local() if isinstance(inner, DTensor) else inner
 
 
 def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    """Matrices decay, vectors (norms, biases) do not."""
+    """AdamW with weight decay for matrices and none for vectors (norms, biases)."""
     optim = plan.config.optim
     params = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -105,7 +107,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
 
 
 def _check_kernels(plan: Plan) -> None:
-    """On a processor our operators are plain torch."""
+    """Compile our kernel now. On a CPU our operators are plain torch."""
     if plan.cluster.device == "cuda" and not uses_own(plan):
         raise UserError(
             "optim.state=bf16 needs our AdamW, and that Triton, which is not installed here",
@@ -117,11 +119,11 @@ def _check_kernels(plan: Plan) -> None:
 def step_if_finite(
     optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None, loss_scale: float = 1.0
 ) -> None:
-    """One update by gradients of this norm, clipped. Where it is not finite the device leaves the
-    update out, so that nobody has to read it first.
+    """One update with clipped gradients, where their norm is finite.
 
-    A fused optimizer takes all of it on its way through the gradients, in the form in which
-    GradScaler hands it over; clipping beforehand would read and write them once more.
+    The device skips the update where it is not, so the host does not read the norm first. A fused
+    optimizer takes scale and flag as GradScaler passes them, and applies both as it reads the
+    gradients. Clipping beforehand would read and write the gradients once more.
     """
     fused: Any = optimizer
     fused.found_inf = (~norm.isfinite()).float()
@@ -141,7 +143,7 @@ def learning_rate(optim: OptimConfig, step: int, num_steps: int) -> float:
 
 
 def _decay(optim: OptimConfig, step: int, num_steps: int) -> float:
-    """Share of the peak rate after warm-up: 1 at its end, `min_lr_ratio` at the last step."""
+    """The share of the peak rate after warm-up: 1 at its end, `min_lr_ratio` at the last step."""
     if optim.schedule == "constant":
         return 1.0
     start = optim.warmup_steps

@@ -1,4 +1,4 @@
-"""Forward and backward over all micro-batches of a step: gradients, and the loss of this rank."""
+"""Forward and backward over all micro-batches of a step: the gradients, and this rank's loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardwise.training.documents import kept_apart
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What all passes of a step leave besides gradients; still on the device."""
+    """The results of all passes of a step besides gradients, still on the device."""
 
     loss_sum: Tensor
     """Over the tokens of this rank."""
@@ -27,8 +27,11 @@ class Passed:
 
 
 class Passes(Protocol):
-    """Runs all micro-batches of a step. A schedule of a pipeline can take its place: nothing else
-    knows in which order micro-batches go forward and backward."""
+    """Runs all micro-batches of a step.
+
+    The schedule of a pipeline can take its place: nothing else knows the order in which
+    micro-batches go forward and backward.
+    """
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
@@ -70,7 +73,7 @@ class OneByOne:
                 self.on_phase("agree")
                 part, routed = self.balance.over_ranks(logits)
                 routing.append(routed)
-                # Micro-batches are equally large, so that each has the same share.
+                # Micro-batches are equally large, so each has the same share.
                 objective = objective + self.aux_coefficient / len(batches) * part
             self.on_phase("backward")
             if loss_scale != 1.0:
@@ -79,7 +82,7 @@ class OneByOne:
         return Passed(loss_sum, mean_routing(routing) if routing else None)
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
-        """The summed cross-entropy, and the logits of routers where they are balanced."""
+        """The summed cross-entropy, and the routers' logits where they are balanced."""
         if self.balance is None:
             return sum_loss(self.model, batch, self.device), []
         with self.balance.watching() as logits:
@@ -87,7 +90,7 @@ class OneByOne:
         return loss, logits
 
     def _set_sync(self, *, last: bool) -> None:
-        """Gradients are reduced on the last pass; replicas never exchange them before it."""
+        """Gradients are reduced in the last pass. Replicas never exchange them before it."""
         self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
         self.model.set_requires_all_reduce(last)
 

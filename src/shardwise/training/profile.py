@@ -1,6 +1,6 @@
-"""A few steps under torch's profiler: one Kineto trace a rank, with the units labelled.
+"""A few steps under torch's profiler: one Kineto trace for each rank, with the units labelled.
 
-All ranks are profiled: one that were profiled alone would come late everywhere, and its waits for
+All ranks are profiled. A rank that is profiled alone would be late everywhere, and its waits for
 the others would vanish from its own trace. Outside of these steps there is no label and no hook.
 """
 
@@ -27,7 +27,7 @@ from shardwise.plan.plan import Plan
 
 
 class StepProfiler:
-    """Profiles the steps that the plan names, with one before them to warm up."""
+    """Profiles the steps that the plan names, after one warm-up step."""
 
     def __init__(self, plan: Plan, model: nn.Module, units: UnitMap, world: World) -> None:
         observe = plan.config.observe
@@ -42,7 +42,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around step `number`."""
+        """A context around step `number`."""
         if self.first is not None and self.first - 1 <= number <= self.first:
             self._begin(warm_up=self.first - number)
         if self._profile is None:
@@ -50,13 +50,13 @@ class StepProfiler:
             return
         with record_function(step_label(number)):
             yield
-        # What the step before left to the device would look like a gap.
+        # Work that the step before left on the device would look like a gap.
         if number + 1 == self.first and self.plan.cluster.device == "cuda":
             torch.cuda.synchronize()
         self._profile.step()
 
     def finish(self, step: int, events: EventLog, say: Callable[[str], None]) -> bool:
-        """After the last profiled step: write the trace, and say what rank 0's holds.
+        """Write the trace after the last profiled step, and report what rank 0's holds.
 
         A trace that cannot be written is no reason to end a run.
         """
@@ -75,14 +75,14 @@ class StepProfiler:
         return True
 
     def export(self, path: Path) -> None:
-        """Stop, and write what was profiled."""
+        """Stop, and write the trace."""
         done = self._profile
         self.close()
         if done is not None:
             done.export_chrome_trace(str(path))
 
     def close(self) -> None:
-        """Stop, wherever it is: a process that ends under the profiler ends with a crash."""
+        """Stop wherever it is: a process that exits while it is profiled crashes."""
         if self._profile is None:
             return
         self._profile.stop()
@@ -91,7 +91,7 @@ class StepProfiler:
         self._profile, self._hooks = None, []
 
     def _begin(self, warm_up: int) -> None:
-        """A run that resumes right at the first step has none to warm up with."""
+        """Start. A run that resumes right at the first profiled step has no warm-up step."""
         if self._profile is not None:
             return
         activities = [ProfilerActivity.CPU]
@@ -118,7 +118,7 @@ class StepProfiler:
 
 
 def label_units(model: nn.Module, units: UnitMap) -> Iterator[RemovableHandle]:
-    """Put a label around the forward of every unit, FSDP2's own hooks included."""
+    """Put a label around the forward of every unit, including FSDP2's own hooks."""
     for unit in units.units:
         for module in iter_modules(model, unit):
             label = _Label(unit_label(unit.name))

@@ -1,8 +1,8 @@
-"""Do all replicas hold the same bits? Checksums of what they hold, compared between them.
+"""Whether all replicas hold the same bits, by checksums that they compare.
 
-Replicas begin with the same weights and add up the same gradients, so that they stay equal to the
-last bit. Where they do not, a device or a link has failed without a word. A checkpoint, to which
-every replica gives a part, would then be of no model at all.
+Replicas begin with the same weights and sum the same gradients, so they stay equal to the last bit.
+Where they do not, a device or a link has failed silently. Every replica writes a part of a
+checkpoint, which would then be a mixture that is no model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One that is under way on the device."""
+    """A comparison in progress on the device."""
 
     step: int
     names: list[str]
@@ -38,7 +38,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank says of the tensors that it shares with `peers`."""
+    """What one rank reports about the tensors that it shares with `peers`."""
 
     rank: int
     host: str
@@ -58,23 +58,25 @@ class Replicas:
         self._pending: Comparison | None = None
 
     def compare(self, step: int) -> None:
-        """Queue a comparison of what all replicas hold after `step`; nothing waits for it."""
+        """Queue a comparison of all replicas after `step`. Nothing waits for it."""
         if self._group is None:
             return
         held = dict(_held(self._model, self._optimizer))
-        # Offloaded ones are summed up where they are; so few numbers then travel.
+        # Offloaded tensors are summed on the host, and only the few sums are copied.
         checksums = torch.stack([checksum(each).to(self._device) for each in held.values()])
         digest = (checksums * _odd_numbers(checksums)).sum()
         digests = digest.new_empty(self._group.size())
         dist.all_gather_into_tensor(digests, digest.unsqueeze(0), self._group)
         differs = (digests != digest).any().int()
-        # Only those that share the shard have seen it. All ranks must end together.
+        # Only ranks that share the shard have seen the difference, and all ranks must end together.
         dist.all_reduce(differs, dist.ReduceOp.MAX, self._world.group)
         self._pending = Comparison(step, [*held], checksums, Reading(differs))
 
     def settle(self) -> None:
-        """Raise on all ranks where the last comparison found a difference. Asked a step after it,
-        it waits for nothing."""
+        """Raise on all ranks where the last comparison found a difference.
+
+        Called one step later, it does not have to wait.
+        """
         pending, self._pending = self._pending, None
         if pending is None or self._group is None or not pending.differs.value():
             return
@@ -88,9 +90,9 @@ class Replicas:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """The sum of the bits that this rank holds, taken as whole numbers, modulo 2**64.
+    """The sum of this rank's bits, taken as integers, modulo 2**64.
 
-    It changes with any single number. No copy is made, and the host waits for nothing.
+    Any single changed number changes it. No copy is made, and the host does not wait.
     """
     inner = bare(tensor.detach())
     local = inner.to_local() if isinstance(inner, DTensor) else inner
@@ -102,7 +104,7 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def describe_difference(step: int, names: Sequence[str], shares: Sequence[Share]) -> UserError:
-    """The first tensor that differs, on whom, and how many more do."""
+    """The first tensor that differs, on which ranks, and how many more differ."""
     by_name = {name: found for i, name in enumerate(names) if (found := _odd_ones(i, shares))}
     (name, (other, usual)), *more = by_name.items()
     also = f"; so do {len(more)} more tensors" if more else ""
@@ -118,7 +120,7 @@ def describe_difference(step: int, names: Sequence[str], shares: Sequence[Share]
 
 
 def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, persistent buffers and Adam's moments by name: what a checkpoint keeps."""
+    """Parameters, persistent buffers and Adam's moments by name, as in a checkpoint."""
     for name, tensor in model_tensors(model).items():
         yield name.removeprefix("model."), tensor
     for name, param in model.named_parameters():
@@ -128,13 +130,16 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[
 
 
 def _odd_numbers(like: Tensor) -> Tensor:
-    """So that two checksums that are swapped do not give the same digest."""
+    """Odd factors, so that two swapped checksums do not give the same digest."""
     return 2 * torch.arange(len(like), device=like.device) + 1
 
 
 def _odd_ones(index: int, shares: Sequence[Share]) -> tuple[Share, Share] | None:
-    """A rank whose tensor is not what most of its peers hold, and the first of those; None where
-    all are equal. Of two that differ nobody knows which one is right."""
+    """A rank whose tensor differs from that of most peers, and the first of those; None where all
+    are equal.
+
+    Where two ranks differ, nobody knows which one is right.
+    """
     by_rank = {share.rank: share for share in shares}
     for peers in sorted({share.peers for share in shares}):
         values = [by_rank[rank].checksums[index] for rank in peers]

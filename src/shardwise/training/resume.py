@@ -1,4 +1,4 @@
-"""How all ranks of a run agree to go on from a checkpoint, go back to one, and what they say."""
+"""How all ranks agree to resume from a checkpoint or to go back to one, and what they report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardwise.training.session import Session
 
 
 def find_newest(plan: Plan, world: World, channels: Channels) -> Checkpoint | None:
-    """The newest good checkpoint of the run; what is damaged is set aside and said."""
+    """The newest good checkpoint of the run. Damaged ones are quarantined and reported."""
 
     def tell(path: Path, reasons: list[str]) -> None:
         channels.say(f"ALERT: {path.name} is damaged and was quarantined: {'; '.join(reasons)}")
@@ -29,7 +29,7 @@ def find_newest(plan: Plan, world: World, channels: Channels) -> Checkpoint | No
 
 
 def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
-    """Fill model, optimizer and loss scale; returns how far the run was then."""
+    """Fill model, optimizer and loss scale. Returns the progress of the run at that checkpoint."""
     world, manifest = session.mesh.world, found.manifest
     restore_checkpoint(found, session.plan, session.model, session.optimizer, world)
     scale.restore(manifest.loss_scale)
@@ -37,7 +37,7 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
 
 
 def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> UserError:
-    """The error of a run whose gradients stay without a finite value."""
+    """The error for a run whose gradients stay not finite."""
     config = plan.config
     warmup = max(100, 2 * config.optim.warmup_steps)
     slower = (
@@ -57,7 +57,7 @@ def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> Us
 
 
 def accept_resume(plan: Plan, world: World, found: Checkpoint, data: str) -> Resumption:
-    """How the run goes on with the tokens of this identity; from now on its directory says so."""
+    """How the run resumes with the tokens of this identity. From now on its directory says so."""
 
     def accept() -> Resumption:
         resumption = judge_resume(found, plan, data)
@@ -68,7 +68,7 @@ def accept_resume(plan: Plan, world: World, found: Checkpoint, data: str) -> Res
 
 
 def announce_resume(accepted: Resumption, channels: Channels) -> None:
-    """Say what is not as it was, and where the run goes on."""
+    """Report what changed, and where the run resumes."""
     found, say = accepted.checkpoint, channels.say
     data = "continued"
     if accepted.changes:

@@ -14,8 +14,10 @@ _POLL_S = 1.0
 def rooms_until(
     world: World, ask: Callable[[], Room], patience_s: float, gives_up: Callable[[], bool]
 ) -> Iterator[Room]:
-    """What the disk has, once a second, as the first rank sees it. The last one fits, or the time
-    is over, or `gives_up` says so."""
+    """The room on the disk, once a second, as the first rank sees it.
+
+    The last one fits, or the time is over, or `gives_up` returned True.
+    """
     deadline = time.monotonic() + patience_s
     is_last = False
     while not is_last:

@@ -12,7 +12,7 @@ PLAN_NAME = "plan.json"
 
 
 def write_run_directory(plan: Plan) -> Path:
-    """Written once the run is accepted, so that both files tell of what was trained.
+    """Write both files once the run is accepted, so that they describe what was trained.
 
     Returns the path of the plan.
     """

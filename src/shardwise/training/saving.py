@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is started, how it went, and what happens on a full disk."""
+"""The checkpoints of a run: when one is started, how it ended, and what happens on a full disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.training.session import Session
 
 
 class Saving:
-    """Saves one run. All ranks call each of these together."""
+    """Saves one run. All ranks call each of these methods together."""
 
     def __init__(
         self,
@@ -42,12 +42,12 @@ class Saving:
         self.disk_ails = False
 
     def close(self) -> None:
-        """At the end of the run, however it ends."""
+        """End saving, however the run ends."""
         self.saver.close()
 
     def save_at_edge(self, reached: Reached) -> None:
-        """The save that is due after a step; most of it runs beside the next ones."""
-        # Ranks see a save in the background end at different steps; here all know its end.
+        """The save that is due after a step. Most of it runs beside the next steps."""
+        # Ranks see the end of a background save at different steps; here all know it.
         self.finish()
         if self.disk_ails:
             self.save_for_good(reached, waits=True)
@@ -67,27 +67,29 @@ class Saving:
                 f"step {failed.step} could not be saved: {failed.error}",
                 fix="make room or mend the disk; the same command goes on from the newest "
                 "checkpoint",
-                # No restart: it would train all steps since then again, for a disk as full.
+                # There is no restart: it would train all steps since then again, for a disk that is
+                # as full.
                 code=ExitCode.ENVIRONMENT,
             )
 
     def finish(self) -> None:
-        """Wait for the save in flight, and tell how it went."""
+        """Wait for the save in flight, and report it."""
         with self.channels.heartbeat.during(Phase.SAVING):
             outcomes = self.saver.finish()
         self._report(outcomes)
 
     def poll(self) -> None:
-        """Tell how a save went that has ended since the last call."""
+        """Report a save that has ended since the last call."""
         self._report(self.saver.poll())
 
     def compare_replicas(self, step: int) -> None:
-        """A mixture of replicas that differ is no model: it is neither trained on nor saved."""
+        """Raise where replicas differ: their mixture is no model, and is neither trained nor
+        saved."""
         self.replicas.compare(step)
         self.replicas.settle()
 
     def _save(self, reached: Reached, *, wait: bool, hurried: bool = False) -> list[SaveOutcome]:
-        """Start a save of this step; returns outcomes that are known."""
+        """Start a save of this step. Returns the outcomes that are known."""
         if reached.step == self.saved_step:
             return []
         self.compare_replicas(reached.step)
@@ -108,13 +110,13 @@ class Saving:
         return outcomes
 
     def _failure_of_save(self, reached: Reached, *, hurried: bool = False) -> SaveOutcome | None:
-        """Save this step now; None where it is saved."""
+        """Save this step now. Returns None where it is saved."""
         outcomes = self._save(reached, wait=True, hurried=hurried)
         own = [outcome for outcome in outcomes if outcome.step == reached.step]
         return next((outcome for outcome in own if outcome.error is not None), None)
 
     def _validate_held(self) -> None:
-        """All ranks end together where the run directory is another job's by now."""
+        """End all ranks together where another job has taken the run directory."""
         refusal: UserError | None = None
         try:
             self.channels.fence.validate()
@@ -125,10 +127,10 @@ class Saving:
             raise refusal
 
     def _wait_for_room(self, step: int) -> None:
-        """Wait, for some time, until a save fits; raise where none does.
+        """Wait for a limited time until a save fits, and raise where none does.
 
-        What was trained since the last checkpoint is lost when the run ends here, but training on
-        would only add to it.
+        The steps since the last checkpoint are lost when the run ends here, but training on would
+        only add to them.
         """
         patience_s = self.plan.config.checkpoint.wait_for_room_s
         has_told = False
@@ -152,7 +154,7 @@ class Saving:
         return self.channels.wants_stop
 
     def _report(self, outcomes: list[SaveOutcome]) -> None:
-        """A save that failed is said at once; training goes on and tries again at the next."""
+        """Report a save. After a failure training continues, and the next save tries again."""
         for outcome in outcomes:
             times = (
                 f"stage {outcome.stage_s:.2f} s, write {outcome.write_s:.2f} s, "

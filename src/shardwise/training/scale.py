@@ -1,7 +1,8 @@
-"""What a loss is multiplied by before backward, so that fp16 gradients do not vanish.
+"""The factor of the loss before backward, so that fp16 gradients do not vanish.
 
-bf16 and fp32 have the range, and their scale is one. fp16's falls when gradients overflow and rises
-when they have not for long. All ranks see the same gradient norm, so that all have the same scale.
+bf16 and fp32 have the range, and their scale is one. fp16's scale falls when gradients overflow,
+and rises when they have not for long. All ranks see the same gradient norm, so all have the same
+scale.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 from shardwise.plan.plan import Plan
 
-# As torch.amp.GradScaler has them.
+# The values of torch.amp.GradScaler.
 _FACTOR = 2.0
 _RISES_AFTER = 2000
-# Where the gradient of the loss itself overflows, no scale is to blame.
+# At this scale an overflow comes from the gradient of the loss itself.
 _LOWEST = 1.0
 
 
@@ -27,15 +28,15 @@ class LossScale:
 
     @property
     def can_fall(self) -> bool:
-        """Whether an overflow may be the scale's fault."""
+        """Whether a smaller scale may help against an overflow."""
         return self.adapts and self.value > _LOWEST
 
     def fall(self) -> None:
-        """Gradients have overflowed."""
+        """Note that gradients have overflowed."""
         self.value, self.held = max(_LOWEST, self.value / _FACTOR), 0
 
     def hold(self) -> None:
-        """They have not."""
+        """Note that they have not."""
         if not self.adapts:
             return
         self.held += 1
@@ -43,17 +44,17 @@ class LossScale:
             self.value, self.held = self.value * _FACTOR, 0
 
     def to_dict(self) -> dict[str, float] | None:
-        """For a checkpoint; None where there is nothing to keep."""
+        """The state for a checkpoint; None where there is nothing to keep."""
         return {"scale": self.value, "held": self.held} if self.adapts else None
 
     def restore(self, saved: dict[str, float] | None) -> None:
-        """Go on with a saved one."""
+        """Continue with a saved scale."""
         if saved is not None and self.adapts:
             self.value, self.held = saved["scale"], int(saved["held"])
 
 
 def scale_of(plan: Plan) -> LossScale:
-    """The one that a run begins with."""
+    """The scale that a run begins with."""
     if plan.param_dtype.value != "fp16":
         return LossScale()
     return LossScale(plan.config.precision.loss_scale, adapts=True)

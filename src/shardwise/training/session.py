@@ -56,9 +56,9 @@ class Session:
 
 
 def build_session(plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False) -> Session:
-    """Build in order: sharded model, its weights, the optimizer, the data.
+    """Build in order: the sharded model, its weights, the optimizer, the data.
 
-    A resuming run leaves the parameters to the checkpoint.
+    A run that resumes leaves the parameters to the checkpoint.
     """
     device = torch.device(plan.cluster.device)
     model, units = build_model(plan, mesh, say, with_weights=not resuming)
@@ -76,7 +76,7 @@ def build_model(
 
 
 def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
-    """The model as the plan changes it, still on meta."""
+    """The model with the plan's changes, still on meta."""
     model = _build_on_meta(plan)
     prepare_head(
         model,
@@ -95,7 +95,7 @@ def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
 def fill_model(
     model: Any, units: UnitMap, plan: Plan, say: Say, *, with_weights: bool = True
 ) -> None:
-    """Storage for this rank's shards, and what they hold at first."""
+    """Allocate this rank's shards, and fill them with first weights."""
     device = torch.device(plan.cluster.device)
     home = torch.device("cpu") if plan.offload.value else device
     allocate_shards(model, home, buffers_on=device)
@@ -129,7 +129,8 @@ def attach_training_loss(session: Session, say: Say) -> None:
     """Give the model its `sum_loss`. Its form is checked on real weights, so they come first."""
     plan, model = session.plan, session.model
     if plan.model.source == "counted":
-        # Of the others it is known. The launcher has tried those that it could hold.
+        # It is known for the other families. The launcher has tried models that fit into its
+        # memory.
         validate_trainable(model, session.device)
     chunked = plan.loss.value == "chunked"
     if chunked:
@@ -147,7 +148,7 @@ def attach_training_loss(session: Session, say: Say) -> None:
 
 
 def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:
-    # Loaded on need: it leans on parts of transformers that change between releases.
+    # This is imported on need: it relies on parts of transformers that change between releases.
     from shardwise.model.pretrained import load_pretrained
     from shardwise.model.stored import find_weights, unread_state
 
@@ -162,7 +163,7 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
     config = drop_idle_window(plan.hf_config, plan.config.data.seq_len)
     attention = attention_of(plan.attention.value, plan.cluster.device)
     model = build_on_meta(config, attention=attention, code_dir=code_dir)
-    # The load-balancing loss is ours to compute: the model's own is of one rank, and unused.
+    # We compute the load-balancing loss: the model's own is of one rank, and is not used.
     for settings in (model.config, model.config.get_text_config()):
         if getattr(settings, "output_router_logits", False):
             settings.output_router_logits = False
@@ -170,9 +171,9 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
 
 
 def _build_data(plan: Plan, world: World) -> DataSplits:
-    """The first rank of each node tokenises; the others wait and find the result in the cache.
+    """The first rank of each node tokenises. The others wait and find the result in the cache.
 
-    Data of one node that cannot be read, or that gives other tokens, is an error of all ranks.
+    Data of one node that cannot be read, or that gives other tokens, is an error on all ranks.
     """
     config = plan.config
 
@@ -199,7 +200,7 @@ def _build_data(plan: Plan, world: World) -> DataSplits:
 
 
 def _token_values(data: DataSplits) -> dict[str, Any]:
-    """What makes the tokens of one node those of another, whatever the paths are."""
+    """The values that are equal where nodes have the same tokens, whatever the paths are."""
     digests = {
         f"sha256 of the {name} tokens": hashed for name, hashed in data.token_digests.items()
     }

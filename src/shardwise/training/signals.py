@@ -1,4 +1,4 @@
-"""Requests to stop: a signal sets a flag, and the loop saves at the next step edge."""
+"""Requests to stop: a signal sets a flag, and the loop saves at the end of the step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Schedulers warn with one of these before they kill; Ctrl-C is a person's way to say the same.
+# Schedulers send one of these before they kill a job. Ctrl-C is a person's request.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 class StopRequest:
-    """Whether this rank was asked to stop, and by what."""
+    """Whether this rank was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -22,19 +22,23 @@ class StopRequest:
         return self.name is not None
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler: nothing but a note, for it may run between any two instructions."""
+        """The signal handler. It only sets a flag, because it may run between any two
+        instructions."""
         self.name = signal.Signals(number).name
 
     def listen(self) -> None:
-        """Note signals from now on. Before the first step they end the process, as by default:
-        there is nothing to save, and libraries that import or compile would not let a handler run.
+        """Handle signals from now on.
+
+        Before the first step they end the process, as by default: there is nothing to save, and
+        libraries that import or compile would not let a handler run.
         """
         handle_stop_signals(self.note)
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """A request that may listen while the block runs; afterwards signals do what they did."""
+    """A request that may listen while the block runs. Afterwards signals do what they did
+    before."""
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield StopRequest()

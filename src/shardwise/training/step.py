@@ -25,7 +25,7 @@ from shardwise.training.scale import scale_of
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step measured; losses are still on the device."""
+    """The results of a step. Losses are still on the device."""
 
     loss_sum: Tensor
     num_tokens: Tensor
@@ -45,14 +45,15 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """By what an update was made, or not."""
+    """The numbers that decided whether an update was made."""
 
     grad_norm: float
     loss: float
 
     @property
     def loss_is_finite(self) -> bool:
-        """Where it is, and the gradient is not, fp16's loss scale may be at fault."""
+        """Whether the loss is finite. If it is and the gradient is not, fp16's loss scale may be
+        the cause."""
         return math.isfinite(self.loss)
 
     @property
@@ -62,10 +63,11 @@ class Judged:
 
 
 class Reading:
-    """A number of the device that the host reads later, without a wait for what is queued since."""
+    """A number on the device that the host reads later, without waiting for what was queued
+    since."""
 
     def __init__(self, value: Tensor) -> None:
-        # To page-locked memory, since it does not block.
+        # The copy goes to page-locked memory, so it does not block.
         self._copy = value.to("cpu", non_blocking=True)
         self._arrived = None
         if value.is_cuda:
@@ -73,7 +75,7 @@ class Reading:
             self._arrived.record()
 
     def value(self) -> float:
-        """Waits until the device has come to where it was taken."""
+        """The number. It waits until the device has reached the point at which it was taken."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copy.item()
@@ -109,7 +111,7 @@ class Stepper:
         """Forward and backward over all micro-batches, then one update at `rate`.
 
         Gradients that overflow because of fp16's loss scale are computed again with a smaller one,
-        so that no batch is lost to it. What is still not finite then is not the scale's fault.
+        so no batch is lost to it. If they are still not finite, the scale is not the cause.
         """
         self.on_phase("agree")
         num_tokens, stops = self._agree(batches, wants_stop)
@@ -146,25 +148,27 @@ class Stepper:
         return passed.loss_sum, passed.routing
 
     def update(self, rate: float, loss_sum: Tensor) -> Judged:
-        """Clip and update, unless loss or gradient is not finite. Both are of all ranks, so that
-        all decide alike."""
+        """Clip and update, unless loss or gradient is not finite.
+
+        Both are of all ranks, so all ranks decide alike.
+        """
         set_learning_rate(self.optimizer, rate)
         judged = self._update_ahead(loss_sum) if self.is_fused else self._update_when_read(loss_sum)
         self.optimizer.zero_grad(set_to_none=True)
         return judged
 
     def _update_ahead(self, loss_sum: Tensor) -> Judged:
-        """The update is on its way before its norm is read: meanwhile the device has work."""
+        """Launch the update before its norm is read, so that the device has work meanwhile."""
         norm = self._norm() / self.scale.value
         readings = Reading(norm), Reading(loss_sum)
-        # Not a number where either is not finite.
+        # This is NaN where either is not finite.
         both = norm + 0.0 * loss_sum.to(norm.device)
         step_if_finite(self.optimizer, both, self.clip_norm, self.scale.value)
         refresh_scales(self.model, self.plan)
         return Judged(*(reading.value() for reading in readings))
 
     def _update_when_read(self, loss_sum: Tensor) -> Judged:
-        """For other optimizers."""
+        """Read the norm first, for other optimizers."""
         norm = self._norm() / self.scale.value
         judged = Judged(norm.item(), loss_sum.item())
         if judged.is_finite:
@@ -180,7 +184,7 @@ class Stepper:
         return judged
 
     def _norm(self) -> Tensor:
-        """Of the gradients of all ranks, the same bits on each of them."""
+        """The norm of the gradients of all ranks, with the same bits on each of them."""
         grads = [param.grad for param in self.model.parameters() if param.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         if not isinstance(norm, DTensor):
@@ -193,10 +197,11 @@ class Stepper:
         return whole
 
     def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Reading]:
-        """Over all ranks: valid tokens of the step, so that uneven ranks change nothing, and how
-        many ranks want to stop after it."""
+        """Over all ranks: the valid tokens of the step, so that uneven ranks change nothing, and
+        how many ranks want to stop after it."""
         tokens = sum(batch.num_valid_tokens for batch in batches) * self.mesh.counts_batch
-        # From page-locked memory, since a copy from other memory waits for all that is queued.
+        # The copy comes from page-locked memory, because one from other memory waits for all that
+        # is queued.
         counts = torch.tensor([tokens, int(wants_stop)], pin_memory=self.device.type == "cuda").to(
             self.device, non_blocking=True
         )

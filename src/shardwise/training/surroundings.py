@@ -1,4 +1,5 @@
-"""What surrounds the steps of a run: the device, seeds, garbage collection, attention kernels."""
+"""What surrounds the steps of a run: the device, random seeds, garbage collection, attention
+kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from shardwise.plan.plan import Plan
 
 
 def device_name(plan: Plan) -> str:
-    """As the driver calls it, which may be more than the plan's cluster says."""
+    """The driver's name of the device, which may be more specific than the plan's."""
     is_gpu = plan.cluster.device == "cuda"
     return torch.cuda.get_device_name() if is_gpu else plan.cluster.device_name
 
 
 def prepare_matmuls(plan: Plan) -> None:
-    """Before the first of a process. Without a workspace only Hopper was measured."""
+    """Set up cuBLAS before the first matmul of a process. Running without a workspace was
+    measured on Hopper only."""
     if plan.cluster.device != "cuda":
         return
     if plan.config.train.deterministic:
@@ -34,15 +36,14 @@ def prepare_matmuls(plan: Plan) -> None:
 
 
 def seed_step(seed: int, position: int, data_rank: int) -> None:
-    """Dropout is a function of (seed, position, data rank): a resumed run needs no saved
-    generator."""
+    """Seed dropout by (seed, position, data rank), so a resumed run needs no saved generator."""
     key = f"{seed}/{position}/{data_rank}".encode()
     torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "big"))
 
 
 @contextmanager
 def steady_collector() -> Iterator[None]:
-    """No garbage collection inside steps: one rank that pauses makes all the others wait."""
+    """No garbage collection inside steps: one rank that pauses makes all others wait."""
     gc.collect()
     gc.disable()
     try:
@@ -53,10 +54,11 @@ def steady_collector() -> Iterator[None]:
 
 @contextmanager
 def counted_positions() -> Iterator[None]:
-    """Positions only count up inside, so transformers does not look for packed sequences in them.
+    """Positions only count up inside this block, so transformers does not look for packed sequences
+    in them.
 
     It would find none, but on a GPU the host waits for that answer once in every forward, and the
-    device runs dry until the host is ahead of it again.
+    device runs idle until the host is ahead again.
     """
     find_packed = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
@@ -68,9 +70,10 @@ def counted_positions() -> Iterator[None]:
 
 @contextmanager
 def fast_attention(device: torch.device, *, reads_positions: bool = False) -> Iterator[None]:
-    """On Hopper cuDNN's attention is about twice as fast as the flash kernel that torch prefers.
+    """Prefer cuDNN's attention on Hopper: it is about twice as fast as the flash kernel that torch
+    prefers.
 
-    Where `reads_positions` says so, documents are kept apart by what transformers finds in them.
+    With `reads_positions`, transformers finds documents in the positions and keeps them apart.
     """
     order = [
         SDPBackend.CUDNN_ATTENTION,

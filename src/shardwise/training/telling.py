@@ -1,4 +1,4 @@
-"""What a run says while it trains, on the console and in its record."""
+"""What a run reports while it trains, on the console and in its record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.training.units import float8_table, notes_of, unit_table
 
 
 def tell_session(session: Session, channels: Channels) -> None:
-    """The units of the model, what float8 changes, and the data."""
+    """Report the units of the model, what float8 changes, and the data."""
     data, units, plan = session.data, session.units, session.plan
     layers = float8_layers(session.model, units, plan)
     tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
@@ -31,13 +31,13 @@ def tell_session(session: Session, channels: Channels) -> None:
 
 
 def tell_step(report: StepReport, channels: Channels) -> None:
-    """The line of a logged step."""
+    """Print the line of a logged step."""
     channels.say(format_line(report))
     channels.events.write("step", **asdict(report))
 
 
 def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels: Channels) -> None:
-    """How long collectives took, and which rank the others wait for. Called by all ranks
+    """Report how long collectives took, and which rank the others wait for. All ranks call it
     together."""
     before = timer.late_rank
     found = timer.report(step_s)
@@ -45,7 +45,7 @@ def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels:
         return
     channels.events.write("collectives", step=step, **found)
     late, rank = found["straggler"], timer.late_rank
-    # Said once: the record repeats it for as long as it lasts.
+    # This is printed once. The record repeats it for as long as it lasts.
     if late is not None and rank != before:
         channels.say(
             f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms a step for rank {rank}"
@@ -55,7 +55,7 @@ def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels:
 
 
 def tell_scale(scale: float, overflows: int, step: int, channels: Channels) -> None:
-    """Steps that were computed more than once took longer, which must not stay a riddle."""
+    """Report steps that were computed more than once, because they took longer."""
     channels.say(
         f"loss scale {scale:g} from step {step} on: fp16 gradients overflowed with a larger one"
     )
@@ -63,7 +63,8 @@ def tell_scale(scale: float, overflows: int, step: int, channels: Channels) -> N
 
 
 def tell_skip(plan: Plan, reached: Reached, grad_norm: float, channels: Channels) -> None:
-    """A batch without a finite loss and gradient has changed nothing but the position."""
+    """Report a batch without a finite loss and gradient. It has changed nothing but the
+    position."""
     batch, size = reached.position - 1, plan.global_batch.value
     is_norm = not math.isfinite(grad_norm)
     what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"

@@ -1,4 +1,5 @@
-"""A few tokens through a model, before it is trained: whether next-token training suits it."""
+"""A few tokens through a model before it is trained, to see whether next-token training suits
+it."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from shardwise.parallel.shard import reshard_all
 
 _SHARED = 4
 _LENGTH = 8
-# What families raise that need more than tokens: images, another model's states, a language.
+# Errors of families that need more than tokens: images, another model's states, a language.
 _REFUSALS = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def validate_trainable(model: Any, device: torch.device) -> None:
-    """Raise unless the model gives logits for tokens alone, and sees no token before its time."""
+    """Raise unless the model gives logits for tokens alone, and no token sees a later one."""
     if any(hasattr(module, "backward_pass") for module in model.modules()):
         raise _refusal(model, "its reversible layers compute gradients past FSDP2's hooks")
     was_training = model.training
@@ -39,7 +40,7 @@ def validate_trainable(model: Any, device: torch.device) -> None:
 
 
 def _logits(model: Any, other: int, device: torch.device) -> Tensor:
-    """For a sequence whose first tokens are always the same, and whose others are not."""
+    """The logits of a sequence that begins with fixed tokens and ends with varying ones."""
     tail = torch.arange(_SHARED, _LENGTH) + other
     ids = torch.cat([torch.arange(_SHARED), tail])[None].to(device)
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
@@ -47,7 +48,8 @@ def _logits(model: Any, other: int, device: torch.device) -> Tensor:
 
 
 def _same_start(first: Tensor, second: Tensor) -> bool:
-    """Up to rounding: experts compute their tokens together, so others in a batch may show."""
+    """Whether the first logits are equal up to rounding: experts compute all tokens of a batch
+    together, so other tokens may show."""
     start, again = first[:, :_SHARED].float(), second[:, :_SHARED].float()
     rounding = 1e-5 if first.dtype == torch.float32 else 2e-2
     return bool((start - again).abs().max() <= rounding * start.abs().max())

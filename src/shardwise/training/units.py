@@ -1,5 +1,5 @@
-"""What a run prints of its model: what each all-gather moves, what float8 changes, what waits in
-host memory."""
+"""What a run prints about its model: what each all-gather moves, what float8 changes, and what
+host memory holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from shardwise.units import format_bytes, format_count
 
 
 def unit_table(units: UnitMap, plan: Plan, layers: Sequence[Layer] = ()) -> list[str]:
-    """Header and one line a unit; equal neighbours share a line. `layers` are those of float8."""
+    """A header and one line for each unit. Equal neighbours share a line. `layers` are those of
+    float8."""
     width = DTYPE_BYTES[plan.param_dtype.value]
     rows = []
     for _, run in groupby(units.units, key=lambda unit: (unit.is_block, unit.num_params)):
@@ -54,7 +55,7 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
 
 
 def notes_of(units: UnitMap, plan: Plan) -> list[str]:
-    """What else is to be said: kernels that are not the plan's, activations in host memory."""
+    """Further notes: kernels that are not the plan's, activations in host memory."""
     total = len(units.blocks)
     count = len(chosen(total, plan.offload_activations.value))
     waiting = f"activations of {count} of {total} blocks wait for backward in host memory"

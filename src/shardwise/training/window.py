@@ -16,7 +16,7 @@ from shardwise.training.step import StepResult
 
 @dataclass(slots=True)
 class Window:
-    """Collects step results on the device; only `report` reads them and so waits."""
+    """Collects step results on the device. Only `report` reads them and so waits."""
 
     plan: Plan
     device: torch.device
@@ -26,11 +26,11 @@ class Window:
     started: float = field(default_factory=time.perf_counter)
 
     def add(self, result: StepResult) -> None:
-        """One more step."""
+        """Add one step."""
         self.results.append(result)
 
     def report(self, step: int, tokens: int, lr: float, data_wait_s: float) -> StepReport:
-        """What these steps measured; `data_wait_s` is the loop's total so far."""
+        """The figures of these steps. `data_wait_s` is the loop's total so far."""
         loss_sum = sum(result.loss_sum.double() for result in self.results)
         num_tokens = sum(result.num_tokens for result in self.results)
         loss = float(loss_sum / num_tokens)
