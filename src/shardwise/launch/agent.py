@@ -1,4 +1,4 @@
-"""torchrun's agent, which starts its ranks again only where that may help, and leaves none."""
+"""torchrun's agent, which restarts its ranks only where that may help, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from shardwise.launch.say import say_on_console
 from shardwise.launch.stopping import kill_ranks
 from shardwise.launch.watchdog import Watchdog
 
-# Failures so soon after the first may still be its cause: the agent looks ten times a second, and
+# A failure so soon after the first may still be its cause: the agent polls ten times a second, and
 # notes whole seconds. Ranks that it had to kill come 30 s later.
 _TOGETHER_S = 5
-# PyTorch's own time for ranks to end, where it names none.
+# PyTorch's own time limit for ranks to end, where the user names none.
 _SAVES_WITHIN_S = 30
-# For ranks of which one has not made its first step.
+# The limit where one rank has not made its first step.
 _NOTHING_TO_SAVE_S = 10
 
 
 class Agent(LocalElasticAgent):
-    """PyTorch's own starts ranks again after whatever happened, also after a request to stop."""
+    """PyTorch's own agent restarts ranks after any failure, also after a request to stop. This
+    one does not."""
 
     def __init__(
         self,
@@ -54,11 +55,10 @@ class Agent(LocalElasticAgent):
     ) -> None:
         """Ask the ranks to end, and wait for them only where they have something to save.
 
-        A rank that has not made its first step dies of the request, and one that listens already
-        would wait for it. A signal that comes while ranks are being started passes by those of
-        them that PyTorch's agent has not noted yet.
-
-        torch 2.11 names no limit: after a signal it would kill ranks that save after 30 s.
+        A rank that has not made its first step dies of the request, and one that already handles
+        signals would wait for it. A signal that arrives while ranks are being started misses those
+        that PyTorch's agent has not noted yet. torch 2.11 has no option for the limit: after a
+        signal it would kill ranks that save after 30 s.
         """
         if timeout is None:
             timeout = _SAVES_WITHIN_S if death_sig is None else self._shutdown_timeout_s
@@ -91,7 +91,8 @@ class Agent(LocalElasticAgent):
 def restarting_where_it_helps(
     watchdog: Watchdog, lookout: Lookout, shutdown_timeout_s: int
 ) -> Iterator[None]:
-    """torchrun makes our agent while the block runs; it has no option for another one."""
+    """Let torchrun create our agent while the block runs. torchrun has no option for another
+    agent."""
     former = api.LocalElasticAgent
     api.LocalElasticAgent = partial(  # type: ignore[misc, assignment]
         Agent, watchdog=watchdog, lookout=lookout, shutdown_timeout_s=shutdown_timeout_s
@@ -110,7 +111,7 @@ def error_of_start(failures: Mapping[int, ProcessFailure], watchdog: Watchdog) -
 
 
 def error_of_ranks(failures: Mapping[int, ProcessFailure]) -> UserError:
-    """The first cause among the ranks of this node, in the words of the rank where it left any."""
+    """The first cause among the ranks of this node, in the rank's own words where it left any."""
     first = _first_failure(failures)
     details = details_of(first)
     code = known_exit_code(first.exitcode)
@@ -123,7 +124,8 @@ def error_of_ranks(failures: Mapping[int, ProcessFailure]) -> UserError:
 
 
 def _first_failure(failures: Mapping[int, ProcessFailure]) -> RankFailure:
-    """SIGTERM is how the agent ends the others; a rank that was killed otherwise is a cause."""
+    """The first failure. SIGTERM is how the agent ends the others; a rank that died of another
+    signal is a cause."""
     ended = [
         RankFailure(rank, failure.exitcode, Path(failure.error_file), float(failure.timestamp))
         for rank, failure in failures.items()

@@ -1,5 +1,4 @@
-"""What a rank does before anything else: it can be seen, asked to stop, and made to show its
-stacks."""
+"""The first actions of a rank: it can be seen, asked to stop, and made to show its stacks."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from shardwise.training.signals import handle_stop_signals
 
 
 def come_alive(environ: MutableMapping[str, str]) -> None:
-    """Called by a rank's process once, before it imports torch, which takes seconds."""
-    # Python's own Ctrl-C is an exception, which a library that imports may swallow.
+    """Called once by a rank's process, before it imports torch, which takes seconds."""
+    # Python turns Ctrl-C into an exception, which a library may swallow while it is imported.
     handle_stop_signals(signal.SIG_DFL)
     if launcher_of(environ) is not None or "TORCHELASTIC_RUN_ID" in environ:
         leave_with_launcher(environ)
@@ -34,12 +33,13 @@ def come_alive(environ: MutableMapping[str, str]) -> None:
 
 
 def show_life(environ: Mapping[str, str], timeout_s: float | None = None) -> None:
-    """Leave a sign of a rank that imports, with its limit as soon as that is known."""
+    """Leave a sign that the rank is importing, with its time limit as soon as that is known."""
     Heartbeat(int(environ["RANK"]), timeout_s=timeout_s, log=keep_stacks(environ), environ=environ)
 
 
 def _own_folder(folder: Path | None) -> Path | None:
-    """The folder, if it is this user's alone: what is in it decides who is killed."""
+    """The folder, if only this user can write to it: its content decides which processes are
+    killed."""
     if folder is None:
         return None
     with suppress(OSError):
@@ -51,8 +51,8 @@ def _own_folder(folder: Path | None) -> Path | None:
 
 
 def keep_stacks(environ: Mapping[str, str]) -> str:
-    """Until there is a log the stacks of a rank that is aborted go to a file of their own, rather
-    than to the console. Returns its path."""
+    """Send the stacks of an aborted rank to a file instead of the console, until there is a log.
+    Returns its path."""
     if HEARTBEAT_VARIABLE not in environ:
         return ""
     path = Path(environ[HEARTBEAT_VARIABLE], f"stacks-{environ['RANK']}-{os.getpid()}")

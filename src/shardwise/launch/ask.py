@@ -1,4 +1,4 @@
-"""Start ranks to find something out, and read what the first of them has written."""
+"""Start ranks to measure something, and read what the first of them has written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from shardwise.launch.ranks import Ranks
 
 
 def ask_ranks(count: int, module: str, question: dict[str, Any], *, after: str) -> Any:
-    """Run `python -m module QUESTION ANSWER` on `count` ranks: two paths of JSON.
+    """Run `python -m module QUESTION ANSWER` on `count` ranks. Both arguments are paths of JSON
+    files.
 
-    `after` is what the user is told to do where a rank fails.
+    `after` says what the user should do where a rank fails.
     """
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
         scratch = Path(folder)

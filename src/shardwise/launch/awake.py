@@ -1,19 +1,19 @@
-"""Time as a process lives through it."""
+"""Time during which a process really ran."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Whoever looks several times a second and finds more time gone was not running.
+# A process that reads the clock several times a second and finds more time gone was suspended.
 _LONGEST_S = 1.0
 
 
 class AwakeClock:
     """Counts seconds, but not those in which this process was suspended.
 
-    A job that is stopped as a whole (Slurm suspends it, a laptop sleeps) has not hung: its watch
-    was stopped with it. The clock must be read several times a second.
+    A job that is suspended as a whole (by Slurm, or on a laptop that sleeps) has not hung: its
+    watchdog was suspended with it. The clock must be read several times a second.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Where the first rank prints: on this process's own standard output, or through `sys.stdout`."""
+"""Where the first rank prints: to this process's own standard output, or through `sys.stdout`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _STDOUT = 1
 class Console:
     """Gives a rank its standard output.
 
-    A notebook, or whoever redirects `sys.stdout`, does not see what a child process writes to
-    descriptor 1. There the rank writes into a pipe, and `forward` passes its text on.
+    A notebook, or code that redirects `sys.stdout`, does not see what a child process writes to
+    descriptor 1. There the rank writes into a pipe, and `forward` prints its text.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class Console:
             os.set_blocking(self._read, False)
 
     def started(self) -> None:
-        """The rank holds the pipe's other end now."""
+        """Called when the rank has the other end of the pipe."""
         if self.stdout is not None:
             os.close(self.stdout)
             self.stdout = None
 
     def forward(self) -> None:
-        """Pass on what was printed since; called by the thread that `sys.stdout` belongs to."""
+        """Print what has arrived. Called by the thread that `sys.stdout` belongs to."""
         while self._read is not None:
             try:
                 data = os.read(self._read, 1 << 16)
@@ -46,7 +46,7 @@ class Console:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Pass the rest on."""
+        """Print the rest."""
         self.started()
         self.forward()
         if self._read is not None:

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: one error out of many processes' last words."""
+"""Which rank failed first, and why: one error from the failures of many processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.ranks import RankFailure
 
-# Errors that come from outside: another start may not meet them.
+# Errors with an outside cause, which another start may not meet.
 _PASSING_TYPES = {
     "AcceleratorError",
     "BrokenPipeError",
@@ -26,16 +26,16 @@ _PASSING_TYPES = {
     "DistStoreError",
     "TimeoutError",
 }
-# The same in the words of libraries that raise RuntimeError or OSError for everything.
+# The same errors of libraries that raise RuntimeError or OSError for everything.
 _PASSING_WORDS = re.compile(
     r"CUDA error|NCCL error|ncclSystemError|ncclRemoteError|ncclUnhandledCudaError"
     r"|Connection (closed|reset|refused)|closed by peer|Socket (closed|timeout)|timed out"
     r"|\[Errno (5|70|104|107|110|112|113|116|121)\]",
     re.IGNORECASE,
 )
-# UserError and its kinds, as `record` spells them.
+# UserError and its subclasses, as `record` spells them.
 _USER_ERROR = re.compile(r"(UserError|LostLease|Unreadable|Pruned): ")
-# CUDA and NCCL say these of a wrong index and of a wrong call.
+# CUDA and NCCL report a wrong index and a wrong call with these.
 _LASTING_WORDS = re.compile(r"device-side assert|ncclInvalid(Usage|Argument)")
 
 
@@ -61,13 +61,14 @@ def error_of(failures: list[RankFailure], run_dir: Path) -> UserError:
 
 
 def _first_failure(failures: list[RankFailure]) -> RankFailure:
-    """A killed rank is the cause of its peers' broken connections, though it leaves no record."""
+    """The first failure. A killed rank causes broken connections of its peers, though it leaves
+    no record."""
     killed = [failure for failure in failures if failure.exitcode < 0]
     return min(killed or failures, key=lambda failure: failure.time)
 
 
 def details_of(failure: RankFailure) -> dict[str, Any]:
-    """What `record` wrote; a UserError of the worker comes apart again into its parts."""
+    """What `record` wrote. A UserError of the worker is split into its parts again."""
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         return {"what": f"killed by signal {name}", "why": _why_killed(failure.exitcode)}
@@ -84,20 +85,21 @@ def details_of(failure: RankFailure) -> dict[str, Any]:
 
 
 def may_pass(failure: RankFailure, details: Mapping[str, Any]) -> bool:
-    """Deaths by signal or without a word, and errors of the network, the devices or the disk.
+    """Whether a failure may pass: a death by signal or without a message, or an error of the
+    network, the devices or the disk.
 
-    Whatever else Python raises, a wrong index or a missing file, it raises again from the same
+    Any other Python error, such as a wrong index or a missing file, comes again from the same
     input. So does the UserError of a rank.
     """
     raised = str(details.get("raised", ""))
     if failure.exitcode < 0 or not raised:
         return "what" not in details or failure.exitcode < 0
-    # A rank of torchrun says it, since it tells its error in other words.
+    # A rank under torchrun says so itself, because its error has another form.
     return bool(details.get("passing")) or comes_from_outside(raised)
 
 
 def comes_from_outside(raised: str) -> bool:
-    """Whether `Type: words` is of the network, the devices or the disk."""
+    """Whether `Type: words` is an error of the network, the devices or the disk."""
     kind = raised.partition(":")[0].rpartition(".")[2]
     if _USER_ERROR.match(raised) or _LASTING_WORDS.search(raised):
         return False
@@ -127,7 +129,7 @@ def _frame(message: dict[str, Any]) -> str:
 
 
 def known_exit_code(code: int) -> ExitCode:
-    """A worker that ends with a UserError exits with its code; anything else has died."""
+    """The exit code of a worker that ended with a UserError; any other worker has died."""
     known = {
         ExitCode.CONFIG,
         ExitCode.DOES_NOT_FIT,

@@ -15,15 +15,15 @@ from shardwise.training.heartbeat import LONG_S
 
 # Long enough for one rank to tokenise a corpus while the others wait.
 TIMEOUT = timedelta(seconds=LONG_S)
-# torchrun's agent has its store before it starts ranks: it answers at once, or it is gone. A store
-# in rank 0's own process, as under srun, may come late.
+# torchrun's agent has its store before it starts ranks, so the store answers at once or is gone. A
+# store in rank 0's own process, as under srun, may come late.
 _AGENT_ANSWERS_WITHIN = timedelta(minutes=2)
 
 
 def join_process_group(
     device: str, timeout: timedelta = TIMEOUT, store: dist.Store | None = None
 ) -> None:
-    """gloo for host tensors everywhere, NCCL for those of GPUs."""
+    """Join the process group: gloo for host tensors everywhere, NCCL for those of GPUs."""
     store = store or open_store(timeout)
     if device == "cuda":
         local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -34,8 +34,8 @@ def join_process_group(
 
 
 def open_store(timeout: timedelta) -> dist.Store:
-    """Keys and values that all ranks see: in the file that our launcher names, or at the address
-    that torchrun gives."""
+    """The store that all ranks see: in the file that our launcher names, or at torchrun's
+    address."""
     try:
         store, _, _ = next(
             rendezvous(
@@ -55,7 +55,7 @@ def open_store(timeout: timedelta) -> dist.Store:
             code=ExitCode.ENVIRONMENT,
         ) from error
     store.set_timeout(timeout)
-    # torchrun may keep its store when it starts ranks again; what dead ones wrote is not read.
+    # torchrun may keep its store when it restarts ranks. What dead ranks wrote is not read.
     return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -67,7 +67,7 @@ def _is_of_agent() -> bool:
 def _join(backend: str, device: torch.device | None, store: dist.Store, timeout: timedelta) -> None:
     dist.init_process_group(
         backend,
-        # Apart from what the ranks have settled through the same store.
+        # The prefix keeps it apart from what the ranks have settled through the same store.
         store=dist.PrefixStore("group", store),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),

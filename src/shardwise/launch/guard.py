@@ -21,10 +21,10 @@ _CLAIM = "hang"
 
 
 class Guard:
-    """Watches from the start under torchrun and srun, and once the launcher is gone under ours.
+    """Watches from the start under torchrun and srun, and after the launcher's death under ours.
 
-    Every rank has one, since a rank that is stopped cannot watch; the first to see a hang ends the
-    ranks of the node, speaks, and goes last.
+    Every rank has one, because a rank that is stopped cannot watch. The first to see a hang ends
+    the ranks of the node, prints the error, and ends last.
     """
 
     def __init__(self, folder: Path, launcher: int | None, environ: Mapping[str, str]) -> None:
@@ -43,7 +43,7 @@ class Guard:
         hang = Watchdog(lookout, self._say).wait_for_hang()
         if hang is None or not self._is_first():
             return
-        # Said first: once a rank has died, its agent ends this one too.
+        # This is printed first: once a rank has died, its agent ends this one too.
         told = describe_hang(hang)
         error = UserError(told.what, fix=told.fix, code=told.code)
         if leave_word(error, self._environ):

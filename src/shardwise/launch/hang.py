@@ -1,4 +1,4 @@
-"""Do the ranks hang? Judged by what they show, look after look."""
+"""Whether the ranks hang, judged by repeated looks at their signs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardwise.launch.lookout import Seen
 from shardwise.launch.stacks import collective_of, place_of
 from shardwise.training.heartbeat import Phase, Sign
 
-# As `train.hang_timeout_s`, for ranks that have not read their configuration yet.
+# The value of `train.hang_timeout_s` for ranks that have not read their configuration yet.
 _DEFAULT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Ranks that get no further."""
+    """Ranks that make no progress."""
 
     what: str
     """What they have not done, for how long."""
@@ -36,14 +36,14 @@ class Hang:
 
 
 class Judge:
-    """Remembers since when each rank shows the same.
+    """Remembers since when each rank has shown the same sign.
 
-    A rank that is stopped hangs, whatever it is at. Otherwise ranks wait for each other, so that
-    they hang only where none of them is within the time that it may take.
+    A rank that is stopped hangs, whatever it is doing. Otherwise ranks wait for each other, so they
+    hang only where none of them is within its time limit.
     """
 
     def __init__(self, timeout_s: float | None = None, clock: AwakeClock | None = None) -> None:
-        """`timeout_s`: how long a step may take; None: what the ranks say of it."""
+        """`timeout_s` is how long a step may take; None means that the ranks' signs say it."""
         self._timeout_s = timeout_s
         self._said_s = 0.0
         self._clock = clock or AwakeClock()
@@ -65,7 +65,7 @@ class Judge:
             return None
         if not all(now - self._beats[sign.pid][1] > self._allowed_s(sign) for sign in signs):
             return None
-        # Who is at it for longest holds the others up, or waits like them.
+        # The rank that has been in its phase longest holds the others up, or waits like them.
         first = min(signs, key=lambda sign: self._beats[sign.pid][1])
         limit_s = self._allowed_s(first)
         what = f"no progress for {limit_s:.0f} s while {first.phase}"
@@ -99,7 +99,7 @@ def _hang(ranks: Sequence[Seen], what: str, limit_s: float, culprit: Seen | None
 
 
 def describe_hang(hang: Hang) -> Passing:
-    """Which rank held the others up, and what they were waiting in."""
+    """Which rank held the others up, and the collective that they were waiting in."""
     waiting = {rank: collective_of(Path(log)) for rank, log in hang.logs}
     idle = [rank for rank, name in waiting.items() if name is None]
     culprit = hang.culprit
@@ -107,7 +107,8 @@ def describe_hang(hang: Hang) -> Passing:
         culprit = idle[0]
     names = sorted({name for name in waiting.values() if name})
     where = f"the others waited in {', '.join(names)}" if names else "no collective was under way"
-    # These stacks do not outlive the start: the innermost function is what remains of them.
+    # These stacks are removed after the start, so the innermost function is all that remains of
+    # them.
     early = [(rank, Path(log)) for rank, log in hang.logs if not _stays(log)]
     for rank, place in ((rank, place_of(log)) for rank, log in early):
         where += f"; rank {rank} was in {place}" if place else ""
@@ -121,11 +122,11 @@ def describe_hang(hang: Hang) -> Passing:
 
 
 def _stacks(logs: Iterable[str]) -> str:
-    """Where the stacks are, where they stay."""
+    """Where the stacks are, if they are kept."""
     folders = sorted({str(Path(log).parent) for log in logs if _stays(log)})
     return f"stacks of all ranks are in {', '.join(folders)}; " if folders else ""
 
 
 def _stays(log: str) -> bool:
-    """Whether it is a log of the run directory."""
+    """Whether the file is a log of the run directory."""
     return log.endswith(".log")

@@ -16,11 +16,11 @@ from shardwise.lease.take import hold_run
 
 @contextmanager
 def hold_as_rank(run_dir: Path) -> Iterator[Fence]:
-    """Hold the run directory while the block runs: called by all ranks together.
+    """Hold the run directory while the block runs. All ranks call this together.
 
-    The launcher has taken it already. Under torchrun or srun the first rank takes it, and where
-    it cannot, all ranks end with its error. Only the first rank publishes anything, so that it
-    alone has a fence to ask.
+    The launcher has taken it already. Under torchrun or srun the first rank takes it, and where it
+    cannot, all ranks end with its error. Only the first rank publishes anything, so only it has a
+    fence to ask.
     """
     lease = inherit_lease(run_dir)
     is_first = dist.get_rank() == 0

@@ -1,4 +1,4 @@
-"""What a rank is made of: all that must be the same on every node for them to train one model."""
+"""The identity of a rank: everything that must be the same on every node to train one model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _SAME_SOFTWARE = "install the same packages on every node"
 # Of one file of a model's own code.
 _MAX_SOURCE_BYTES = 2**24
 _HASH_LENGTH = hashlib.sha256().digest_size * 2
-# In the order in which they are told. Content is not in the configuration: paths may differ between
-# nodes where what they name does not.
+# Topics in the order in which they are reported. Content is no part of the configuration: paths may
+# differ between nodes where the files are the same.
 TOPICS = (
     Topic("settings", ExitCode.CONFIG, _SAME_FILES),
     Topic("model", ExitCode.CONFIG, _SAME_FILES),
@@ -41,7 +41,7 @@ TOPICS = (
         follows=True,
     ),
 )
-# Told by their content, or of this host alone.
+# Settings that are compared by content, or that belong to one host.
 _NOT_COMPARED = ("runs_dir", "cluster.prices", "observe.prometheus_host")
 _PATHS = ("model.weights_from", "data.path")
 _NAMES_OR_PATHS = ("model.name", "data.tokenizer")
@@ -49,7 +49,7 @@ _PACKAGES = (
     *("transformers", "tokenizers", "safetensors", "numpy", "datasets"),
     *("torchao", "triton", "flash-attn-4", "quack-kernels"),
 )
-# Variables that change what is computed or how ranks talk, but for those of one host: its network
+# Variables that change the computation or the communication, except those of one host: its network
 # cards, files, directories and logs.
 _VARIABLES = (
     *("NCCL_", "TORCH_NCCL_", "TORCH_COMPILE", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_"),
@@ -62,7 +62,7 @@ _OF_ONE_HOST = (
 
 
 def identity_of(plan: Plan, environ: Mapping[str, str]) -> dict[str, Values]:
-    """By topic. The files of a node are looked at by its first rank alone."""
+    """Values by topic. Only the first rank of a node looks at the node's files."""
     topics = {
         "settings": _settings(plan),
         "model": _model(plan),
@@ -105,7 +105,7 @@ def _settings(plan: Plan) -> Values:
 
 
 def _model(plan: Plan) -> Values:
-    """config.json with the overrides; where the files once lay is no part of the model."""
+    """config.json with the overrides. Where the files were is no part of the model."""
     values = flatten(plan.hf_config, "config.json's ")
     return {name: value for name, value in values.items() if not name.endswith("_name_or_path")}
 
@@ -113,7 +113,7 @@ def _model(plan: Plan) -> Values:
 def _choices(plan: Plan) -> Values:
     cluster = plan.cluster
     named = {name: choice.value for name, choice in plan.choices.items()}
-    # Their content is compared; they may lie in another place on each node.
+    # Their content is compared, and may lie in another place on each node.
     paths = ("weights", "tokenizer")
     return {name: value for name, value in named.items() if name not in paths} | {
         "the cluster's device": cluster.device,
@@ -157,7 +157,7 @@ def _variables(environ: Mapping[str, str]) -> Values:
 
 
 def _content(plan: Plan) -> Values:
-    """Of the files that this node reads."""
+    """Fingerprints of the files that this node reads."""
     config = plan.config
     values = fingerprint_data(config.data)
     if plan.weights_dir is not None:

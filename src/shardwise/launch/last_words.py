@@ -1,4 +1,5 @@
-"""How a rank of torchrun or srun says why it ends: once on a node's terminal, with its log."""
+"""How a rank under torchrun or srun reports why it ends: once on a node's terminal, with its
+log."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _LOG_NOTE = "log: "
 
 
 class RankTerminal:
-    """Keeps the terminal while a rank's stderr is its log; errors leave with rank, host and log."""
+    """Keeps the terminal while a rank's stderr is its log. Errors are shown with rank, host and
+    log."""
 
     def __enter__(self) -> Self:
         self._terminal = os.dup(sys.stderr.fileno())
@@ -47,7 +49,8 @@ class RankTerminal:
 
 @contextmanager
 def shared_errors() -> Iterator[None]:
-    """Before the ranks have met: an error of one is raised on all, which else would wait for it."""
+    """Before the ranks have met, raise the error of one rank on all, because the others would
+    wait for it."""
     try:
         yield
     except Exception as error:
@@ -60,7 +63,7 @@ def shared_errors() -> Iterator[None]:
 
 @contextmanager
 def errors_naming(log: Path) -> Iterator[None]:
-    """Errors of the block carry the path of the log that tells more."""
+    """Errors of the block carry the path of the log that has more."""
     try:
         yield
     except Exception as error:
@@ -69,9 +72,9 @@ def errors_naming(log: Path) -> Iterator[None]:
 
 
 def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
-    """Write the error down for the agent, if there is one; true where this process shows it.
+    """Write the error for the agent, if there is one. Returns True where this process shows it.
 
-    Ranks tend to fail together, and the first of a node speaks for the others.
+    Ranks tend to fail together, and the first of a node reports for the others.
     """
     if not is_rank(environ):
         return True
@@ -86,7 +89,7 @@ def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
 
 
 def _as_of_this_rank(error: Exception, log: str) -> UserError:
-    """What people are shown; before there is a log, all ranks met and the error names its own."""
+    """The error as users see it, with the rank's name where there is a log."""
     told = _as_user_error(error, log)
     if told is error and not log:
         return told
@@ -99,7 +102,7 @@ def _as_of_this_rank(error: Exception, log: str) -> UserError:
 
 
 def _as_user_error(error: Exception, log: str) -> UserError:
-    """An error that nobody foresaw, in the form of the others: what, where, and what to read."""
+    """An unexpected error in the form of the others: what, where, and what to read."""
     if isinstance(error, UserError):
         return error
     cause = traceback.format_exception_only(error)[0].strip().splitlines()[0]
@@ -119,9 +122,10 @@ def _log_of(error: BaseException | None) -> str:
 
 
 def _write_error_file(path: Path, text: str, error: UserError) -> None:
-    """As torch's `record` writes it, without the traceback that torchrun would show in full.
+    """Write the error as torch's `record` does, without the traceback that torchrun would show in
+    full.
 
-    Where it cannot be written, the exit code says the most of it.
+    Where it cannot be written, the exit code has to do.
     """
     cause = error.__cause__ or error
     passing = comes_from_outside("".join(traceback.format_exception_only(cause)).strip())
@@ -132,7 +136,8 @@ def _write_error_file(path: Path, text: str, error: UserError) -> None:
 
 
 def _is_first_of_node(environ: Mapping[str, str]) -> bool:
-    """Whoever makes the file is first; ranks that share no such place speak for themselves."""
+    """Whether this rank creates the file first. Ranks that share no such place report for
+    themselves."""
     place = node_place(environ, "said")
     if place is None:
         return True

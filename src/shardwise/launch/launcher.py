@@ -7,10 +7,11 @@ from collections.abc import Mapping, MutableMapping
 
 from shardwise.errors import ExitCode, UserError
 
-# Where ranks of one machine meet, in place of MASTER_ADDR and MASTER_PORT: our own launcher's.
+# The file where ranks of one machine meet, instead of MASTER_ADDR and MASTER_PORT. Only our
+# launcher sets it.
 RENDEZVOUS_VARIABLE = "SHARDWISE_RENDEZVOUS"
-# Only srun sets those of a step. A batch script has SLURM_NTASKS and SLURM_PROCID too, though it is
-# no task of its own.
+# Only srun sets the variables of a step. A batch script has SLURM_NTASKS and SLURM_PROCID too,
+# though it is no task.
 _SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
 _TASKS_PER_NODE = re.compile(r"(\d+)(\(x\d+\))?")
 # What torchrun takes where nobody names a port.
@@ -23,7 +24,7 @@ def is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Read Slurm's variables as torchrun's where only those are set; refuse what makes no sense."""
+    """Translate Slurm's variables to torchrun's where only those are set, and refuse nonsense."""
     if not is_rank(environ) and all(name in environ for name in _SLURM):
         environ.update(_from_slurm(environ))
     if is_rank(environ):
@@ -31,7 +32,8 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """One rank for each task of `srun`; nothing where there is one task, which starts its own."""
+    """One rank for each task of `srun`; nothing where there is one task, which starts its own
+    ranks."""
     num_tasks, per_node = environ["SLURM_STEP_NUM_TASKS"], environ["SLURM_STEP_TASKS_PER_NODE"]
     if num_tasks == "1":
         return {}

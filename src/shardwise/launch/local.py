@@ -1,4 +1,4 @@
-"""Run a plan on this machine: start its ranks, watch them, start them again where that helps."""
+"""Run a plan on this machine: start its ranks, watch them, and restart them where that helps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_plan(plan: Plan) -> Path:
 
 
 def run_supervised(plan: Plan, lease: Lease) -> None:
-    """Start the ranks; after a death or a hang start them again from the newest good step."""
+    """Start the ranks. After a death or a hang start them again from the newest good step."""
     restarts = 0
     with relayed_signals() as relay:
         while True:
@@ -63,9 +63,9 @@ def run_supervised(plan: Plan, lease: Lease) -> None:
 
 
 def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
-    """One process a device; a failure becomes one error that names the first cause.
+    """One process for each device. A failure becomes one error that names the first cause.
 
-    The run directory gets its plan.json from the first rank, once the run is accepted.
+    The first rank writes plan.json into the run directory, once the run is accepted.
     """
     with tempfile.TemporaryDirectory(prefix="shardwise-") as scratch:
         plan_path = Path(scratch) / "plan.json"
@@ -86,7 +86,7 @@ def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
 def _run_as_one_rank(plan: Plan) -> None:
     with RankTerminal():
         with shared_errors():
-            # It imports torch and transformers, which an installation may be unfit for.
+            # This imports torch and transformers, for which an installation may be unfit.
             from shardwise.launch.worker import run_rank
 
             # Once a node: what one finds is an error of all ranks.

@@ -1,4 +1,4 @@
-"""The ranks of a node as they look from outside: what they say, and what the kernel says."""
+"""The ranks of a node as seen from outside: by their signs, and by the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardwise.training.heartbeat import Sign, stat_of
 
-# States of /proc/PID/stat: no more than a name is left of the process.
+# States of /proc/PID/stat in which only the name of the process is left.
 _GONE = ("", "Z", "X", "x")
 # Stopped by a signal, or by a debugger.
 _STOPPED = ("T", "t")
@@ -19,7 +19,7 @@ _STUCK = "D"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A rank that lives."""
+    """A living rank."""
 
     rank: int
     pid: int
@@ -29,12 +29,13 @@ class Seen:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it stands still until someone continues it."""
+        """Whether it is stopped until someone continues it."""
         return self.state in _STOPPED
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it sits in the kernel, in a read from a disk that does not answer, say."""
+        """Whether it is inside the kernel, for example in a read from a disk that does not
+        answer."""
         return self.state == _STUCK
 
     @property
@@ -44,7 +45,7 @@ class Seen:
 
 
 class Lookout:
-    """Finds the ranks by the signs in a folder, and by being children of a launcher."""
+    """Finds the ranks by the signs in a folder, and as children of a launcher."""
 
     def __init__(self, folder: Path, launcher: int | None = None) -> None:
         self._folder = folder
@@ -52,7 +53,7 @@ class Lookout:
         self._children: dict[int, int | None] = {}
 
     def look(self) -> list[Seen]:
-        """The ranks that live now, in order."""
+        """The living ranks, in order."""
         signs = {sign.pid: sign for sign in self.signs()}
         ranks = {sign.pid: sign.rank for sign in signs.values()} | dict(self._find_children())
         found = []
@@ -64,7 +65,8 @@ class Lookout:
         return sorted(found, key=lambda seen: (seen.rank, seen.pid))
 
     def signs(self) -> Iterator[Sign]:
-        """Those of ranks that have ended too. Whatever else lies in the folder is passed over."""
+        """The signs of all ranks, also of those that have ended. Other files in the folder are
+        skipped."""
         try:
             names = os.listdir(self._folder)
         except OSError:
@@ -78,7 +80,7 @@ class Lookout:
                 continue  # half written, or not a rank's: the next look may know more
 
     def newest_signs(self) -> dict[int, Sign]:
-        """By rank, of the last start."""
+        """Signs by rank, of the last start."""
         signs = sorted(self.signs(), key=lambda sign: sign.beat)
         return {sign.rank: sign for sign in signs}
 

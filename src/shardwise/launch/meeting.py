@@ -1,4 +1,4 @@
-"""What ranks settle before they form a process group: are they alike, and do they share a disk?"""
+"""What ranks settle before they form a process group: whether they are alike and share a disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.parallel.mesh import validate_world_size
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Account, find_disagreement
 
-# A network's file system may show a new file to other nodes only after its caches have aged.
+# A network file system may show a new file to other nodes only after its caches have expired.
 _SEEN_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.25
 _TOKEN = "token"
@@ -40,7 +40,7 @@ def _settle_identity(peers: Peers, plan: Plan) -> None:
 
 
 def _settle_directory(peers: Peers, runs_dir: Path) -> None:
-    """Rank 0 leaves a file, and the first rank of every other node looks for it."""
+    """Rank 0 creates a file, and the first rank of every other node looks for it."""
     here = {_SEES: True, _RUNS_DIR: str(runs_dir.absolute())}
     made: list[Path] = []
     error = None
@@ -58,13 +58,14 @@ def _settle_directory(peers: Peers, runs_dir: Path) -> None:
         peers.settle("directory", mine, _find_stranger)
     finally:
         for path in made:
-            # The runs directory goes too where it was made for this and is empty again.
+            # The runs directory is removed too, where it was created for this and is empty again.
             with suppress(OSError):
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _make(runs_dir: Path, token: str) -> list[Path]:
-    """The file and the directories that were made for it, the innermost first."""
+    """Create the file, and return it with the directories that were created for it, the
+    innermost first."""
     missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
     runs_dir.mkdir(parents=True, exist_ok=True)
     (runs_dir / token).touch()

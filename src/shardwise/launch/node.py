@@ -1,4 +1,4 @@
-"""A place that the ranks of one node share, under launchers that are not ours."""
+"""A path that the ranks of one node share, under launchers that are not ours."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def node_place(environ: Mapping[str, str], name: str) -> Path | None:
-    """A path that the ranks of this node have in common with no other start; None where the
-    launcher tells too little."""
+    """A path that only the ranks of this node and this start share; None where the launcher
+    tells too little."""
     if "TORCHELASTIC_RUN_ID" in environ and ERROR_FILE_VARIABLE in environ:
-        # The agent has a folder for each start, with one in it for each of its ranks.
+        # The agent has a folder for each start, and in it one for each of its ranks.
         return Path(environ[ERROR_FILE_VARIABLE]).parent.parent / name
     if "SLURM_JOB_ID" in environ:
         step = [

@@ -1,7 +1,7 @@
-"""The ranks of one start before they form a process group: they settle things through a store.
+"""The ranks of one start before they form a process group. They settle things through a store.
 
-A store takes bytes of any length, so it also serves ranks that differ in what the shapes of tensors
-follow from, and a rank that has failed can still say why.
+A store takes bytes of any length. So it also works for ranks that differ in what decides the shapes
+of tensors, and a rank that has failed can still say why.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.group import TIMEOUT, open_store
 from shardwise.training.agree import Account, find_disagreement
 
-# The first thing that ranks settle, and so the place of errors that come before it.
+# The first thing that ranks settle. Errors that come before it are reported here.
 IDENTITY = "identity"
-# Once a rank has failed the others have this long to come; then it is told to those who have.
+# Once a rank has failed, the others have this long to arrive. Then those that are there get the
+# error.
 _GRACE_S = 10.0
-# How long a rank that has failed looks for others to tell. They may never come.
+# How long a rank that has failed waits for others to tell. They may never come.
 _REFUSAL_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 _REFUSED, _VERDICT = "refused", "verdict"
@@ -30,11 +31,11 @@ Decide = Callable[[Sequence[Account]], UserError | None]
 
 
 class AbsentError(UserError):
-    """Ranks that should be there are not."""
+    """Some ranks have not arrived."""
 
 
 class Peers:
-    """All ranks of this start, this one among them."""
+    """All ranks of this start, including this one."""
 
     def __init__(self, store: dist.Store, timeout: timedelta = TIMEOUT) -> None:
         self.rank = int(os.environ["RANK"])
@@ -43,7 +44,7 @@ class Peers:
         self._timeout_s = timeout.total_seconds()
 
     def settle(self, matter: str, mine: Account, decide: Decide) -> None:
-        """Rank 0 hears all accounts and decides; its error is raised on every rank."""
+        """Rank 0 reads all accounts and decides. Its error is raised on every rank."""
         store = dist.PrefixStore(matter, self.store)
         store.set(str(self.rank), mine.to_json())
         if mine.error is not None:
@@ -78,7 +79,8 @@ class Peers:
             return error
 
     def _part(self, store: dist.Store) -> None:
-        """The store may live in rank 0's process: it leaves when the others have read all."""
+        """Leave. The store may live in rank 0's process, so rank 0 leaves after the others have
+        read everything."""
         others = [f"read/{rank}" for rank in range(1, self.world_size)]
         if self.rank == 0:
             _wait(store, others, _GRACE_S)

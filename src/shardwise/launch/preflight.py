@@ -1,7 +1,7 @@
-"""Everything that can be found out before a rank starts and before a weight is read.
+"""Everything that can be checked before a rank starts and before a weight is read.
 
-All problems are shown at once. Each check speaks of one subject, and is cheap: headers, not
-tensors; the first record, not the data.
+All problems are shown at once. Each check has one subject and is cheap: it reads headers, not
+tensors, and the first record, not the data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_PATH = "checkpoints/quarantined-step-00000000.10/rank-00000.bin"
 
 
 def validate_run(plan: Plan) -> list[str]:
-    """Raise one error of all that would stop the run on this machine; returns warnings."""
+    """Raise one error for everything that would stop the run on this machine. Returns warnings."""
     findings = [finding for check in CHECKS for finding in check(plan)]
     problems = [finding for finding in findings if isinstance(finding, UserError)]
     if problems:
@@ -43,19 +43,19 @@ def validate_run(plan: Plan) -> list[str]:
 
 
 def check_data(plan: Plan) -> list[Finding]:
-    """Is there text, and is it where `data.path` and `data.field` say?"""
+    """Whether there is text where `data.path` and `data.field` say."""
     return _found_by(lambda: validate_text(plan.config.data))
 
 
 def check_weights(plan: Plan) -> list[Finding]:
-    """Are the files of the first weights whole?"""
+    """Whether the files of the first weights are whole."""
     if plan.weights_dir is None or _has_checkpoints(plan):
         return []
     return [*check_weight_files(Path(plan.weights_dir))]
 
 
 def check_tokenizer(plan: Plan) -> list[Finding]:
-    """Is there a tokenizer, and are its tokens the model's?"""
+    """Whether there is a tokenizer, and the model has rows for its tokens."""
     if plan.tokenizer.value == "none":
         return []
     if unwanted := check_bytes(plan):
@@ -71,7 +71,7 @@ def check_tokenizer(plan: Plan) -> list[Finding]:
 
 
 def check_attention(plan: Plan) -> list[Finding]:
-    """Is the package that an attention implementation needs installed?"""
+    """Whether the package that an attention implementation needs is installed."""
     wanted, device = plan.attention.value, plan.cluster.device
     if wanted in ("flash_attention_2", "flex_attention") and device == "cpu":
         why = "torch has no backward pass of it there" if wanted.startswith("flex") else ""
@@ -86,7 +86,7 @@ def check_attention(plan: Plan) -> list[Finding]:
 
 
 def check_extras(plan: Plan) -> list[Finding]:
-    """Are the optional packages that settings ask for installed?"""
+    """Whether the optional packages that settings ask for are installed."""
     return [
         *_found_by(lambda: validate_sinks(plan.config)),
         *_found_by(lambda: validate_torchao(plan.linear.value)),
@@ -94,8 +94,8 @@ def check_extras(plan: Plan) -> list[Finding]:
 
 
 def check_run_directory(plan: Plan) -> list[Finding]:
-    """Can files be made, written and renamed where the run directory is or will be, and is there
-    room for its checkpoints?"""
+    """Whether files can be created, written and renamed in the run directory, and checkpoints
+    have room."""
     run_dir = plan.run_dir
     why = why_no_path(str(run_dir / _LONGEST_PATH))
     if why is None:
@@ -116,12 +116,12 @@ def check_run_directory(plan: Plan) -> list[Finding]:
 
 
 def check_ports(plan: Plan) -> list[Finding]:
-    """Is the port of the metrics free? The ranks' own port is torchrun's to choose."""
+    """Whether the metrics' port is free. torchrun chooses the ranks' own port."""
     observe = plan.config.observe
     if observe.prometheus_port is None:
         return []
     try:
-        # As the endpoint binds it: a port that a closed connection still lingers on is free.
+        # It binds as the endpoint does: a port on which a closed connection still lingers is free.
         socket.create_server(
             (observe.prometheus_host, observe.prometheus_port),
             family=socket.AF_INET6 if ":" in observe.prometheus_host else socket.AF_INET,
@@ -153,7 +153,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _try_to_write(directory: Path) -> None:
-    """Under a name of its own, so that other nodes and a running job are not disturbed."""
+    """Write under a name of its own, so that other nodes and a running job are not disturbed."""
     with tempfile.TemporaryDirectory(prefix=".preflight-", dir=directory) as scratch:
         file = Path(scratch) / "file"
         with file.open("wb") as stream:
@@ -186,7 +186,7 @@ def _found_by(validate: Callable[[], None]) -> list[Finding]:
 
 
 def _as_one(problems: list[UserError]) -> UserError:
-    """One problem as it is; several as a list, so that all are mended in one go."""
+    """One problem as it is, or several as a list, so that all can be mended in one go."""
     if len(problems) == 1:
         return problems[0]
     shown = [f"  {line}" for problem in problems for line in str(problem).splitlines()]

@@ -23,7 +23,7 @@ from shardwise.plan.inputs import choose_weights
 from shardwise.plan.plan import Plan
 from shardwise.plan.positions import validate_positions, warn_of_positions
 
-# A gigabyte of weights and a few seconds.
+# This is a gigabyte of weights and a few seconds.
 TRIAL_PARAMS = 300_000_000
 
 
@@ -48,7 +48,8 @@ def choose_plan(
 
 
 def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
-    """Counted on paper where the family is known, else on a meta build (which imports torch)."""
+    """The model's sizes: computed from config.json where the family is known, else from a model
+    on meta, which imports torch."""
     try:
         return spec_from_config(config.model.name, source.hf_config)
     except UnknownFamily:
@@ -59,7 +60,7 @@ def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
 
 
 def validate_family(plan: Plan) -> None:
-    """Try a family that is not known here, before ranks start, where this process can hold it.
+    """Try an unknown family before ranks start, if this process can hold the model.
 
     Ranks try larger models themselves, on their shards.
     """
@@ -89,7 +90,8 @@ def fetch_weights(config: RunConfig) -> None:
         )
 
     fetch("*.safetensors", "*.json", "*.model", "tokenizer*", "*.py")
-    # Many repositories hold the same weights twice; the older form is for those without the other.
+    # Many repositories hold the same weights in two formats. The older one is fetched only where
+    # the other is missing.
     if not source.has_all_weights:
         fetch("pytorch_model*.bin")
 

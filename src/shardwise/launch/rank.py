@@ -1,4 +1,4 @@
-"""The process of one rank, alive before it imports anything large."""
+"""The process of one rank, which shows signs of life before it imports anything large."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardwise.launch.alive import come_alive
 
 
 def start(plan_path: str) -> None:
-    """Train; the exit code tells the launcher how it went."""
+    """Train. The exit code tells the launcher how it ended."""
     come_alive(os.environ)
     from shardwise.launch.worker import main
 
     try:
         main(plan_path)
     except UserError as error:
-        # `record` has written the error down; the exit code tells the launcher its kind.
+        # `record` has written the error. The exit code tells the launcher its kind.
         sys.exit(error.code)
 
 

@@ -1,8 +1,8 @@
 """The rank processes of one start on this machine.
 
 They get torchrun's variables, so a rank cannot tell who started it. torchrun itself is not used
-here: it costs an import of torch before the first rank starts, and its rendezvous unpickles what
-any local process writes to an open port. Ranks of one machine meet in a private file instead.
+here: it imports torch before the first rank starts, and its rendezvous unpickles what any local
+process writes to an open port. Ranks of one machine meet in a private file instead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 TRAINING = "shardwise.launch.rank"
-# Segments that grow leave fewer holes than fixed blocks: less reserved at the peak.
+# Expandable segments fragment less than fixed blocks: less memory is reserved at the peak.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 _POLL_S = 0.05
-# After one rank failed the others fail too when they next wait for it; with NCCL they would hang.
+# After one rank failed, the others fail too when they next wait for it. With NCCL they would hang.
 _GRACE_S = 5.0
 # How long SIGKILL may take.
 _KILL_S = 10.0
@@ -45,10 +45,10 @@ class RankFailure:
 
 
 class Ranks:
-    """Starts the ranks on entry; none is left when the block ends, however it ends.
+    """Starts the ranks on entry. None is left when the block ends, however it ends.
 
-    Each rank runs `python -m module`, with the same arguments. Ranks that are given a lease hold
-    the run directory too: it is not free while one of them lives, whatever becomes of the launcher.
+    Each rank runs `python -m module` with the same arguments. Ranks that get a lease hold the run
+    directory too: it is not free while one of them lives, whatever happens to the launcher.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         for rank in range(self.count):
-            # A session of its own: Ctrl-C reaches the launcher alone, which passes it on once.
+            # Each rank has a session of its own: Ctrl-C reaches only the launcher, which passes it
+            # on once.
             process = subprocess.Popen(
                 self._command,
                 env=self._environment(rank, os.environ),
@@ -89,13 +90,13 @@ class Ranks:
             if process.poll() is None:
                 process.kill()
         for process in self._processes:
-            # A process that sits in the kernel is not worth the launcher's waiting.
+            # The launcher does not wait for a process that is stuck in the kernel.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_KILL_S)
         self._console.close()
 
     def wait(self) -> list[RankFailure]:
-        """Until all have ended, or one has failed and the others had time to say why."""
+        """Wait until all have ended, or one has failed and the others had time to report."""
         deadline = float("inf")
         while self._note_failures() and time.monotonic() < deadline:
             if self._has_crash() and deadline == float("inf"):
@@ -105,7 +106,7 @@ class Ranks:
         return list(self._failures.values())
 
     def _note_failures(self) -> int:
-        """Write down who has failed; returns how many still run."""
+        """Note failures. Returns how many ranks still run."""
         running = 0
         for rank, process in enumerate(self._processes):
             code = process.poll()
@@ -118,7 +119,8 @@ class Ranks:
         return running
 
     def _has_crash(self) -> bool:
-        """A rank that saved and left has not crashed: the others leave too, in their own time."""
+        """Whether a rank has crashed. One that saved and left has not: the others leave too, in
+        their own time."""
         return any(f.exitcode != ExitCode.PREEMPTED for f in self._failures.values())
 
     def _error_file(self, rank: int) -> Path:
@@ -132,7 +134,7 @@ class Ranks:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.count),
             "LOCAL_WORLD_SIZE": str(self.count),
-            # Fresh for every start: addresses of dead ranks are never read.
+            # It is new for every start, so addresses of dead ranks are never read.
             LAUNCHER_VARIABLE: str(os.getpid()),
             RENDEZVOUS_VARIABLE: f"file://{self._scratch}/rendezvous",
             HEARTBEAT_VARIABLE: str(self.heartbeats),

@@ -1,4 +1,4 @@
-"""Requests to stop that a launcher gets, on their way to its ranks."""
+"""Requests to stop that a launcher passes on to its ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from shardwise.training.signals import stop_signals_handled_by
 
 
 class SignalRelay:
-    """Passes a request on to ranks that train, which save and leave; ends ranks that do not yet.
+    """Passes a request to ranks that train, which save and leave, and ends ranks that do not train
+    yet.
 
-    Where a rank has not made its first step no rank has anything to save, so all end at once. Who
-    presses Ctrl-C twice does not want to wait for the save.
+    Where a rank has not made its first step, no rank has anything to save, so all end at once. A
+    user who presses Ctrl-C twice does not want to wait for the save.
     """
 
     def __init__(self) -> None:
@@ -34,15 +35,15 @@ class SignalRelay:
         self.number = number
 
     def deliver(self, ranks: list[Seen]) -> None:
-        """Tell each rank once; also ranks that come later."""
+        """Signal each rank once, also ranks that start later."""
         if self.number is None or not ranks:
             return
         request = signal.Signals(self.number)
         if self._insists:
             request, self.has_saved = signal.SIGKILL, False
         elif not all(one.has_begun for one in ranks):
-            # By default it ends a process at once, wherever it is. A rank that trains already, and
-            # could not say so, saves.
+            # By default the signal ends a process at once. A rank that trains already, and could
+            # not say so, saves.
             request, self.has_saved = signal.SIGTERM, False
         for one in ranks:
             if self._told.get(one.pid) != request:
@@ -51,7 +52,7 @@ class SignalRelay:
                     os.kill(one.pid, request)
 
     def explain(self, error: UserError) -> UserError:
-        """What is told after a request, in place of how ranks ended by it."""
+        """The error after a request, instead of how the ranks ended."""
         if self.number is None or self.has_saved or error.code == ExitCode.PREEMPTED:
             return error
         name = signal.Signals(self.number).name
@@ -65,7 +66,7 @@ class SignalRelay:
 
 
 def stopped_before_training(name: str) -> UserError:
-    """Nothing was lost, because nothing was trained since the start."""
+    """The error where nothing was trained since the start, so nothing was lost."""
     return UserError(
         f"stopped by {name} before the first step; nothing was trained",
         fix="run the same command again",

@@ -1,4 +1,4 @@
-"""Room on disk for the checkpoints that a run will write, asked before it starts."""
+"""Room on the disk for the checkpoints of a run, checked before it starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def validate_free_space(plan: Plan) -> None:
     root, keep = plan.run_dir / "checkpoints", plan.config.checkpoint.keep
     found = list_checkpoints(root)
     saves = _saves_to_come(plan, found[-1].step if found else 0)
-    # The next one is written whole before the oldest one goes.
+    # The next checkpoint is written whole before the oldest is removed.
     more = max(min(saves, 1), min(len(found) + saves, keep + 1) - len(found))
     size, free = checkpoint_bytes(plan), free_bytes(root)
     if free is None or more * size <= free + _partial_bytes(root):
@@ -41,14 +41,14 @@ def validate_free_space(plan: Plan) -> None:
 def checkpoint_bytes(plan: Plan) -> int:
     """The tensors of one checkpoint: parameters in fp32 and Adam's two moments, each once.
 
-    Persistent buffers and the JSON beside them are left out: a few megabytes at the most.
+    Persistent buffers and JSON are left out: a few megabytes at most.
     """
     moments = ADAM_BYTES // 2 if plan.optimizer_state.value == "bf16" else ADAM_BYTES
     return plan.model.total_params * (PARAM_BYTES + moments)
 
 
 def _saves_to_come(plan: Plan, start: int) -> int:
-    """How many saves lie after step `start`, as the loop decides it."""
+    """The number of saves after step `start`, by the loop's rule."""
     train, checkpoint = plan.config.train, plan.config.checkpoint
     end = train.steps if train.stop_after is None else train.stop_after
     if end <= start:
@@ -58,7 +58,7 @@ def _saves_to_come(plan: Plan, start: int) -> int:
 
 
 def _partial_bytes(root: Path) -> int:
-    """What a save that a kill cut off still takes: the next start gives it back."""
+    """The bytes of an interrupted save, which the next start frees."""
     total = 0
     for path in (path for partial in root.glob("partial-step-*") for path in partial.rglob("*")):
         with suppress(OSError):  # a job that still holds the directory may remove it

@@ -1,4 +1,4 @@
-"""A line for whoever watches the command, and for the log."""
+"""Lines for the user on the console, and for the log."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from collections.abc import Callable
 
 
 class Lines:
-    """Writes lines to one place. A line that cannot be written is dropped and counted: no output is
-    worth the training that it is about. The next one that can be says how many are missing."""
+    """Writes lines to one place.
+
+    A line that cannot be written is dropped and counted, because no output is worth ending the
+    training. The next line that can be written says how many are missing.
+    """
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._lost = 0
 
     def say(self, text: str) -> None:
-        """Written at once."""
+        """Write a line at once."""
         missing = f"({self._lost} lines before this one could not be written)\n"
         try:
             self._write(f"{missing if self._lost else ''}{text}\n")
@@ -27,13 +30,13 @@ class Lines:
 
 
 def write_to_console(text: str) -> None:
-    """On standard output, at once, also where that is a file."""
+    """Write to standard output at once, also where that is a file."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def write_to(handle: int) -> Callable[[str], None]:
-    """Into an open file, all of it: a disk that fills takes a part."""
+    """Write all of it into an open file: a disk that fills up takes a part."""
 
     def write(text: str) -> None:
         data = text.encode()
@@ -44,5 +47,5 @@ def write_to(handle: int) -> Callable[[str], None]:
 
 
 def say_on_console(text: str) -> None:
-    """One line, for who says little."""
+    """Print one line."""
     Lines(write_to_console).say(text)

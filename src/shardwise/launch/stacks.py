@@ -1,4 +1,5 @@
-"""Read the stacks that a hung rank left in its log: was it waiting in a collective, and which?"""
+"""Read the stacks of a hung rank from its log: whether it was waiting in a collective, and in
+which."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import re
 from pathlib import Path
 
 _FRAME = re.compile(r'File ".*?distributed_c10d\.py", line \d+ in (\w+)')
-# Helpers inside torch's file of collectives, which say nothing.
+# Helpers inside torch's collectives file, whose names say nothing.
 _NOT_COLLECTIVES = {"wrapper", "_get_default_store", "_store_based_barrier"}
 
-# Where the thread was that took the signal: the main one, as a rule.
+# The thread that took the signal: usually the main one.
 _PLACE = re.compile(r'^Current thread .*\n  File "(.*?)", line (\d+) in (.+)$', re.MULTILINE)
 
 
@@ -26,7 +27,7 @@ def place_of(log: Path) -> str | None:
 
 
 def _dump_in(log: Path) -> str:
-    """The last one; nothing where the log cannot be read."""
+    """The last dump; empty where the log cannot be read."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Start ranks again when one dies or hangs: a fresh store each time, up to a budget."""
+"""Restart ranks when one dies or hangs: with a new store each time, up to a budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def why_final(error: UserError, plan: Plan, restarts: int, step_before: int) -> 
 
 
 def with_reason(error: UserError, reason: str) -> UserError:
-    """The error of a rank that died, and why the ranks were not started again."""
+    """The error of a rank that died, and why the ranks were not restarted."""
     if error.code != ExitCode.WORKER_DIED:
         return error
     why = f"{error.why}; {reason}" if error.why else reason
@@ -33,7 +33,7 @@ def with_reason(error: UserError, reason: str) -> UserError:
 
 
 def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
-    """One line for people, one event for the record."""
+    """Print one line, and record one event."""
     budget = plan.config.train.max_restarts
     cause = f"{error.what} ({error.why})" if error.why else error.what
     say_on_console(f"ALERT: {cause}; starting the ranks again ({restarts} of {budget})")
@@ -42,8 +42,8 @@ def announce_restart(error: UserError, plan: Plan, restarts: int) -> None:
 
 
 def last_step(run_dir: Path) -> int:
-    """The last step that the run's record shows, or its newest checkpoint where that is later: on
-    a full disk the record ends early."""
+    """The last step in the run's record, or its newest checkpoint where that is later: on a full
+    disk the record ends early."""
     path = run_dir / "events.jsonl"
     try:
         events = read_whole_events(path)

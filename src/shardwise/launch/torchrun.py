@@ -1,7 +1,7 @@
-"""torchrun, with the exit code of the rank that failed and one error in place of a traceback.
+"""torchrun, with the exit code of the rank that failed and one error instead of a traceback.
 
-The agent, its options and its rendezvous are PyTorch's. torchrun itself ends with 1 whatever its
-ranks end with, and it dies of SIGUSR1 and SIGUSR2, which schedulers send before they kill.
+The agent, its options and its rendezvous are PyTorch's. torchrun itself always exits with 1 when a
+rank fails, and it dies of SIGUSR1 and SIGUSR2, which schedulers send before they kill.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from shardwise.launch.watchdog import Watchdog
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE, Phase, Sign
 from shardwise.training.signals import STOP_SIGNALS
 
-# How long ranks may save after a signal before they are killed, unless the user says. torchrun's
-# 30 s are less than a large checkpoint takes.
+# How long ranks may save after a signal before they are killed, unless the user says. torchrun's 30
+# s are less than a large checkpoint takes.
 _SHUTDOWN_TIMEOUT_S = 600
 
 
 def run_agent(words: list[str]) -> None:
     """Start the ranks of this node as torchrun would, and wait for them."""
     arguments = parse_agent(words)
-    # Until the agent has ranks, the default action ends it at once. Python's own handler would
-    # wait for the rendezvous to return, which waits for the other nodes.
+    # Until the agent has ranks, the default action ends it at once. Python's own handler would wait
+    # for the rendezvous, which waits for the other nodes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with tempfile.TemporaryDirectory(prefix="shardwise-", ignore_cleanup_errors=True) as folder:
         heartbeats = Path(folder, "heartbeats")
@@ -87,7 +87,7 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
 
 
 def _shutdown_timeout_s(environ: Mapping[str, str]) -> int:
-    """What the user says by torchrun's variable, else our own."""
+    """The user's value from torchrun's variable, else our own."""
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     said = environ.get(name, str(_SHUTDOWN_TIMEOUT_S))
     # Python reads no number of thousands of digits.
@@ -101,16 +101,19 @@ def _shutdown_timeout_s(environ: Mapping[str, str]) -> int:
 
 
 def _max_restarts(arguments: argparse.Namespace) -> int:
-    """As `shardwise train` does it, on one node. Of several, torchrun counts the starts of each
-    node for itself, and ranks that count differently do not meet: there it is for users to say."""
+    """As many restarts as `shardwise train` makes, on one node.
+
+    On several nodes torchrun counts the starts of each node separately, and ranks that count
+    differently do not meet. There the user has to say.
+    """
     settings = _settings(arguments)
     is_one_node = arguments.nnodes in ("1", "1:1")
     return settings.max_restarts if settings is not None and is_one_node else 0
 
 
 def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
-    """What the configuration says of training; None where it says nothing that makes sense, which
-    the ranks will say."""
+    """The training settings of the configuration; None where it is wrong, which the ranks will
+    report."""
     program: list[str] = arguments.training_script_args
     is_training = arguments.training_script == "shardwise" and program[:1] == ["train"]
     if not is_training or len(program) < 2:
@@ -146,9 +149,9 @@ def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) ->
 
 
 def _words_since(began: float, log_dir: Path) -> Iterator[RankFailure]:
-    """What the ranks have left in their error files; after a signal the agent does not read them.
+    """The error files of the ranks. After a signal the agent does not read them.
 
-    `log_dir` may be the user's and have those of earlier starts.
+    `log_dir` may be the user's and have files of earlier starts.
     """
     for file in log_dir.glob("*/attempt_*/*/error.json"):
         # Nothing is known of a rank that could not write it whole.
@@ -165,8 +168,10 @@ def _stopped(
     signs: Mapping[int, Sign],
     watchdog: Watchdog,
 ) -> UserError | None:
-    """After a signal, which the agent has passed on to its ranks and waited for them. None where
-    they were about to end anyway."""
+    """The error after a signal, which the agent has passed to its ranks before it waited for them.
+
+    None where they were about to end anyway.
+    """
     if watchdog.hang is not None and not any(one.exitcode == ExitCode.PREEMPTED for one in words):
         return describe_hang(watchdog.hang)
     if words and _may_have_saved(words, signs):
@@ -189,14 +194,15 @@ def _stopped(
 
 
 def _may_have_saved(words: list[RankFailure], signs: Mapping[int, Sign]) -> bool:
-    """A rank that has not made its first step dies of the signal, and the others of its death."""
+    """Whether ranks may have saved. One that has not made its first step dies of the signal, and
+    the others of its death."""
     return all(sign.has_begun for sign in signs.values()) or any(
         one.exitcode == ExitCode.PREEMPTED for one in words
     )
 
 
 def _hush_agent() -> None:
-    """The agent logs that a rank failed and that it ends the others: our one error says more."""
+    """Silence the agent's log of failed ranks: our one error says more."""
     said = ("failed (exitcode:", "Sending process", "death signal, shutting down workers")
 
     def is_news(record: logging.LogRecord) -> bool:

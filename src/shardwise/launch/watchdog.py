@@ -10,7 +10,7 @@ from shardwise.launch.hang import Hang, Judge
 from shardwise.launch.lookout import Lookout, Seen
 from shardwise.launch.stopping import stop_ranks
 
-# How often ranks are looked at and signals passed on.
+# How often ranks are looked at and signals are passed on.
 _POLL_S = 0.1
 Say = Callable[[str], None]
 
@@ -69,7 +69,7 @@ class Watchdog:
                 self._say(f"ALERT: process {pid} sits in the kernel, and SIGKILL does not end it")
 
     def _count_lost(self, ranks: list[Seen]) -> None:
-        """Signs of life that could not be written are told once they can be again."""
+        """Report signs of life that could not be written, once they can be written again."""
         for one in ranks:
             lost = one.sign.lost if one.sign else 0
             if lost > self._lost.get(one.pid, 0):

@@ -29,7 +29,7 @@ from shardwise.training.signals import handle_stop_signals
 
 @record
 def main(plan_path: str) -> None:
-    """Train as the plan says; `record` writes down what went wrong for the launcher to show."""
+    """Train as the plan says. `record` writes an error for the launcher to show."""
     run_rank(Plan.load(Path(plan_path)))
 
 
@@ -57,13 +57,13 @@ def run_rank(plan: Plan) -> None:
             heartbeat.enter(Phase.ENDING)
             raise
         finally:
-            # Whatever there was to save is saved, or cannot be: who asks now gets what happened.
+            # Everything is saved by now, or cannot be, so a request to stop changes nothing.
             handle_stop_signals(signal.SIG_IGN)
     dist.destroy_process_group()
 
 
 def _open_log(root: Path) -> tuple[Path, int]:
-    """logs/attempt-N/rank-R.log takes all that libraries print; rank 0's stdout is the console.
+    """logs/attempt-N/rank-R.log gets all output of libraries. Rank 0's stdout is the console.
 
     Without room for a log the rank trains without one.
     """
@@ -80,7 +80,7 @@ def _open_log(root: Path) -> tuple[Path, int]:
         say_on_console(f"ALERT: {path} cannot be written: {error.strerror}")
         path, log = Path(os.devnull), os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, sys.stderr.fileno())
-    # A rank that hangs is sent SIGABRT: its stacks go here, even from inside a collective.
+    # A rank that hangs gets SIGABRT, and its stacks go here, even from inside a collective.
     faulthandler.enable(file=sys.stderr, all_threads=True)
     if dist.get_rank() != 0:
         os.dup2(log, sys.stdout.fileno())
