@@ -10,8 +10,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.launch.alive import come_alive
 from shardwise.launch.last_words import shared_errors
 from shardwise.launch.launcher import adopt_launcher, is_rank
-from shardwise.launch.local import run_plan
-from shardwise.launch.prepare import choose_plan, fetch_weights
+from shardwise.launch.local import plan_and_run
 from shardwise.verify.judge import judge_run, record_gates, validate_passed
 
 
@@ -31,9 +30,7 @@ def train(config: RunConfig | str | Path, *overrides: str) -> Path:
             config = load_config(config, overrides)
         elif overrides:
             raise TypeError("overrides are for a file; give them to load_config")
-        fetch_weights(config)
-        plan = choose_plan(config)
-    run_plan(plan)
+    plan = plan_and_run(config)
     if os.environ.get("RANK", "0") == "0":
         gates = judge_run(plan.run_dir)
         record_gates(plan.run_dir, gates)

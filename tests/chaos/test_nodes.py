@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,12 @@ from launched import Node, Started, run_nodes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwise
+from shardwise.config.load import load_config
 from shardwise.errors import ExitCode
+from shardwise.facts.calibration import Calibration, device_key
+from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.fabric import Link
+from shardwise.facts.rates import Rates
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -64,9 +70,51 @@ class Site:
         assert copy.stat().st_size == self.text.stat().st_size
         return str(copy)
 
-    def run(self, second: Node) -> list[Started]:
+    def measured(self, name: str, flops: float) -> dict[str, str]:
+        """A cache of its own that holds a calibration of this machine for two such nodes."""
+        cluster = resolve_cluster(load_config(str(self.config), []).cluster, {})
+        rates = Rates(
+            matmul_flops={"fp32": flops},
+            half_width=0,
+            attention_forward_flops=flops,
+            attention_backward_flops=flops,
+            half_context=0,
+            memory_bytes_per_s=1e10,
+            launch_s=0.0,
+            source="measured",
+        )
+        link = Link(name="measured", bytes_per_s=1e9, hop_s=1e-5)
+        found = Calibration(
+            device=device_key(cluster),
+            device_name=cluster.device_name,
+            created="2026-11-15 06:00:00",
+            torch="2.11.0",
+            ranks=cluster.world_size,
+            domain=cluster.nvlink_domain,
+            rates=rates,
+            inside=None,
+            between=link,
+            curves={},
+        )
+        file = self.folder / name / "calibration" / found.path().name
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(asdict(found)))
+        return {"SHARDWISE_CACHE": str(self.folder / name)}
+
+    def other_package(self) -> dict[str, str]:
+        """The metadata of another release, found before the one that is installed."""
+        found = self.folder / "packages" / "datasets-9.9.9.dist-info"
+        found.mkdir(parents=True)
+        (found / "METADATA").write_text("Metadata-Version: 2.1\nName: datasets\nVersion: 9.9.9\n")
+        return {"PYTHONPATH": with_path(found.parent)}
+
+    def other_home(self) -> dict[str, str]:
+        (self.folder / "home").mkdir()
+        return {"HOME": str(self.folder / "home")}
+
+    def run(self, second: Node, first: Node | None = None) -> list[Started]:
         """Both nodes to their end; the first is given nothing but the configuration."""
-        return run_nodes(self.folder / "output", self.config, Node(), second)
+        return run_nodes(self.folder / "output", self.config, first or Node(), second)
 
 
 @pytest.fixture
@@ -87,17 +135,23 @@ def assert_refused(site: Site, agents: list[Started], code: ExitCode, *words: st
 
 
 def test_all_that_differs_is_named_on_both_nodes(site: Site) -> None:
+    """Overrides, data files, weights, package versions, environment, HOME and calibration."""
     words = (
         "optim.lr=1e-4",
         f"data.path={site.text_elsewhere(other_words=True)}",
         f"model.name={site.model_elsewhere(other_values=True)}",
     )
-    agents = site.run(Node(words, {"NCCL_ALGO": "Ring"}))
+    environ = {"NCCL_ALGO": "Ring", **site.other_home(), **site.other_package()}
+    second = Node(words, environ | site.measured("slow", 1e11))
+    agents = site.run(second, Node(environ=site.measured("fast", 2e11)))
     told = (
         "optim.lr is 0.0001 there, 0.0003 on",
         "samples of data.path is sha256",
         "weights is sha256",
+        "datasets is 9.9.9 there",
         "NCCL_ALGO is Ring there, not set on",
+        f"HOME is {site.folder / 'home'} there",
+        "calibration is sha256",
         "(rank 1): ",
     )
     assert_refused(site, agents, ExitCode.CONFIG, *told)
@@ -105,18 +159,81 @@ def test_all_that_differs_is_named_on_both_nodes(site: Site) -> None:
     assert "bytes of data.path" not in agents[0].text and "model.name is" not in agents[0].text
 
 
-def test_copies_at_other_places_train(site: Site) -> None:
-    words = (f"data.path={site.text_elsewhere()}", f"model.name={site.model_elsewhere()}")
-    agents = site.run(Node(words))
+# Each rank writes down the plan that it trains with. Only the first may make one.
+NOTED = """
+import json, os
+if "RANK" in os.environ:
+    from pathlib import Path
+    from shardwise.facts import calibration, cluster
+    from shardwise.plan import choose
+    from shardwise.training import loop
+
+    def never(*args, **settings):
+        raise RuntimeError("a rank that is not the first plans")
+
+    if os.environ["RANK"] != "0":
+        calibration.rates_for = calibration.with_measured_links = never
+        cluster.resolve_cluster = choose.choose_plan = never
+    run = loop.run
+
+    def noted(plan, *args, **settings):
+        file = Path(os.environ["PLANS"], f"rank-{os.environ['RANK']}.json")
+        file.write_text(json.dumps(plan.to_dict()))
+        return run(plan, *args, **settings)
+
+    loop.run = noted
+"""
+
+
+def noting(site: Site) -> dict[str, str]:
+    folder = site.folder / "noted"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(NOTED)
+    return {"PYTHONPATH": with_path(folder), "PLANS": str(folder)}
+
+
+def plans_of(site: Site, agents: list[Started]) -> list[bytes]:
     assert [agent.process.returncode for agent in agents] == [0, 0], [a.text for a in agents]
     assert "finished 2 steps" in agents[0].text
     assert not list((site.folder / "runs").glob(".meeting-*"))
+    return [(site.folder / "noted" / f"rank-{rank}.json").read_bytes() for rank in range(2)]
+
+
+def test_all_ranks_hold_the_plan_of_the_first(site: Site) -> None:
+    """Bit for bit, and the one that plan.json shows."""
+    environ = noting(site) | site.measured("cache", 1e11)
+    first, second = plans_of(site, site.run(Node(environ=environ), Node(environ=environ)))
+    assert first == second
+    plan = json.loads(first)
+    assert plan == json.loads((site.folder / "runs" / "run" / "plan.json").read_text())
+    # It was made with what the first rank's machine was measured to do.
+    assert plan["forecast"]["source"] == "measured"
+
+
+def test_copies_at_other_places_train(site: Site) -> None:
+    """One plan, but for the places of what each node reads."""
+    text, model = site.text_elsewhere(), site.model_elsewhere()
+    environ = noting(site)
+    words = (f"data.path={text}", f"model.name={model}")
+    found = plans_of(site, site.run(Node(words, environ), Node(environ=environ)))
+    first, second = map(json.loads, found)
+    assert second["config"]["data"]["path"] == text and second["weights_dir"] == model
+    for old, new in ((model, str(site.model)), (text, str(site.text))):
+        found[1] = found[1].replace(old.encode(), new.encode())
+    assert found[0] == found[1] and first != second
 
 
 def test_an_error_of_one_node_is_the_error_of_both(site: Site) -> None:
-    """It comes while that node plans, before it could join the other, which must not wait."""
-    agents = site.run(Node(("train.global_batch=5",)))
-    assert_refused(site, agents, ExitCode.CONFIG, "(rank 1): train.global_batch=5 does not divide")
+    """It comes before that node could join the other, which must not wait for it."""
+    agents = site.run(Node(("train.global_batch=some",)))
+    assert_refused(site, agents, ExitCode.CONFIG, "(rank 1): ", "train.global_batch")
+
+
+def test_an_error_of_the_first_rank_that_plans_is_the_error_of_both(site: Site) -> None:
+    """The other waits for its plan."""
+    words = ("train.global_batch=5",)
+    agents = site.run(Node(words), Node(words))
+    assert_refused(site, agents, ExitCode.CONFIG, "train.global_batch=5 does not divide")
 
 
 SETTINGS = {
@@ -153,14 +270,6 @@ def second_file(site: Site) -> Node:
     return Node((f"data.path={site.folder / 'texts'}",))
 
 
-def other_package(site: Site) -> Node:
-    """The metadata of another release, found before the one that is installed."""
-    found = site.folder / "packages" / "datasets-9.9.9.dist-info"
-    found.mkdir(parents=True)
-    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: datasets\nVersion: 9.9.9\n")
-    return Node(environ={"PYTHONPATH": with_path(found.parent)})
-
-
 def broken_package(site: Site) -> Node:
     """A package that cannot be imported: an error that nobody wrote a sentence for."""
     (site.folder / "packages").mkdir()
@@ -194,13 +303,23 @@ CASES: dict[str, tuple[Callable[[Site], Node], ExitCode, str]] = {
         "weights is sha256",
     ),
     "preset": (lambda site: Node(("model.name=tiny-llama",)), ExitCode.CONFIG, "model.name is"),
-    "package": (other_package, ExitCode.ENVIRONMENT, "datasets is 9.9.9 there"),
+    "package": (
+        lambda site: Node(environ=site.other_package()),
+        ExitCode.ENVIRONMENT,
+        "datasets is 9.9.9 there",
+    ),
     "broken": (broken_package, ExitCode.WORKER_DIED, "(rank 1): RuntimeError: torn apart"),
     "source": (other_source, ExitCode.ENVIRONMENT, "shardwise is "),
     "variable": (
         lambda site: Node(environ={"NCCL_ALGO": "Ring"}),
         ExitCode.ENVIRONMENT,
         "NCCL_ALGO is Ring there, not set on",
+    ),
+    "home": (lambda site: Node(environ=site.other_home()), ExitCode.ENVIRONMENT, "HOME is "),
+    "calibration": (
+        lambda site: Node(environ=site.measured("cache", 1e11)),
+        ExitCode.ENVIRONMENT,
+        "calibration is sha256",
     ),
     "runs": (
         lambda site: Node((f"runs_dir={site.folder / 'elsewhere'}",)),
@@ -209,8 +328,8 @@ CASES: dict[str, tuple[Callable[[Site], Node], ExitCode, str]] = {
     ),
     "ranks": (
         lambda site: Node(("cluster.name=4x1xCPU",)),
-        ExitCode.ENVIRONMENT,
-        "the plan is for 4 ranks, but 2 were started",
+        ExitCode.CONFIG,
+        "cluster.name is 4x1xCPU there, 2x1xCPU on",
     ),
     "missing": (
         lambda site: Node(("data.path=/nowhere.txt",)),

@@ -32,10 +32,7 @@ def train(
     from shardwise.launch.alive import come_alive, show_life
     from shardwise.launch.last_words import shared_errors
     from shardwise.launch.launcher import adopt_launcher, is_rank
-    from shardwise.launch.local import run_plan
-    from shardwise.launch.prepare import choose_plan, fetch_weights
-    from shardwise.launch.say import say_on_console
-    from shardwise.plan.explain import headline, input_lines
+    from shardwise.launch.local import plan_and_run
     from shardwise.training.signals import stop_signals_handled_by
 
     adopt_launcher(os.environ)
@@ -45,19 +42,22 @@ def train(
         chosen_config = load_config(config, overrides or [])
         if is_rank(os.environ):
             show_life(os.environ, chosen_config.train.hang_timeout_s)
-        fetch_weights(chosen_config)
-        plan = choose_plan(chosen_config)
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first:
-        say_on_console(headline(plan))
-        say_on_console(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
-        for line in [*input_lines(plan), *(f"warning: {text}" for text in plan.warnings)]:
-            say_on_console(line)
-    run_plan(plan)
+    plan = plan_and_run(chosen_config, _show)
     # The run is done and saved, so a request to stop changes nothing now.
     with stop_signals_handled_by(signal.SIG_IGN):
-        if is_first:
+        if os.environ.get("RANK", "0") == "0":
             _conclude(plan, config, overrides or [])
+
+
+def _show(plan: Plan) -> None:
+    """What is planned, before anything starts."""
+    from shardwise.launch.say import say_on_console
+    from shardwise.plan.explain import headline, input_lines
+
+    say_on_console(headline(plan))
+    say_on_console(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
+    for line in [*input_lines(plan), *(f"warning: {text}" for text in plan.warnings)]:
+        say_on_console(line)
 
 
 def _conclude(plan: Plan, config: str, overrides: list[str]) -> None:

@@ -8,6 +8,7 @@ and its memory, so their rates hold for the same number of ranks only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -128,17 +129,30 @@ def with_measured_links(cluster: ClusterSpec) -> ClusterSpec:
     return cluster
 
 
+def calibration_digest(cluster: ClusterSpec) -> str | None:
+    """A hash of the measurements that a plan for the cluster would take on this machine."""
+    own, others = _files(cluster)
+    digest = hashlib.sha256()
+    for path in (*own, *sorted(others)):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest() if own or others else None
+
+
 def _calibrations(cluster: ClusterSpec) -> Iterator[Calibration]:
     """Calibrations of the cluster's devices: those of its own layout first, then the newest."""
-    folder, key = calibration_folder(), device_key(cluster)
-    own = folder / f"{key}-{_layout(cluster.world_size, cluster.nvlink_domain)}.json"
-    if own.exists():
-        yield load_calibration(own)
-    if cluster.device == "cpu":
-        return
-    others = [path for path in folder.glob(f"{key}-*.json") if path != own]
+    own, others = _files(cluster)
+    yield from map(load_calibration, own)
+    key = device_key(cluster)
     same_kind = [found for found in map(load_calibration, others) if found.device == key]
     yield from sorted(same_kind, key=lambda found: found.created, reverse=True)
+
+
+def _files(cluster: ClusterSpec) -> tuple[list[Path], list[Path]]:
+    """Of the cluster's devices: in its own layout, and in others, where rates hold for them too."""
+    folder, key = calibration_folder(), device_key(cluster)
+    own = folder / f"{key}-{_layout(cluster.world_size, cluster.nvlink_domain)}.json"
+    others = [] if cluster.device == "cpu" else folder.glob(f"{key}-*.json")
+    return [own] if own.exists() else [], [path for path in others if path != own]
 
 
 def _layout(ranks: int, domain: int) -> str:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from shardwise.config.plain import config_to_dict
 from shardwise.data.fingerprint import fingerprint_data, fingerprint_tokenizer
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.calibration import calibration_digest
+from shardwise.facts.probe import probe_gpus
 from shardwise.files import read_bytes
 from shardwise.model.fingerprint import fingerprint_weights
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, Values
 from shardwise.version import __version__
 
+T = TypeVar("T")
 _SAME_FILES = "give every node the same file and changes, data and model"
 _SAME_SOFTWARE = "install the same packages on every node"
 # Of one file of a model's own code.
@@ -33,12 +38,12 @@ TOPICS = (
     Topic("content", ExitCode.CONFIG, _SAME_FILES),
     Topic("versions", ExitCode.ENVIRONMENT, _SAME_SOFTWARE),
     Topic("environment", ExitCode.ENVIRONMENT, "set the same variables on every node, or none"),
+    Topic("machine", ExitCode.ENVIRONMENT, "give all nodes the same GPUs and numbers of ranks"),
     Topic(
-        "plan",
+        "calibration",
         ExitCode.ENVIRONMENT,
-        "the nodes differ in hardware or calibration (SHARDWISE_CACHE); let them have the same, or "
-        "give these settings in the configuration",
-        follows=True,
+        "let all nodes have the same measurements: copy those of rank 0's node, or name a "
+        "directory that all nodes share: export SHARDWISE_CACHE=DIR",
     ),
 )
 # Settings that are compared by content, or that belong to one host.
@@ -55,6 +60,8 @@ _VARIABLES = (
     *("NCCL_", "TORCH_NCCL_", "TORCH_COMPILE", "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_"),
     *("SHARDWISE_", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_"),
 )
+# Caches and `~` in paths follow from it.
+_HOME = "HOME"
 _OF_ONE_HOST = (
     *("IFNAME", "HCA", "_DIR", "_FILE", "_PATH", "DEBUG", "LOG", "TRACE", "TOPO", "HOSTID"),
     *("CACHE", "RENDEZVOUS", "HEARTBEATS", "LEASE", "AGENT", "_CHAOS"),
@@ -62,16 +69,18 @@ _OF_ONE_HOST = (
 
 
 def identity_of(plan: Plan, environ: Mapping[str, str]) -> dict[str, Values]:
-    """Values by topic. Only the first rank of a node looks at the node's files."""
+    """Values by topic, for what `plan` has of this node. Only the first rank of a node looks at the
+    node's files and hardware."""
     topics = {
         "settings": _settings(plan),
         "model": _model(plan),
         "versions": _versions(),
         "environment": _variables(environ),
-        "plan": _choices(plan),
     }
     if environ["LOCAL_RANK"] == "0":
+        topics["machine"] = _machine(plan, environ)
         try:
+            topics["calibration"] = {"calibration": _short(calibration_digest(plan.cluster))}
             topics["content"] = _content(plan)
         except OSError as error:
             raise UserError(
@@ -79,6 +88,27 @@ def identity_of(plan: Plan, environ: Mapping[str, str]) -> dict[str, Values]:
                 fix=f"ls -l {error.filename}",
             ) from error
     return topics
+
+
+def with_paths_of(own: Plan, sent: Plan) -> Plan:
+    """The plan that was sent, with what may differ between nodes that agree: paths and hosts."""
+    config = sent.config
+    for path in (*_NOT_COMPARED, *_PATHS, *_NAMES_OR_PATHS):
+        config = _with_value(config, path.split("."), attrgetter(path)(own.config))
+    inputs = {name: own.choices[name] for name in ("weights", "tokenizer")}
+    return replace(
+        sent,
+        config=config,
+        model_dir=own.model_dir,
+        weights_dir=own.weights_dir,
+        choices={**sent.choices, **inputs},
+    )
+
+
+def _with_value(section: T, path: Sequence[str], value: Any) -> T:
+    name, *rest = path
+    inner = _with_value(getattr(section, name), rest, value) if rest else value
+    return replace(section, **{name: inner})  # type: ignore[type-var]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Values:
@@ -110,17 +140,11 @@ def _model(plan: Plan) -> Values:
     return {name: value for name, value in values.items() if not name.endswith("_name_or_path")}
 
 
-def _choices(plan: Plan) -> Values:
-    cluster = plan.cluster
-    named = {name: choice.value for name, choice in plan.choices.items()}
-    # Their content is compared, and may lie in another place on each node.
-    paths = ("weights", "tokenizer")
-    return {name: value for name, value in named.items() if name not in paths} | {
-        "the cluster's device": cluster.device,
-        "the cluster's nodes": cluster.num_nodes,
-        "the cluster's devices per node": cluster.devices_per_node,
-        "the model's parameters": plan.model.total_params,
-    }
+def _machine(plan: Plan, environ: Mapping[str, str]) -> Values:
+    values: Values = {"ranks of the node": environ.get("LOCAL_WORLD_SIZE")}
+    if plan.cluster.device == "cuda":
+        values["GPUs"] = sorted({gpu.device_name for gpu in probe_gpus(environ)})
+    return values
 
 
 def _versions() -> Values:
@@ -152,7 +176,8 @@ def _variables(environ: Mapping[str, str]) -> Values:
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_VARIABLES) and not any(word in name for word in _OF_ONE_HOST)
+        if name == _HOME
+        or (name.startswith(_VARIABLES) and not any(word in name for word in _OF_ONE_HOST))
     }
 
 

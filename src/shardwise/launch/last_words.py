@@ -58,7 +58,7 @@ def shared_errors() -> Iterator[None]:
             raise
         from shardwise.launch.peers import refuse  # imports torch
 
-        raise refuse(_as_user_error(error, log="")) from error
+        raise refuse(as_user_error(error, log="")) from error
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def leave_word(error: UserError, environ: Mapping[str, str]) -> bool:
 
 def _as_of_this_rank(error: Exception, log: str) -> UserError:
     """The error as users see it, with the rank's name where there is a log."""
-    told = _as_user_error(error, log)
+    told = as_user_error(error, log)
     if told is error and not log:
         return told
     is_failure = told.code != ExitCode.PREEMPTED
@@ -101,7 +101,7 @@ def _as_of_this_rank(error: Exception, log: str) -> UserError:
     return UserError(place + told.what, why=told.why, fix=fix, code=told.code)
 
 
-def _as_user_error(error: Exception, log: str) -> UserError:
+def as_user_error(error: Exception, log: str) -> UserError:
     """An unexpected error in the form of the others: what, where, and what to read."""
     if isinstance(error, UserError):
         return error

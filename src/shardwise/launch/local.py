@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from shardwise.checkpoint.resume import validate_resume
+from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.launch.failure import error_of
 from shardwise.launch.hang import describe_hang
@@ -14,7 +16,7 @@ from shardwise.launch.last_words import RankTerminal, shared_errors
 from shardwise.launch.launcher import is_rank
 from shardwise.launch.lookout import Lookout
 from shardwise.launch.preflight import validate_run
-from shardwise.launch.prepare import validate_family, validate_machine
+from shardwise.launch.prepare import choose_plan, fetch_weights, validate_family, validate_machine
 from shardwise.launch.ranks import Ranks
 from shardwise.launch.relay import SignalRelay, relayed_signals
 from shardwise.launch.say import say_on_console
@@ -25,21 +27,31 @@ from shardwise.lease.take import hold_run
 from shardwise.plan.plan import Plan
 
 
-def run_plan(plan: Plan) -> Path:
-    """Start its ranks and wait for them; returns the run directory.
+def plan_and_run(config: RunConfig, show: Callable[[Plan], None] = lambda plan: None) -> Plan:
+    """Plan, start the ranks and wait for them; returns the plan.
 
-    Inside torchrun (RANK is set) this process is one rank and starts no others.
+    Inside torchrun or srun (RANK is set) this process is one rank and starts no others. There the
+    first rank plans for all. `show` is called where the plan is made.
     """
-    if is_rank(os.environ):
-        _run_as_one_rank(plan)
-        return plan.run_dir
+    with shared_errors():
+        fetch_weights(config)
+        plan = choose_plan(config) if os.environ.get("RANK", "0") == "0" else None
+    if plan is not None:
+        show(plan)
+    if plan is None or is_rank(os.environ):
+        return _run_as_one_rank(config, plan)
+    run_plan(plan)
+    return plan
+
+
+def run_plan(plan: Plan) -> None:
+    """Start its ranks on this machine and wait for them."""
     _warn(validate_run(plan))
     validate_machine(plan.cluster)
     validate_family(plan)
     with hold_run(plan.run_dir, say=say_on_console) as lease:
         validate_resume(plan)
         run_supervised(plan, lease)
-    return plan.run_dir
 
 
 def run_supervised(plan: Plan, lease: Lease) -> None:
@@ -83,16 +95,17 @@ def start_ranks(plan: Plan, relay: SignalRelay, lease: Lease) -> None:
             raise error_of(failures, plan.run_dir)
 
 
-def _run_as_one_rank(plan: Plan) -> None:
+def _run_as_one_rank(config: RunConfig, plan: Plan | None) -> Plan:
     with RankTerminal():
         with shared_errors():
             # This imports torch and transformers, for which an installation may be unfit.
+            from shardwise.launch.one_plan import plan_of_first_rank
             from shardwise.launch.worker import run_rank
 
-            # Once a node: what one finds is an error of all ranks.
-            warnings = validate_run(plan) if os.environ["LOCAL_RANK"] == "0" else []
-        _warn(warnings if os.environ["RANK"] == "0" else [])
-        run_rank(plan)
+            # Other nodes look at their own files when they know the plan.
+            warnings = validate_run(plan) if plan is not None else []
+        _warn(warnings)
+        return run_rank(plan_of_first_rank(config, plan), config.train.hang_timeout_s)
 
 
 def _warn(warnings: list[str]) -> None:

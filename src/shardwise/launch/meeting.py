@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.identity import TOPICS, identity_of
+from shardwise.launch.last_words import as_user_error
 from shardwise.launch.peers import IDENTITY, Peers
 from shardwise.parallel.mesh import validate_world_size
 from shardwise.plan.plan import Plan
@@ -23,20 +24,29 @@ _TOKEN = "token"
 _SEES, _RUNS_DIR = "sees", "runs_dir"
 
 
-def meet(peers: Peers, plan: Plan) -> None:
-    """Raise the same error on every rank unless all can train this plan together."""
-    _settle_identity(peers, plan)
+def meet(peers: Peers, look: Callable[[], Plan]) -> Plan:
+    """What `look` returns: the plan for what this rank was given. Raises the same error on every
+    rank unless all can train together, also where one of them cannot look."""
+    own = _settle_identity(peers, look)
     if peers.world_size > int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-        _settle_directory(peers, Path(plan.config.runs_dir))
+        _settle_directory(peers, Path(own.config.runs_dir))
+    return own
 
 
-def _settle_identity(peers: Peers, plan: Plan) -> None:
+def _settle_identity(peers: Peers, look: Callable[[], Plan]) -> Plan:
+    def settle(mine: Account) -> None:
+        peers.settle(IDENTITY, mine, lambda accounts: find_disagreement(accounts, TOPICS))
+
     try:
-        validate_world_size(plan, peers.world_size)
-        mine = Account(rank=peers.rank, topics=identity_of(plan, os.environ))
-    except UserError as error:
-        mine = Account(rank=peers.rank, error=error.to_dict())
-    peers.settle(IDENTITY, mine, lambda accounts: find_disagreement(accounts, TOPICS))
+        own = look()
+        validate_world_size(own, peers.world_size)
+        topics = identity_of(own, os.environ)
+    except Exception as error:
+        # Whatever it is: the others would wait for this rank.
+        settle(Account(rank=peers.rank, error=as_user_error(error, log="").to_dict()))
+        raise
+    settle(Account(rank=peers.rank, topics=topics))
+    return own
 
 
 def _settle_directory(peers: Peers, runs_dir: Path) -> None:

@@ -61,6 +61,20 @@ class Peers:
             self._part(store)
             raise found
 
+    def send(self, name: str, text: str) -> None:
+        """Give all ranks a text."""
+        self.store.set(name, text)
+
+    def receive(self, name: str) -> str:
+        """The text that the first rank gives. An error that comes before it is raised on every
+        rank."""
+        refused = f"{IDENTITY}/{_REFUSED}"
+        if not _wait(self.store, [name], self._timeout_s, unless=refused):
+            if self.store.check([refused]):
+                self.settle(IDENTITY, Account(rank=self.rank), _first_error)
+            raise self._absent([0])
+        return self.store.get(name).decode()
+
     def _decide(self, store: dist.Store, decide: Decide) -> UserError | None:
         names = [str(rank) for rank in range(self.world_size)]
         came = _wait(store, names, self._timeout_s, unless=_REFUSED)
@@ -106,12 +120,16 @@ def refuse(error: UserError) -> UserError:
         return error  # nobody is there to be told
     mine = Account(rank=peers.rank, error=error.to_dict())
     try:
-        peers.settle(IDENTITY, mine, lambda accounts: find_disagreement(accounts, []))
+        peers.settle(IDENTITY, mine, _first_error)
     except (AbsentError, dist.DistError):
         return error
     except UserError as verdict:
         return verdict
     return error
+
+
+def _first_error(accounts: Sequence[Account]) -> UserError | None:
+    return find_disagreement(accounts, [])
 
 
 def _wait(store: dist.Store, names: list[str], timeout_s: float, unless: str | None = None) -> bool:

@@ -18,7 +18,7 @@ from shardwise.launch.alive import keep_stacks
 from shardwise.launch.group import TIMEOUT, join_process_group, open_store
 from shardwise.launch.holding import hold_as_rank
 from shardwise.launch.last_words import errors_naming
-from shardwise.launch.meeting import meet
+from shardwise.launch.one_plan import Agree, same_plan
 from shardwise.launch.peers import Peers
 from shardwise.launch.say import Lines, say_on_console, write_to, write_to_console
 from shardwise.plan.plan import Plan
@@ -30,16 +30,17 @@ from shardwise.training.signals import handle_stop_signals
 @record
 def main(plan_path: str) -> None:
     """Train as the plan says. `record` writes an error for the launcher to show."""
-    run_rank(Plan.load(Path(plan_path)))
+    plan = Plan.load(Path(plan_path))
+    run_rank(same_plan(plan), plan.config.train.hang_timeout_s)
 
 
-def run_rank(plan: Plan) -> None:
-    """The life of one rank."""
-    rank, timeout_s = int(os.environ["RANK"]), plan.config.train.hang_timeout_s
+def run_rank(agree: Agree, timeout_s: float | None) -> Plan:
+    """The life of one rank; returns the plan that all ranks have agreed on."""
+    rank = int(os.environ["RANK"])
     # torch's `record` has pointed the fault handler at the console.
     Heartbeat(rank, Phase.MEETING, timeout_s=timeout_s, log=keep_stacks(os.environ))
     store = open_store(TIMEOUT)
-    meet(Peers(store), plan)
+    plan = agree(Peers(store))
     join_process_group(plan.cluster.device, store=store)
     with hold_as_rank(plan.run_dir) as fence:
         path, log = _open_log(plan.run_dir / "logs")
@@ -60,6 +61,7 @@ def run_rank(plan: Plan) -> None:
             # Everything is saved by now, or cannot be, so a request to stop changes nothing.
             handle_stop_signals(signal.SIG_IGN)
     dist.destroy_process_group()
+    return plan
 
 
 def _open_log(root: Path) -> tuple[Path, int]:

@@ -29,8 +29,6 @@ class Topic:
     name: str
     code: ExitCode
     fix: str
-    follows: bool = False
-    """From the topics before it, so that it is worth telling only where those agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +64,6 @@ def find_disagreement(accounts: Sequence[Account], topics: Sequence[Topic]) -> U
     shown: dict[tuple[str, str, str], str] = {}
     first_topic: Topic | None = None
     for topic in topics:
-        if topic.follows and shown:
-            continue
         found = _differences(accounts, topic.name)
         if found and first_topic is None:
             first_topic = topic

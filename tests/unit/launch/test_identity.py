@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calibrations import make_calibration
 
 from shardwise.config.load import load_config
 from shardwise.config.plain import config_to_dict
-from shardwise.launch.identity import TOPICS, flatten, identity_of
+from shardwise.facts.fabric import Link
+from shardwise.facts.rates import Rates
+from shardwise.launch.identity import TOPICS, flatten, identity_of, with_paths_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Account, find_disagreement
@@ -33,6 +36,19 @@ def plan(tmp_path: Path) -> Plan:
     return choose_plan(load_config(str(file), []), environ={})
 
 
+def slow_rates(flops: float) -> Rates:
+    return Rates(
+        matmul_flops={"fp32": flops},
+        half_width=0,
+        attention_forward_flops=flops,
+        attention_backward_flops=flops,
+        half_context=0,
+        memory_bytes_per_s=1e10,
+        launch_s=0.0,
+        source="measured",
+    )
+
+
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str:
     accounts = [Account(rank=rank, topics=topics) for rank, topics in enumerate((first, second))]
     error = find_disagreement(accounts, TOPICS)
@@ -54,15 +70,53 @@ def test_every_setting_is_compared(plan: Plan) -> None:
         assert f"{name} is something else there" in difference(mine, other)
 
 
-def test_every_choice_of_the_plan_is_compared(plan: Plan) -> None:
-    mine = identity_of(plan, FIRST)
-    for name in plan.choices:
-        other = mine | {"plan": mine["plan"] | {name: "something else"}}
-        assert f"{name} is something else there" in difference(mine, other)
+def test_the_first_rank_of_a_node_looks_at_its_files_and_hardware(plan: Plan) -> None:
+    left_out = {"content", "calibration", "machine"}
+    assert not left_out & identity_of(plan, {"LOCAL_RANK": "1"}).keys()
 
 
-def test_the_first_rank_of_a_node_looks_at_its_files(plan: Plan) -> None:
-    assert "content" not in identity_of(plan, {"LOCAL_RANK": "1"})
+def test_measurements_are_told_by_their_content(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = Link(name="measured inside a domain", bytes_per_s=1e9, hop_s=1e-5)
+    found = []
+    for folder, speed in (("a", 1e11), ("b", 1e11), ("c", 2e11), ("none", None)):
+        monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / folder))
+        if speed is not None:
+            make_calibration(plan.cluster, slow_rates(speed), inside=link).save()
+        found.append(identity_of(plan, FIRST))
+    same, copied, other, none = found
+    assert difference(same, copied) == ""
+    assert "calibration is sha256" in difference(same, other)
+    assert "calibration is not set there, sha256" in difference(same, none)
+
+
+def test_nodes_with_other_numbers_of_ranks_are_told_apart(plan: Plan) -> None:
+    first, second = (identity_of(plan, FIRST | {"LOCAL_WORLD_SIZE": count}) for count in ("1", "2"))
+    assert "ranks of the node is 2 there, 1 on" in difference(first, second)
+
+
+def test_a_plan_that_was_sent_gets_the_paths_of_the_node(plan: Plan, tmp_path: Path) -> None:
+    elsewhere = plan.config
+    for path, value in {
+        "runs_dir": "/mnt/runs",
+        "data.path": "/mnt/text.txt",
+        "model.name": "/mnt/model",
+        "observe.prometheus_host": "10.0.0.2",
+        "optim.lr": 1.0,
+    }.items():
+        section, _, name = path.rpartition(".")
+        inner = getattr(elsewhere, section) if section else elsewhere
+        changed = replace(inner, **{name: value})
+        elsewhere = replace(elsewhere, **{section: changed}) if section else changed
+    own = replace(plan, config=elsewhere, model_dir="/mnt/model", weights_dir="/mnt/model")
+    used = with_paths_of(own, plan)
+    assert used.run_dir == Path("/mnt/runs", plan.config.name)
+    assert (used.model_dir, used.weights_dir) == ("/mnt/model", "/mnt/model")
+    assert used.config.data.path == "/mnt/text.txt" and used.config.model.name == "/mnt/model"
+    # A setting is the first rank's, whatever this node was given.
+    assert used.config.optim.lr == plan.config.optim.lr
+    assert with_paths_of(plan, plan) == plan
 
 
 @pytest.mark.parametrize(
@@ -79,6 +133,7 @@ def test_the_first_rank_of_a_node_looks_at_its_files(plan: Plan) -> None:
         ("TORCHINDUCTOR_CACHE_DIR", False),
         ("SHARDWISE_CACHE", False),
         ("SHARDWISE_RENDEZVOUS", False),
+        ("HOME", True),
         ("HOSTNAME", False),
     ],
 )

@@ -9,8 +9,7 @@ from shardwise.training.agree import Account, Topic, find_disagreement
 
 SETTINGS = Topic("settings", ExitCode.CONFIG, "give the same")
 VERSIONS = Topic("versions", ExitCode.ENVIRONMENT, "install the same")
-PLAN = Topic("plan", ExitCode.CONFIG, "plan the same", follows=True)
-TOPICS = (SETTINGS, VERSIONS, PLAN)
+TOPICS = (SETTINGS, VERSIONS)
 
 
 def account(rank: int, *, host: str = "", **topics: dict[str, Any]) -> Account:
@@ -49,14 +48,6 @@ def test_a_value_that_only_one_has_differs() -> None:
 def test_a_rank_is_not_asked_what_it_leaves_out() -> None:
     accounts = [account(0, settings={"x": 1}), account(1), account(2, settings={"x": 1})]
     assert find_disagreement(accounts, TOPICS) is None
-
-
-def test_what_follows_from_the_rest_is_told_alone() -> None:
-    first = account(0, settings={"x": 1}, plan={"y": 1})
-    error = find_disagreement([first, account(1, settings={"x": 2}, plan={"y": 2})], TOPICS)
-    assert error is not None and "x is 2" in error.what and "y is" not in error.what
-    error = find_disagreement([first, account(1, settings={"x": 1}, plan={"y": 2})], TOPICS)
-    assert error is not None and "y is 2" in error.what and error.fix == "plan the same"
 
 
 def test_a_long_list_is_cut() -> None:
