@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.comm import Carrier
-from shardwise.tunnel.clock import CudaClock
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.link_clock import CudaClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
 from shardwise.tunnel.world import rank_zero_of

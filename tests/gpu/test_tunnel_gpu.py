@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
-from shardwise.tunnel.clock import CudaClock
+from shardwise.tunnel.link_clock import CudaClock
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch sees no CUDA device: nothing here was tested"

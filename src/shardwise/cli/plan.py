@@ -9,9 +9,9 @@ import typer
 
 from shardwise.cli.calibrate import calibrate_for
 from shardwise.cli.show import show_difference, show_plan
-from shardwise.config.documents import start_from_example
 from shardwise.config.load import load_config
 from shardwise.config.schema import ClusterConfig
+from shardwise.config.trees import start_from_example
 from shardwise.errors import UserError
 from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
 from shardwise.plan.goal import Goal

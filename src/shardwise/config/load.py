@@ -1,8 +1,8 @@
-"""Text becomes a RunConfig here and nowhere else; whatever is wrong is said with its place.
+"""Text becomes a RunConfig here and nowhere else. Every fault is reported with its place.
 
 A file is read into flat values, `(section, field) -> value`, each with the place it came from.
-Overrides are laid over them, pydantic judges each value against the type of its field, and
-rules.py judges them together. pydantic is imported only when there is something to judge.
+Overrides are laid over them, pydantic checks each value against the type of its field, and rules.py
+checks them together. pydantic is imported only when there is something to check.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shardwise.config.documents import MAX_DEPTH, ConfigTree, KeyPath, read_file, read_yaml
 from shardwise.config.plain import assemble
 from shardwise.config.reference import (
     TOP_LEVEL,
@@ -32,6 +31,7 @@ from shardwise.config.rule import Fault, raise_faults
 from shardwise.config.rules import validate_rules
 from shardwise.config.schema import FROM_STRING, RunConfig
 from shardwise.config.suffixes import source_of_file
+from shardwise.config.trees import MAX_DEPTH, ConfigTree, KeyPath, read_file, read_yaml
 from shardwise.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a YAML, TOML or JSON file, lay `a.b=v` overrides over it, and check everything.
 
-    Without a file there is nothing but the overrides.
+    Without a file there are only the overrides.
     """
     file = Path(path or "run")
     said = _flatten(ConfigTree({}) if path is None else read_file(file), str(file))
@@ -88,7 +88,8 @@ def _flatten(document: ConfigTree, file: str) -> _Said:
 def _say_section(
     said: _Said, section: str, value: Any, place: str, places: dict[KeyPath, str]
 ) -> None:
-    """Lay a section over what was said before; a bare string or nothing at all is a section too."""
+    """Lay a section over what was said before. A bare string, or nothing at all, is a section
+    too."""
     if isinstance(value, str) and section in FROM_STRING:
         value = _from_bare_string(section, value)
     if value is None:
@@ -105,7 +106,8 @@ def _from_bare_string(section: str, text: str) -> Any:
 
 
 def _data_from_string(text: str) -> Any:
-    """A source's name, or a path that tells its source; anything else is left for the fault."""
+    """A source's name, or a path whose suffix tells the source; anything else is left to become
+    a fault."""
     if text in ("stdlib", "synthetic"):
         return {"source": text, "path": None}
     if text in _data_sources():
@@ -144,7 +146,7 @@ def _bad_section(section: str, value: Any, place: str) -> tuple[str, str]:
 
 
 def _join_flags(overrides: Sequence[str]) -> Iterator[str]:
-    """`--optim.lr 3e-4` arrives as two words; they are put together so that the fix shows both."""
+    """`--optim.lr 3e-4` arrives as two words. They are joined so that the fix shows both."""
     words = list(overrides)
     while words:
         word = words.pop(0)
@@ -189,7 +191,7 @@ def _parse_override(text: str, place: str) -> tuple[list[str], Any]:
 
 
 def _as_override(key: str, value: str) -> str:
-    """How the setting that a word was meant for is written; `--lr` is meant for `optim.lr`."""
+    """The spelling of the setting that a word means: `--lr` means `optim.lr`."""
     if not key:
         return f"write SECTION.FIELD={value or 'VALUE'}, such as optim.lr=3e-4"
     section, _, name = key.replace("-", "_").rpartition(".")
@@ -201,7 +203,7 @@ def _as_override(key: str, value: str) -> str:
 
 
 def _put(before: Any, path: list[str], value: Any) -> Any:
-    """`value` at `path` inside a copy of the mapping `before`; nothing else in it changes."""
+    """A copy of the mapping `before` with `value` at `path`."""
     if not path:
         return value
     kept = before if isinstance(before, dict) else {}
@@ -212,7 +214,7 @@ def _put(before: Any, path: list[str], value: Any) -> Any:
 
 
 def _checked_values(said: _Said) -> dict[tuple[str, str], Any]:
-    """Every value as its field's type; all that are wrong are raised together."""
+    """Every value as its field's type. All wrong ones are raised together."""
     checked, faults = {}, list(said.faults)
     for (section, name), value in said.values.items():
         place = said.places.get((section, name), said.file)

@@ -1,7 +1,7 @@
-"""The schema as data and as text: what fields there are, in words that users read.
+"""The schema as data and as text: the fields, in words for users.
 
 Everything here is read from the schema, so the documentation, the JSON schema and the error
-messages cannot disagree with what the loader accepts.
+messages cannot disagree with the loader.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def default_setting(path: str) -> str:
 
 
 def hint_for_key(section: str, key: str) -> str:
-    """Where a key that `section` does not have may belong: its nearest name, and its owners."""
+    """Where a key that `section` does not have may belong: its nearest name, and the sections
+    that have it."""
     owners = [_name_owner(owner, key) for owner in field_types() if key in names_in(owner)]
     near = [f"did you mean `{name}`?" for name in get_close_matches(key, names_in(section), n=1)]
     return _hint_for_path(key) or "; ".join(owners + near) or _hint_from_afar(section, key)
@@ -171,7 +172,7 @@ def _spell_default(field: Field[Any]) -> str:
 
 @cache
 def _field_docstrings() -> dict[str, dict[str, str]]:
-    """Python keeps no docstring for a field, so they are read from the source text."""
+    """Docstrings of fields. Python keeps none, so they are read from the source text."""
     classes = (schema.RunConfig, *section_classes().values())
     return {cls.__name__: _docstrings_in(cls) for cls in classes}
 

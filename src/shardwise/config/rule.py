@@ -1,4 +1,4 @@
-"""One rule about values: what must hold, and what to tell the user where it does not."""
+"""One rule about values: what must hold, and what the user should do where it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fault:
 
 
 def raise_faults(faults: list[Fault]) -> NoReturn:
-    """One error for all faults, so that a file is mended in one go and not in ten."""
+    """Raise one error for all faults, so that a file is mended in one go."""
     if len(faults) == 1:
         raise UserError(faults[0].headline, fix=faults[0].fix)
     lines = [f"  {fault.headline}\n    fix: {fault.fix}" for fault in faults]
@@ -36,10 +36,10 @@ def raise_faults(faults: list[Fault]) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row: the field it speaks of, the test that must hold, what is needed, and the fix.
+    """A row: the field, the test that must hold, what is needed, and the fix.
 
-    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`; a fix
-    that must be computed is a function. Settings in it are spelled as one types them.
+    `needs` and `fix` are format strings that may name other values, as in `{c.train.steps}`. A fix
+    that must be computed is a function. Settings in it are spelled as a user types them.
     """
 
     id: str
@@ -107,7 +107,7 @@ def within(field: str, low: float, high: float) -> Rule:
 
 
 def path_rule(field: str) -> Rule:
-    """A row for a field that may name a file: what no file can be called is no typing mistake."""
+    """A row for a field that may name a file."""
 
     def holds(config: RunConfig) -> bool:
         value = value_at(config, field)

@@ -1,6 +1,7 @@
-"""What values must hold, as rows: rules that need no hardware and no model to be judged.
+"""Rules about values, as rows. They need neither hardware nor a model.
 
-A rule speaks only of what the user said. Whatever is `auto` or unset is the planner's, and passes.
+A rule is only about what the user said. Whatever is `auto` or unset belongs to the planner, and
+passes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from shardwise.files import why_no_path
 def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _: "") -> None:
     """Raise one UserError that names every broken rule.
 
-    `place_of` tells where a field such as `optim.lr` was written; a config that was not read from
-    a file has no places.
+    `place_of` says where a field such as `optim.lr` was written. A config that was not read from a
+    file has no places.
     """
     broken = [rule for rule in RULES if not rule.holds(config)]
     if broken:

@@ -1,4 +1,4 @@
-"""What a file's name says of its content: the source that reads it, and how it is compressed."""
+"""What a file's name says about its content: the source that reads it, and its compression."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether data that was read back has the types that its dataclass says.
+"""Whether data that was read back has the types of its dataclass.
 
-JSON that people or disks have changed becomes a dataclass of any values at all: a number where a
-text should be is found here, and not in the middle of whatever uses it.
+JSON that people or disks have changed could become a dataclass of any values. A number where text
+should be is found here, and not in the middle of the code that uses it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from shardwise.config.documents import read_yaml
 from shardwise.config.schema import ClusterConfig
+from shardwise.config.trees import read_yaml
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.gpus import find_gpu

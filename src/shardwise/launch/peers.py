@@ -112,7 +112,7 @@ class Peers:
 
 
 def refuse(error: UserError) -> UserError:
-    """Tell all ranks of an error that came before they met; returns what each of them raises."""
+    """Tell all ranks about an error that came before they met. Returns what each of them raises."""
     timeout = timedelta(seconds=_REFUSAL_S)
     try:
         peers = Peers(open_store(timeout), timeout)
@@ -133,8 +133,10 @@ def _first_error(accounts: Sequence[Account]) -> UserError | None:
 
 
 def _wait(store: dist.Store, names: list[str], timeout_s: float, unless: str | None = None) -> bool:
-    """Whether all keys came in time, or before the other one. It looks instead of blocking: inside
-    of the store Python would take no signal."""
+    """Whether all keys came in time, or before the other one.
+
+    It polls instead of blocking: inside the store Python would handle no signal.
+    """
     deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while names and not store.check(names):
         if time.monotonic() > deadline or (unless is not None and store.check([unless])):

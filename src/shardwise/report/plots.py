@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shardwise.report.axis import Axis, axis_of, labels
 from shardwise.report.markup import Html, tag
-from shardwise.report.scale import Axis, axis_of, labels
 
 # Plots are drawn one to one on a phone, so letters keep their size. Wide screens get more columns.
 WIDTH, HEIGHT = 360, 225

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from shardwise.report.axis import Axis
 from shardwise.report.collect import RunRecord
 from shardwise.report.late import stretches_of
 from shardwise.report.markup import Html, tag
 from shardwise.report.plots import colour_class
-from shardwise.report.scale import Axis
 from shardwise.report.values import Event, number, of_kind, plain, whole
 from shardwise.units import format_duration
 

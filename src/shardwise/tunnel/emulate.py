@@ -1,7 +1,7 @@
 """Collectives without peers: real data moves inside the device, then the modelled time passes.
 
-They are put in through FSDP2's public hooks, so all else of the step is the real code: streams,
-prefetching, buffers, copies in and out.
+They are installed through FSDP2's public hooks, so everything else of the step is the real code:
+streams, prefetching, buffers, copies in and out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from shardwise.facts.fabric import Collective as Kind
 from shardwise.metrics.trace import collective_label
 from shardwise.parallel.comm import Carrier
-from shardwise.tunnel.clock import LinkClock
+from shardwise.tunnel.link_clock import LinkClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.traffic import Collective, Traffic
 from shardwise.tunnel.world import place_of
@@ -26,7 +26,7 @@ from shardwise.tunnel.world import place_of
 
 @dataclass(slots=True)
 class Emulator(Carrier):
-    """Carries every collective of a model, and writes it down."""
+    """Carries every collective of a model, and records it."""
 
     links: Links
     clock: LinkClock
@@ -45,7 +45,7 @@ class Emulator(Carrier):
         unit: str,
         work: Callable[[], None],
     ) -> None:
-        """One collective over `group`, and the whole of what it moves."""
+        """Carry one collective over `group`. `num_bytes` is the whole tensor's size."""
         place = place_of(group)
         seconds = self.links.seconds(kind, num_bytes, place)
         self.traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, unit))
@@ -54,7 +54,7 @@ class Emulator(Carrier):
             self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """As FSDP2 does itself; `on_buffer` is told."""
+        """Allocate as FSDP2 itself does, and tell `on_buffer`."""
         buffer = Carrier.allocate(self, size, dtype=dtype, device=device)
         self.on_buffer(buffer)
         return buffer
@@ -67,10 +67,10 @@ class Emulator(Carrier):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> None:
-        """Every other rank's shard is a copy of this one's.
+        """Copy this rank's shard into every other rank's slot.
 
-        Real values, because a GPU multiplies zeros faster than numbers; as many bytes are written
-        as a real all-gather writes.
+        The values are real, because a GPU multiplies zeros faster than other numbers. As many bytes
+        are written as a real all-gather writes.
         """
 
         def copy() -> None:
@@ -91,7 +91,7 @@ class Emulator(Carrier):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """The sum over this rank's own slots: finite gradients, and the whole input is read."""
+        """Sum this rank's own slots. The gradients are finite, and the whole input is read."""
 
         def reduce() -> None:
             torch.sum(input_tensor.view(group.size(), -1), dim=0, out=output_tensor)
@@ -99,10 +99,10 @@ class Emulator(Carrier):
         self.carry("reduce_scatter", input_tensor.nbytes, group, unit, reduce)
 
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
-        """FSDP2's own all-reduce does nothing here, so only its time passes."""
+        """Let the time of an all-reduce pass. FSDP2's own all-reduce does nothing here."""
         self.carry("all_reduce", gradients.nbytes, group, unit, lambda: None)
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The same bytes in words of eight, where they divide: a device copies those at full speed."""
+    """The same bytes as 8-byte words, where they divide: a device copies those at full speed."""
     return tensor.view(torch.int64) if tensor.nbytes % 8 == 0 else tensor

@@ -56,7 +56,7 @@ def memory_rows(result: TunnelResult) -> list[tuple[str, ...]]:
 
 
 def traffic_title(result: TunnelResult) -> str:
-    """Over which links."""
+    """The title, with the links."""
     if not result.collectives:
         return "no collectives: one rank has nobody to talk to"
     if result.links.are_free:

@@ -11,10 +11,10 @@ from shardwise.data.loader import MicroBatch
 from shardwise.plan.decisions import Choice
 from shardwise.plan.plan import Plan
 from shardwise.training.surroundings import steady_collector
-from shardwise.tunnel.clock import StoppedClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.fakes import OperatorObserver, fake_tensors
 from shardwise.tunnel.ledger import Class, Ledger, Peak, resizes_seen
+from shardwise.tunnel.link_clock import StoppedClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
 from shardwise.tunnel.result import Memory, TunnelResult
@@ -65,8 +65,11 @@ def _without_values(batch: MicroBatch) -> MicroBatch:
 
 
 def _make_first_update(rank: Rank) -> None:
-    """Every step but the first finds Adam's moments there, and the shapes of sharded tensors known:
-    DTensor infers each once, on fake tensors of its own that would be taken for the step's."""
+    """Make one update before the step.
+
+    Every step but the first finds Adam's moments there, and the shapes of sharded tensors known.
+    DTensor infers each shape once, on fake tensors of its own, which would be taken for the step's.
+    """
     for param in rank.params:
         param.grad = torch.zeros_like(param)
     loss = torch.zeros((), device=rank.session.device)
@@ -74,7 +77,7 @@ def _make_first_update(rank: Rank) -> None:
 
 
 def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
-    """Enter what is held before the step, and follow the step from moment to moment."""
+    """Record what is allocated before the step, and follow the step."""
     model, optimizer = rank.session.model, rank.session.optimizer
     ledger.classify(model.buffers(), "other")
     ledger.classify([tensor for b in batches for tensor in (b.inputs, b.labels)], "other")

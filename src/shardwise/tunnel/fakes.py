@@ -1,7 +1,7 @@
-"""Tensors without data: shapes, formats and lifetimes are real, and nothing is computed.
+"""Tensors without data: shapes, dtypes and lifetimes are real, and nothing is computed.
 
-The private modules of torch that this needs are imported here and in `memo`, nowhere else; the
-tests of the tunnel run through them, so they would notice if one went.
+The private modules of torch that this needs are imported here and in `memo`, nowhere else. The
+tests of the tunnel run through them, so they would notice a change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shardwise.tunnel.world import place_of
 
 _DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
-# What clipping and Adam do to all parameters at once, each rank to its own shards.
+# Operators of clipping and Adam over all parameters at once, each rank on its own shards.
 _UPDATES = frozenset({torch.ops.aten._foreach_mul_.Tensor, torch.ops.aten._fused_adamw_.default})
 _COLLECTIVES: dict[str, Kind] = {
     "c10d::allreduce_": "all_reduce",
@@ -71,19 +71,20 @@ class OperatorObserver(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run one operator, and write down what it leaves."""
+        """Run one operator, and record its new storages."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
-            # Asked tens of thousands of times a step, and answered here at a tenth of the cost.
+            # This is asked tens of thousands of times a step, and answered here at a tenth of the
+            # cost.
             return args[0].fake_device
         if DTensor in types:
-            # It turns into operators on this rank's shard, and those come here again.
+            # It becomes operators on this rank's shard, which come here again.
             return _shard_by_shard(func, args, kwargs) if func in _UPDATES else NotImplemented
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # So do float8's tensors, on what they are made of.
+            # So do float8 tensors, on the tensors that they wrap.
             return NotImplemented
         if func is _READ and self._ledger.moment not in ("forward", "loss"):
-            # A gradient norm, a request to stop: what the step reads from the device is 0. What
-            # a model would decide by the values is not guessed.
+            # The step reads a gradient norm or a request to stop from the device: it reads 0. What
+            # a model would decide by values is not guessed.
             return 0.0 if args[0].dtype.is_floating_point else 0
         name = _name_of(func)
         if name in _FSDP_COPIES:
@@ -105,7 +106,7 @@ class OperatorObserver(TorchDispatchMode):
             raise NotImplementedError(f"the tunnel does not know what {name} moves")
         (tensor, *_) = _tensors_in(args[0])
         if self._ledger.class_of(tensor) == "gathered":
-            # One of FSDP2's buffers: the emulator writes its collective down, with its unit.
+            # This is one of FSDP2's buffers: the emulator records its collective, with its unit.
             return
         kind, place = _COLLECTIVES[name], place_of(self._group_in(args))
         num_bytes = tensor.nbytes * (place.ranks if kind == "all_gather" else 1)
@@ -123,9 +124,9 @@ class OperatorObserver(TorchDispatchMode):
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """Inside, new tensors have no data."""
+    """Inside the block new tensors have no data."""
     try:
-        # Of positions without values transformers would assume the worst, and build a mask.
+        # Without values in the positions, transformers would assume the worst and build a mask.
         with counted_positions(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -140,8 +141,8 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 def _shard_by_shard(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """An in-place update of whole lists, on the shards themselves.
 
-    DTensor comes to the same, after inferring shapes for a time that grows with the square of the
-    number of parameters: for Llama 3.1 405B longer than its forward takes here.
+    DTensor does the same after it has inferred shapes, which takes time that grows with the square
+    of the number of parameters: for Llama 3.1 405B longer than its forward takes here.
     """
     sharded = [tensor for tensor in _tensors_in(args) if isinstance(tensor, DTensor)]
     if any(placement.is_partial() for tensor in sharded for placement in tensor.placements):

@@ -1,8 +1,8 @@
-"""Live tensor bytes, moment by moment: each storage counted once, however many views it has.
+"""Live tensor bytes over a step. Each storage is counted once, however many views it has.
 
-Storages come and go during a step; what each was for is often known later (a buffer turns out to
-be a gradient). So comings and goings are logged, classes can be given at any time, and the peak is
-found by reading the log.
+Storages are allocated and freed during a step, and what each was for is often known later (a buffer
+turns out to be a gradient). So both are logged, classes can be assigned at any time, and the peak
+is found by reading the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwise.parallel.float8 import bare
 Class = Literal["params", "grads", "optimizer", "gathered", "activations", "loss", "other"]
 Moment = Literal["at rest", "forward", "loss", "backward", "update"]
 
-# What a tensor is for that nobody named, by the moment that it was made in.
+# The class of a tensor that nobody named, by the moment at which it was allocated.
 _USUAL: dict[Moment, Class] = {
     "at rest": "other",
     "forward": "activations",
@@ -56,7 +56,7 @@ class _Change:
 
 
 class Ledger:
-    """Storages of tensors, from their first sight to their end."""
+    """Storages of tensors, from the first time they are seen to their end."""
 
     def __init__(self) -> None:
         self.moment: Moment = "at rest"
@@ -65,7 +65,7 @@ class Ledger:
         self._held: dict[int, tuple[weakref.ref[Any], int, int]] = {}
 
     def note(self, tensor: Tensor) -> int:
-        """See to it that the tensor's storage is counted; returns the storage's number."""
+        """Count the tensor's storage, and return the storage's number."""
         storage = tensor.untyped_storage()
         known = self._held.get(id(storage))
         if known is not None:
@@ -77,7 +77,7 @@ class Ledger:
         return serial
 
     def classify(self, tensors: Iterable[Tensor], as_class: Class) -> None:
-        """Say what tensors are for; the last word counts."""
+        """Say what tensors are for. The last call counts."""
         for tensor in tensors:
             self._classes[self.note(local(tensor))] = as_class
 
@@ -86,7 +86,8 @@ class Ledger:
         return self._classes[self.note(local(tensor))]
 
     def resize(self, storage: torch.UntypedStorage) -> None:
-        """A storage has got another size: FSDP2 fills and empties gathered parameters like that."""
+        """Note that a storage has another size: FSDP2 allocates and frees gathered parameters
+        that way."""
         known = self._held.get(id(storage))
         if known is None:
             return
@@ -124,7 +125,7 @@ class Ledger:
 
 @contextmanager
 def resizes_seen(ledger: Ledger) -> Iterator[None]:
-    """Tell the ledger of storages that change their size, which no operator shows."""
+    """Tell the ledger about storages that change their size, which no operator shows."""
     original = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -140,7 +141,8 @@ def resizes_seen(ledger: Ledger) -> Iterator[None]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part; without a gradient it is the very tensor, not a view that autograd made."""
+    """This rank's part. Without a gradient it is the tensor itself, not a view that autograd
+    made."""
     with torch.no_grad():
         return bare(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
 

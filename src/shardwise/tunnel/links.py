@@ -1,4 +1,4 @@
-"""The links of the cluster that is not there: how long each collective would hold them."""
+"""The links of the emulated cluster: how long each collective would take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwise.tunnel.world import GroupPlace
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A cluster's fabric, made faster or slower by a factor."""
+    """A cluster's fabric, scaled by a factor."""
 
     fabric: Fabric
     """At that speed; as published where the speed is infinite."""
@@ -21,7 +21,7 @@ class Links:
 
     @classmethod
     def of(cls, fabric: Fabric, speed: float = 1.0) -> Links:
-        """Rates change with the speed, the latency of a hop does not.
+        """Scale a fabric. Rates change with the speed, and the latency of a hop does not.
 
         At an infinite speed no time passes at all, and the fabric stays as it is.
         """

@@ -1,7 +1,7 @@
-"""Shapes of results, remembered: a model's blocks are alike, so most operators come back.
+"""A cache of result shapes: a model's blocks are alike, so most operators repeat.
 
-FakeTensorMode remembers them too, at a cost of a quarter of a millisecond for every operator.
-Llama 3.1 405B makes sixty thousand in a step; this halves the time of that step.
+FakeTensorMode has a cache too, which costs a quarter of a millisecond for every operator. Llama 3.1
+405B calls sixty thousand in a step; this cache halves the time of that step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Memo:
         self._results: dict[Any, _Result | None] = {}
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` gives."""
+        """The result of `func`."""
         tensors: list[FakeTensor] = []
         try:
             key = (func, _describe(args, tensors), _describe((*kwargs.items(),), tensors))
@@ -65,7 +65,7 @@ def _describe(value: Any, tensors: list[FakeTensor]) -> Any:
     if kind is list or kind is tuple:
         return tuple([_describe(item, tensors) for item in value])
     if kind in _PLAIN:
-        # With its type, because 1, 1.0 and True are equal and promote differently.
+        # The type is part of it, because 1, 1.0 and True are equal and promote differently.
         return kind, value
     raise _Unusual
 

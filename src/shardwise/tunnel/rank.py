@@ -45,7 +45,7 @@ class Shell:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """All that rank 0 needs to make steps."""
+    """Everything that rank 0 needs to make steps."""
 
     session: Session
     stepper: Stepper
@@ -69,7 +69,8 @@ class Rank:
 
 
 def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Plan:
-    """The same plan on the device that is here; weights are random, as no figure asks for others.
+    """The same plan on this machine's device, with random weights, because no figure depends on
+    them.
 
     A plan that does not compile is never made to.
     """
@@ -90,7 +91,7 @@ def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
 def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     """Give a shell storage, an optimizer, a loss and data.
 
-    Whether the loss may be chunked is tried out on the weights; without values the plan is trusted.
+    Whether the loss may be chunked is tried on the weights; without values the plan is trusted.
     """
     plan, model = shell.plan, shell.model
     if layers := float8_layers(model, shell.units, plan):

@@ -1,4 +1,4 @@
-"""What a run in the tunnel found, as data."""
+"""The result of a run in the tunnel, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mode = Literal["gpu", "cpu", "fake"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Measured: medians over the steps of a pass."""
+    """Measured medians over the steps of a pass."""
 
     num_steps: int
     step_s: float
@@ -38,7 +38,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of rank 0 at the peak of a step."""
+    """The memory of rank 0 at the peak of a step."""
 
     allocated_bytes: int
     reserved_bytes: int | None
@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelResult:
-    """Rank 0 of a run, seen on this machine."""
+    """Rank 0 of a run, as measured on this machine."""
 
     plan: Plan
     mode: Mode

@@ -77,7 +77,7 @@ def _validate(where: str, link_speed: float, num_steps: int) -> None:
 
 
 def _validate_trace(trace: Path, where: str) -> None:
-    """Before minutes are spent on steps."""
+    """Raise before minutes are spent on steps."""
     if where == "fake" or (where == "auto" and not torch.cuda.is_available()):
         raise UserError(
             "--trace needs a device",
@@ -99,7 +99,7 @@ def _validate_trace(trace: Path, where: str) -> None:
 
 
 def _validate_memory(plan: Plan) -> None:
-    """On a CPU a step of a large model would only swap."""
+    """Raise where a step of a large model on a CPU would only swap."""
     memory = probe_cpu().memory_bytes
     if plan.memory.states > memory:
         raise UserError(

@@ -19,9 +19,9 @@ from shardwise.metrics.meters import efficiency, peak_memory
 from shardwise.plan.plan import Plan
 from shardwise.training.profile import StepProfiler
 from shardwise.training.surroundings import fast_attention, prepare_matmuls, steady_collector
-from shardwise.tunnel.clock import CudaClock, HostClock, LinkClock
 from shardwise.tunnel.emulate import Emulator
 from shardwise.tunnel.ledger import held_bytes
+from shardwise.tunnel.link_clock import CudaClock, HostClock, LinkClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
 from shardwise.tunnel.result import Memory, Timing, TunnelResult
@@ -29,9 +29,9 @@ from shardwise.tunnel.world import rank_zero_of
 
 Device = Literal["cuda", "cpu"]
 
-# Before the first pass: compilation, the allocator's first blocks, Adam's state.
+# Steps before the first pass: compilation, the allocator's first blocks, Adam's state.
 WARM_UP_STEPS = 3
-# Before the pass over modelled links: the clock learns what its waits really take.
+# Steps before the pass over modelled links: the clock learns how long its waits really take.
 SETTLING_STEPS = 2
 TRACED_STEPS = 2
 
@@ -41,8 +41,8 @@ def run_timed(
 ) -> TunnelResult:
     """Measure `num_steps` steps twice in this process: over free links, then over modelled ones.
 
-    Links of infinite speed are the free ones, so the second time is left out. More steps, which
-    are not measured, go into a trace that is written to `trace`.
+    For links of infinite speed the second pass is left out. Additional steps, which are not
+    measured, are written to `trace`.
     """
     here = plan_on(plan, device, compiled=device == "cuda")
     prepare_matmuls(here)
@@ -79,7 +79,7 @@ def run_timed(
 def time_steps(
     clock: LinkClock, device: torch.device, steps: Sequence[Callable[[], None]]
 ) -> list[float]:
-    """Seconds of each, one right after the other; the peak of memory is theirs."""
+    """The seconds of each step, one right after the other. The peak of memory is theirs."""
     clock.finish()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What a step moves between ranks: every collective in order, and their sums."""
+"""The communication of a step: every collective in order, and their sums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Traffic:
     items: list[Collective] = field(default_factory=list)
 
     def add(self, collective: Collective) -> None:
-        """One more."""
+        """Add one collective."""
         self.items.append(collective)
 
     def forget(self) -> None:

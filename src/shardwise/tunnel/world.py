@@ -1,4 +1,4 @@
-"""A world of one: this process is rank 0 of any number of ranks, and the others are not there."""
+"""A world of one process: it is rank 0 of any number of ranks, and the others do not exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where the ranks of a group sit in the cluster: how many, and every how-many-th."""
+    """Where the ranks of a group are in the cluster: how many, and the stride between them."""
 
     ranks: int
     stride: int

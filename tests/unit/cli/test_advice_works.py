@@ -26,9 +26,9 @@ from checkpoints import SHARD, make_checkpoint
 
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.cli.main import app, main
-from shardwise.config.documents import YamlDumper, read_yaml
 from shardwise.config.load import load_config
 from shardwise.config.reference import default_setting, describe_fields
+from shardwise.config.trees import YamlDumper, read_yaml
 from shardwise.data.splits import build_sequences
 from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from shardwise.report.axis import Axis, axis_of, labels
 from shardwise.report.plots import MAX_POINTS, Band, Plot, PlotPoint, Series, draw_plot, thin
-from shardwise.report.scale import Axis, axis_of, labels
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shardwise.tunnel.clock import CudaClock, HostClock, StoppedClock
+from shardwise.tunnel.link_clock import CudaClock, HostClock, StoppedClock
 
 
 class PlayedTime:
@@ -25,7 +25,7 @@ class PlayedTime:
 
 def test_the_host_sleeps_for_what_work_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     time = PlayedTime()
-    monkeypatch.setattr("shardwise.tunnel.clock.time", time)
+    monkeypatch.setattr("shardwise.tunnel.link_clock.time", time)
     clock = HostClock()
     clock.carry("wire", "gather", 0.05, lambda: time.sleep(0.03))
     clock.carry("wire", "gather", 0.0, lambda: time.sleep(0.01))

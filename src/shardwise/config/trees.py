@@ -1,4 +1,4 @@
-"""Files become trees, and every key in a tree knows the line it came from."""
+"""Files as trees, in which every key knows the line that it came from."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shardwise.config.rule import Fault
 from shardwise.errors import UserError
 from shardwise.files import free_name, parse_json, read_bytes, why_no_path
 
-# A configuration has a few kilobytes, a few hundred values, and four levels. A second's work for
-# the slowest of the readers:
+# A configuration has a few kilobytes, a few hundred values, and four levels. The limits are a
+# second's work for the slowest reader.
 _MAX_BYTES = 2**18
 _MAX_VALUES = 10_000
 MAX_DEPTH = 50
-# A key of TOML with more parts than that: its reader takes the square of their number.
+# The parts of a TOML key: its reader takes the square of their number.
 _DEEP_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}"""
 )
@@ -82,7 +82,7 @@ def read_file(file: Path) -> ConfigTree:
 
 
 def start_from_example() -> str:
-    """The command that makes a file to start from, which is never one that is there."""
+    """The command that creates a file to start from. It never names a file that exists."""
     name = Path("run.yaml")
     new = free_name(name) if name.exists() else name
     return f"start from an example: shardwise config cp demo {new}"
@@ -114,7 +114,7 @@ def _near_files(directory: Path, name: str) -> str:
 
 
 def _read_json(text: str, place_of: PlaceOfLine) -> ConfigTree:
-    """json judges the syntax; the YAML reader, which knows lines, then reads the same text."""
+    """json checks the syntax. The YAML reader, which knows lines, then reads the same text."""
     if text.strip():
         try:
             parse_json(text)
@@ -144,7 +144,7 @@ def _read_toml(text: str, place_of: PlaceOfLine) -> ConfigTree:
 
 
 def _validate_tree(tree: Any, place_of: PlaceOfLine) -> None:
-    """The limits that the walk over YAML's nodes keeps, for a tree without nodes."""
+    """Apply the limits of the YAML walk to a tree without nodes."""
     waiting, num_values = [(tree, 0)], 0
     while waiting:
         value, depth = waiting.pop()
@@ -161,7 +161,7 @@ def _validate_tree(tree: Any, place_of: PlaceOfLine) -> None:
 
 
 def _toml_places(text: str, place_of: PlaceOfLine) -> dict[KeyPath, str]:
-    """tomllib tells no lines, so `[section]` and `key =` lines are looked up in the text."""
+    """tomllib gives no line numbers, so `[section]` and `key =` lines are searched in the text."""
     places: dict[KeyPath, str] = {}
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -197,7 +197,7 @@ def _is_too_large(value: Any) -> bool:
 class YamlLoader(yaml.SafeLoader):
     """YAML 1.2's scalars: `3e-4` is a number, `on` and `12:30` are text.
 
-    What is too deep or too much ends the reading there: to read it all may take minutes.
+    Reading ends where a value is too deep or too much: reading all of it could take minutes.
     """
 
     def __init__(self, stream: str) -> None:
@@ -221,7 +221,7 @@ class YamlDumper(yaml.SafeDumper):
     """Quotes exactly the text that YamlLoader would not read as text."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Repeat values rather than point at them: people read this file."""
+        """Repeat values instead of pointing at them, because people read this file."""
         return True
 
 
@@ -252,7 +252,7 @@ _read_scalars_with(YamlDumper)
 
 
 def read_yaml(text: str, place_of: PlaceOfLine) -> ConfigTree:
-    """The tree of YAML text; a key that stands twice is a fault."""
+    """The tree of YAML text. A duplicate key is a fault."""
     try:
         root = yaml.compose(text, Loader=YamlLoader)
     except yaml.MarkedYAMLError as error:
@@ -273,7 +273,7 @@ def read_yaml(text: str, place_of: PlaceOfLine) -> ConfigTree:
 
 
 class _YamlWalk:
-    """Nodes become values; places of keys and keys that stand twice are noted on the way."""
+    """Turns nodes into values, and notes places of keys and duplicate keys."""
 
     def __init__(self, place_of: PlaceOfLine) -> None:
         self.place_of = place_of
@@ -284,7 +284,7 @@ class _YamlWalk:
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         if len(path) > MAX_DEPTH:
             raise _syntax_error("YAML", self._place(node), "nested too deeply, or into itself")
-        # Aliases of aliases make a short file as large as one likes.
+        # Aliases of aliases can make a short file arbitrarily large.
         self.num_values += 1
         if self.num_values > _MAX_VALUES:
             raise _syntax_error("YAML", self._place(node), _TOO_MANY)
@@ -318,7 +318,7 @@ class _YamlWalk:
         try:
             value = convert(node.value)
         except ValueError as error:
-            # Python's own words for a number of thousands of digits are for programmers.
+            # Python's message for a number of thousands of digits is for programmers.
             is_long = len(node.value) > _LONGEST_NUMBER
             problem = _TOO_LARGE if is_long else str(error)
             raise _syntax_error("YAML", self._place(node), problem) from error

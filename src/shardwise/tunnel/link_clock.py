@@ -1,4 +1,4 @@
-"""Time as the emulated links spend it: on a GPU's streams, on the host, or not at all.
+"""The time that emulated links take: on a GPU's streams, on the host, or none.
 
 A clock carries a collective: it does the local work, which moves real data, and then holds the
 stream until the modelled time is over.
@@ -20,43 +20,44 @@ _TRIAL_CYCLES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a step's collectives were to take, and what they took."""
+    """The modelled time of a step's collectives, and the time that they took."""
 
     asked_s: float
     took_s: float
 
 
 class LinkClock(Protocol):
-    """Where the time of collectives passes."""
+    """Lets the time of collectives pass."""
 
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
-        """Do `work`, and hold `wire` for `seconds` in all; `what` names collectives alike."""
+        """Do `work`, and hold `wire` for `seconds` in total. `what` is the same for collectives
+        that are alike."""
 
     def mark(self) -> Any:
-        """The moment at which all that was started so far is done."""
+        """The moment at which all work that was started so far is done."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """After `finish`: between two marks."""
+        """The seconds between two marks; call it after `finish`."""
 
     def finish(self) -> None:
         """Wait until everything that was started is done."""
 
     def settle(self) -> Spent:
-        """After `finish`: the collectives since the last time."""
+        """The collectives since the last call; call it after `finish`."""
 
 
 class StoppedClock:
-    """For fake tensors: nothing takes any time."""
+    """The clock for fake tensors: nothing takes any time."""
 
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
-        """Only the work."""
+        """Do the work only."""
         work()
 
     def mark(self) -> None:
-        """There is but one moment."""
+        """There is only one moment."""
 
     def seconds(self, start: None, end: None) -> float:
-        """None pass."""
+        """No seconds pass."""
         return 0.0
 
     def finish(self) -> None:
@@ -68,13 +69,14 @@ class StoppedClock:
 
 
 class HostClock:
-    """Without streams: the process itself sleeps, so nothing overlaps and all is exposed."""
+    """The clock without streams: the process itself sleeps, so nothing overlaps and all is
+    exposed."""
 
     def __init__(self) -> None:
         self._asked_s = self._took_s = 0.0
 
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
-        """Work, then sleep for what is left."""
+        """Work, then sleep for the rest of the time."""
         started = time.perf_counter()
         work()
         time.sleep(max(0.0, started + seconds - time.perf_counter()))
@@ -113,11 +115,11 @@ class _Span:
 
 
 class CudaClock:
-    """On the stream that FSDP2 calls from, so that compute runs beside it as beside NCCL.
+    """The clock on the stream from which FSDP2 calls, so compute runs beside it as beside NCCL.
 
-    The wait is what is left of the modelled time after the local copies. How long these take is
-    learnt from collectives that ask for no time; how fast the GPU counts cycles is corrected after
-    every step, since its clock falls under load.
+    The wait is the rest of the modelled time after the local copies. The time of the copies is
+    learnt from collectives that ask for no time. The rate at which the GPU counts cycles is
+    corrected after every step, because its clock falls under load.
     """
 
     def __init__(self) -> None:
@@ -127,7 +129,7 @@ class CudaClock:
         self._spans: list[_Span] = []
 
     def carry(self, wire: str, what: Hashable, seconds: float, work: Callable[[], None]) -> None:
-        """Queue behind the wire's last collective: one communicator carries one at a time."""
+        """Queue behind the wire's last collective: one communicator runs one at a time."""
         stream = torch.cuda.current_stream()
         if wire in self._last:
             stream.wait_event(self._last[wire])
@@ -141,7 +143,7 @@ class CudaClock:
         self._spans.append(_Span(what, seconds, wait_s, start, end))
 
     def mark(self) -> torch.cuda.Event:
-        """When the stream that computes has come here."""
+        """The moment at which the compute stream gets here."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -171,7 +173,7 @@ class CudaClock:
         asked = sum(span.wait_s for span in spans)
         waited = sum(span.took_s - self._local_s.get(span.what, 0.0) for span in spans)
         if asked > 0 and waited > 0:
-            # Bounded, because a step that was disturbed says little about the clock.
+            # It is bounded, because a disturbed step says little about the clock.
             self._cycles_per_s *= min(1.5, max(0.67, asked / waited))
 
 
@@ -188,7 +190,7 @@ def _measure_cycles_per_s() -> float:
 def _spin(cycles: int) -> None:
     """Occupy the current stream with one thread that counts cycles.
 
-    torch offers no public way to let a stream wait for a time; its own tests use this one.
+    torch has no public way to let a stream wait for a time; its own tests use this one.
     """
     if cycles > 0:
         torch.cuda._sleep(cycles)
