@@ -50,16 +50,40 @@ _BY_SIZE: dict[int, str] = {
 SIZES = {name: size for size, names in _BY_SIZE.items() for name in names.split()}
 # How many layers there are; at least two, and one of each kind.
 DEPTHS = tuple(
-    "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_blocks "
-    "num_decoder_layers num_encoder_layers".split()
+    [
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
+        "encoder_layers",
+        "num_blocks",
+        "num_decoder_layers",
+        "num_encoder_layers",
+    ]
 )
 KINDS = ("layer_types", "layers_block_type", "mlp_layer_types")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 # Encoders that are causal only where their configuration says so.
 ENCODERS = tuple(
-    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert "
-    "roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl".split()
+    [
+        "bert",
+        "bert-generation",
+        "big_bird",
+        "camembert",
+        "data2vec-text",
+        "electra",
+        "ernie",
+        "megatron-bert",
+        "rembert",
+        "roberta",
+        "roberta-prelayernorm",
+        "roc_bert",
+        "roformer",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+    ]
 )
 _INDEXER = {
     "indexer_n_heads": 2,
@@ -80,7 +104,11 @@ OWN: dict[str, dict[str, Any]] = {
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "cohere_compass_text": {
         "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+            "full_attention": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [2, 1, 1],
+            }
         }
     },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4}},
@@ -200,7 +228,7 @@ def _shrunk_layers(default: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_model(config: PreTrainedConfig) -> Any:
-    """Random weights by transformers itself, every parameter and persistent buffer off its start."""
+    """Random weights by transformers itself, with every parameter and buffer off its start."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     move_tensors(model)

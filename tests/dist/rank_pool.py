@@ -64,7 +64,9 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.world, self._folder.name))
+            process = context.Process(
+                target=_serve, args=(theirs, rank, self.world, self._folder.name)
+            )
             process.daemon = True
             process.start()
             theirs.close()

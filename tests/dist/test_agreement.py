@@ -58,7 +58,13 @@ def build_from_own_file(folder: str, texts: list[str]) -> str:
     path = Path(folder, f"text-{dist.get_rank()}.txt")
     path.write_text(texts[dist.get_rank()])
     plan = tiny_plan(
-        2, {"cluster.name": "2x1xCPU", "data.source": "text", "data.path": str(path), "runs_dir": folder}
+        2,
+        {
+            "cluster.name": "2x1xCPU",
+            "data.source": "text",
+            "data.path": str(path),
+            "runs_dir": folder,
+        },
     )
     try:
         session._build_data(plan, replace(World.joined(), local_rank=0))
@@ -69,7 +75,11 @@ def build_from_own_file(folder: str, texts: list[str]) -> str:
 
 @pytest.mark.parametrize(
     ("second", "said"),
-    [("same words " * 99, ""), ("other word " * 99, "sha256 of the train tokens is"), ("", "has no text")],
+    [
+        ("same words " * 99, ""),
+        ("other word " * 99, "sha256 of the train tokens is"),
+        ("", "has no text"),
+    ],
 )
 def test_nodes_with_other_tokens_do_not_train(
     second: str, said: str, tmp_path: Path, ranks: Callable[[int], Ranks]

@@ -72,8 +72,15 @@ def exact(ranks: Pools) -> Trained:
         # 32 and 64 rows do not divide over 3: such weights are cast after the gather.
         pytest.param(3, {"train__global_batch": 18}, id="uneven", marks=pytest.mark.long),
         pytest.param(2, {"memory__offload": "cpu"}, id="offloaded", marks=pytest.mark.long),
-        pytest.param(4, {"shard__reshard_after_forward": 2}, id="resharded to pairs", marks=pytest.mark.long),
-        pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "unsharded"}, id="whole", marks=pytest.mark.long),
+        pytest.param(
+            4, {"shard__reshard_after_forward": 2}, id="resharded to pairs", marks=pytest.mark.long
+        ),
+        pytest.param(
+            2,
+            {"train__accumulation": 2, "memory__accumulate": "unsharded"},
+            id="whole",
+            marks=pytest.mark.long,
+        ),
         pytest.param(2, {"train__accumulation": 2, "memory__accumulate": "sharded"}, id="shards"),
         pytest.param(2, {"precision__linear": "float8_rowwise"}, id="rowwise"),
         pytest.param(2, {"memory__checkpoint_activations": "selective"}, id="selective"),
