@@ -190,7 +190,7 @@ class Bench:
 
 def expected_bytes(plan: Plan) -> float:
     """What a step should put on the link in one direction, after the rings of `facts.fabric`."""
-    model, shard, replicate = plan.model, plan.shard.value, plan.replicate.value
+    model, shard, replicate = plan.model, plan.decided.shard, plan.decided.replicate
     whole = 4.0 * model.total_params
     total = 0.0
     if shard > RANKS_PER_NODE:

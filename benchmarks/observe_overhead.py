@@ -212,10 +212,10 @@ def contender(plan) -> Iterator[Contender]:
     from shardwise.metrics.sinks.open import open_sinks
     from shardwise.parallel.comm import apply_carrier
     from shardwise.parallel.mesh import build_mesh
+    from shardwise.plan.run_directory import write_run_directory
     from shardwise.training.channels import Channels
     from shardwise.training.heartbeat import Heartbeat
     from shardwise.training.loop import Loop
-    from shardwise.training.run_directory import write_run_directory
     from shardwise.training.session import attach_training_loss, build_loader, build_session
     from shardwise.training.signals import StopRequest
     from shardwise.training.surroundings import fast_attention, steady_collector

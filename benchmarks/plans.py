@@ -180,12 +180,12 @@ def speed_of(plan: Plan) -> float:
 
 
 def label_of(plan: Plan) -> str:
-    mesh = f"{plan.replicate.value} x {plan.shard.value}"
-    kept = "" if plan.reshard_after_forward.value else ", parameters kept"
-    mode = plan.checkpoint_activations.value
+    mesh = f"{plan.decided.replicate} x {plan.decided.shard}"
+    kept = "" if plan.decided.reshard_after_forward else ", parameters kept"
+    mode = plan.decided.checkpoint_activations
     return (
-        f"{plan.strategy.value} {mesh}{kept}, recompute {mode}, micro-batch "
-        f"{plan.micro_batch.value}"
+        f"{plan.decided.strategy} {mesh}{kept}, recompute {mode}, micro-batch "
+        f"{plan.decided.micro_batch}"
     )
 
 

@@ -33,8 +33,8 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
 from shardwise.plan.plan import Plan
+from shardwise.plan.run_directory import write_run_directory
 from shardwise.training import loop
-from shardwise.training.run_directory import write_run_directory
 
 LONG = os.environ.get("SHARDWISE_CHAOS") == "1"
 WORLD = 2

@@ -111,7 +111,7 @@ def on_cpu(plan: Plan) -> Plan:
         return plan
     here = replace(plan, cluster=replace(plan.cluster, device="cpu"))
     eager = Choice(False, "start-up costs more than it gains", "rule")
-    return here if plan.compile.source == "user" else here.with_choices(compile=eager)
+    return here if plan.choices["compile"].source == "user" else here.with_choices(compile=eager)
 
 
 def train(world: int, settings: Settings) -> Trained | None:

@@ -49,7 +49,7 @@ def test_an_example_plans_within_its_devices(file: Path) -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_is_sharded_as_its_notes_say(name: str) -> None:
     plan = plan_of(ROOT / "examples" / f"{name}.yaml")
-    assert (plan.strategy.value, plan.shard.value) == EXPECTED[name]
+    assert (plan.decided.strategy, plan.decided.shard) == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "demo"])

@@ -25,7 +25,7 @@ def test_train_from_python(tmp_path: Path) -> None:
     words += ["cluster.peak_tflops=1000", "gates.min_mfu=0.9", "gates.enforce=true"]
     config = shardwise.load_config(file, words)
     plan = shardwise.choose_plan(config)
-    assert plan.global_batch.value == 2
+    assert plan.decided.global_batch == 2
     environment = dict(os.environ)
     with pytest.raises(UserError, match=r"did not pass: .*mfu") as caught:
         shardwise.train(config)

@@ -155,8 +155,8 @@ def test_ours_is_a_config_that_plans_the_shape(name: str, tmp_path: Path) -> Non
         plan = choose_plan(load_config(file, [*overrides, "cluster.name=8xH200"]), {})
         assert plan.model.total_params == shape.spec.total_params
         assert plan.tokens_per_step == 8 * shape.tokens(setting)
-        assert plan.checkpoint_activations.value == setting.recompute
-        assert plan.strategy.value == ("shard_grad_op" if "keep" in text else "full_shard")
+        assert plan.decided.checkpoint_activations == setting.recompute
+        assert plan.decided.strategy == ("shard_grad_op" if "keep" in text else "full_shard")
 
 
 def test_one_gpu_is_trained_on(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ def copy_code(source: Path, directory: Path) -> None:
 
 def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
     """Copy the tokenizer that the model was trained with, and return notes for the user."""
-    name = plan.config.data.tokenizer
-    source = plan.model_dir if name == "auto" else name
+    name = plan.settings.data.tokenizer
+    # Made-up tokens have no tokenizer, and the model's own lies beside it.
+    is_own = name in (plan.settings.model.name, "auto", "none")
+    source = plan.model_dir if is_own else name
     folder = user_path(source) if source else None
     found = [folder / file for file in _TOKENIZER_FILES] if folder and name != "byte" else []
     found = [file for file in found if file.is_file()]
@@ -53,6 +55,6 @@ def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
         shutil.copyfile(file, directory / file.name)
     if found:
         return [f"tokenizer: {len(found)} files from {printable(str(folder))}"]
-    if name in ("auto", "byte"):
+    if name == "byte" or is_own:
         return ["no tokenizer files: the model was trained on bytes"]
     return [f"no tokenizer files: {name} is no directory; add them with save_pretrained"]

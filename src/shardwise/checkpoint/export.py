@@ -310,7 +310,7 @@ def _validate_space(directory: Path, needed: int) -> None:
 
 def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
     plan = checkpoint.plan
-    if plan.config.model.trust_remote_code and code_dir is None:
+    if plan.settings.model.trust_remote_code and code_dir is None:
         raise UserError(
             f"the model of {checkpoint.path} has code of its own, and no code is run on a "
             "checkpoint's word",

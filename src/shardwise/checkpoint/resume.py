@@ -87,7 +87,7 @@ def validate_resume(plan: Plan) -> None:
     if not found:
         _validate_begin(plan, entries)
         return
-    if not plan.config.checkpoint.resume:
+    if not plan.settings.checkpoint.resume:
         raise UserError(
             f"{plan.run_dir} holds checkpoints up to step {found[-1].step}",
             why="checkpoint.resume=false asks for a run from the start, and nothing is overwritten",
@@ -116,7 +116,7 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
     changes = tuple(_changes(found, old, new))
     broken = [str(change) for change in changes if change.name in ORDER]
     broken += _other_tokens(found.manifest.data, data, changes)
-    if broken and plan.config.data.on_change == "refuse":
+    if broken and plan.settings.data.on_change == "refuse":
         raise _refusal(found, plan, broken)
     return Resumption(found, changes, bool(broken), found.manifest.data is not None)
 
@@ -132,7 +132,7 @@ def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
 
 def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
     lost = [entry for entry in entries if entry.state != "partial"]
-    if not lost or plan.config.checkpoint.begin_anew:
+    if not lost or plan.settings.checkpoint.begin_anew:
         return
     shown = "".join(
         f"\n    {entry.path.name}: {entry.reason.splitlines()[0] if entry.reason else entry.state}"

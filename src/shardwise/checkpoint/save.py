@@ -256,7 +256,7 @@ class Saver:
                 if wrong:
                     quarantine(final, wrong)
                 elif unread is None:
-                    remove(self.root, outdated(self.root, self.plan.config.checkpoint.keep))
+                    remove(self.root, outdated(self.root, self.plan.settings.checkpoint.keep))
         return f"the disk does not hold what was written: {'; '.join(wrong)}" if wrong else unread
 
     def _begin(self, step: int) -> Path:
@@ -287,8 +287,8 @@ class Saver:
     def _manifest(self, progress: Progress, files: dict[str, Fingerprint]) -> Manifest:
         return Manifest(
             **asdict(progress),
-            global_batch=self.plan.global_batch.value,
-            seed=self.plan.config.train.seed,
+            global_batch=self.plan.decided.global_batch,
+            seed=self.plan.settings.train.seed,
             world_size=self.world.size,
             versions=software_versions(),
             created=time.time(),

@@ -101,7 +101,7 @@ def load_tokenizer(name: str, model_name: str, *, revision: str | None = None) -
         return _load_model_tokenizer(model_name, revision)
     if name == "byte":
         return ByteTokenizer()
-    return _load_hub_tokenizer(name, None)
+    return _load_hub_tokenizer(name, revision if name == model_name else None)
 
 
 def _load_model_tokenizer(model_name: str, revision: str | None) -> Tokenizer:

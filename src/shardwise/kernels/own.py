@@ -31,7 +31,7 @@ def kernels_note(plan: Plan) -> str | None:
         return None
     if _has_triton():
         return _swiglu_note(plan)
-    if plan.kernels.source == "user":
+    if plan.choices["kernels"].source == "user":
         raise UserError(
             "train.kernels=own needs Triton, which is not installed here",
             fix="install the triton that this torch was built for, or leave train.kernels out",
@@ -41,7 +41,7 @@ def kernels_note(plan: Plan) -> str | None:
 
 
 def _swiglu_note(plan: Plan) -> str | None:
-    if not plan.model.swiglu or is_float8(plan.linear.value) or not on_hopper():
+    if not plan.model.swiglu or is_float8(plan.decided.linear) or not on_hopper():
         return None
     if not has_quack():
         return _SWIGLU_AFTER
@@ -60,7 +60,7 @@ def _swiglu_note(plan: Plan) -> str | None:
 
 
 def _wants_own(plan: Plan) -> bool:
-    return plan.kernels.value == "own" and plan.cluster.device == "cuda"
+    return plan.decided.kernels == "own" and plan.cluster.device == "cuda"
 
 
 def _has_triton() -> bool:

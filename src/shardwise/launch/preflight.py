@@ -56,7 +56,7 @@ def check_weights(plan: Plan) -> list[Finding]:
 
 def check_tokenizer(plan: Plan) -> list[Finding]:
     """Whether there is a tokenizer, and the model has rows for its tokens."""
-    if plan.tokenizer.value == "none":
+    if plan.decided.tokenizer == "none":
         return []
     if unwanted := check_bytes(plan):
         return [*unwanted]
@@ -72,7 +72,7 @@ def check_tokenizer(plan: Plan) -> list[Finding]:
 
 def check_attention(plan: Plan) -> list[Finding]:
     """Whether the package that an attention implementation needs is installed."""
-    wanted, device = plan.attention.value, plan.cluster.device
+    wanted, device = plan.decided.attention, plan.cluster.device
     if wanted in ("flash_attention_2", "flex_attention") and device == "cpu":
         why = "torch has no backward pass of it there" if wanted.startswith("flex") else ""
         return [_no_attention(f"model.attention={wanted} does not train on a CPU", why)]
@@ -89,7 +89,7 @@ def check_extras(plan: Plan) -> list[Finding]:
     """Whether the optional packages that settings ask for are installed."""
     return [
         *_found_by(lambda: validate_sinks(plan.config)),
-        *_found_by(lambda: validate_torchao(plan.linear.value)),
+        *_found_by(lambda: validate_torchao(plan.decided.linear)),
     ]
 
 

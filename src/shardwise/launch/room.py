@@ -43,7 +43,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 
     Persistent buffers and JSON are left out: a few megabytes at most.
     """
-    moments = ADAM_BYTES // 2 if plan.optimizer_state.value == "bf16" else ADAM_BYTES
+    moments = ADAM_BYTES // 2 if plan.decided.optimizer_state == "bf16" else ADAM_BYTES
     return plan.model.total_params * (PARAM_BYTES + moments)
 
 

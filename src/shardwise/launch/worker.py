@@ -31,7 +31,7 @@ from shardwise.training.signals import handle_stop_signals
 def main(plan_path: str) -> None:
     """Train as the plan says. `record` writes an error for the launcher to show."""
     plan = Plan.load(Path(plan_path))
-    run_rank(same_plan(plan), plan.config.train.hang_timeout_s)
+    run_rank(same_plan(plan), plan.settings.train.hang_timeout_s)
 
 
 def run_rank(agree: Agree, timeout_s: float | None) -> Plan:

@@ -13,11 +13,11 @@ from shardwise.plan.plan import Plan
 
 def efficiency(plan: Plan, tokens_per_s: float) -> Efficiency | None:
     """MFU and HFU at `tokens_per_s` on one device; None where its peak is not known."""
-    peak = plan.cluster.peak_flops(plan.param_dtype.value)
+    peak = plan.cluster.peak_flops(plan.decided.param_dtype)
     if peak is None:
         return None
-    mode = plan.checkpoint_activations.value
-    return efficiency_of(plan.model, plan.config.data.seq_len, mode, tokens_per_s, peak)
+    mode = plan.decided.checkpoint_activations
+    return efficiency_of(plan.model, plan.settings.data.seq_len, mode, tokens_per_s, peak)
 
 
 @dataclass(frozen=True, slots=True)

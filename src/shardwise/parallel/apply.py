@@ -27,16 +27,16 @@ def parallelize(model: nn.Module, plan: Plan, mesh: Mesh | None = None) -> UnitM
     divide the loss by the global number of tokens instead.
     """
     mesh = mesh or build_mesh(plan)
-    shard = plan.config.shard
+    shard = plan.settings.shard
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
     apply_float8(model, units, plan)
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
-    if uses_own(plan) and not is_float8(plan.linear.value):
+    if uses_own(plan) and not is_float8(plan.decided.linear):
         apply_gated_mlp(blocks)
-    apply_remat(blocks, plan.checkpoint_activations.value)
-    if plan.compile.value:
+    apply_remat(blocks, plan.decided.checkpoint_activations)
+    if plan.decided.compile:
         apply_compile([*blocks, *_outer_norms(model, units)])
-    apply_offload(blocks, plan.offload_activations.value, torch.device(plan.cluster.device))
+    apply_offload(blocks, plan.decided.offload_activations, torch.device(plan.cluster.device))
     apply_sharding(model, units, plan, mesh)
     apply_prefetch(model, units, plan)
     return units

@@ -73,7 +73,7 @@ def apply_carrier(
     for name, (module, *others) in {**modules, "the root": [model]}.items():
         if not isinstance(module, FSDPModule):
             continue
-        in_place = plan.gather_in_place.value and can_gather_into([module, *others])
+        in_place = plan.decided.gather_in_place and can_gather_into([module, *others])
         apply_to_unit(module, name, carrier, shares=mesh.replicas is None, in_place=in_place)
         if mesh.replicas is not None:
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, mesh.replicas))

@@ -51,7 +51,7 @@ class Layer:
 def apply_float8(model: nn.Module, units: UnitMap, plan: Plan) -> None:
     """Convert the linear layers that float8 suits. This comes before every other change to a
     model."""
-    linear = plan.linear.value
+    linear = plan.decided.linear
     if not is_float8(linear):
         return
     validate_torchao(linear)
@@ -109,7 +109,7 @@ def _output_forward(self: Any, x: Tensor) -> Tensor:
 
 def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
     """Every linear layer and every stack of experts; the same before and after the conversion."""
-    if not is_float8(plan.linear.value):
+    if not is_float8(plan.decided.linear):
         return []
     blocks = tuple(f"{name}." for unit in units.blocks for name in unit.modules)
     layers = []
@@ -118,7 +118,7 @@ def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
             why_not = _why_not(name, module, f"{name}.".startswith(blocks), plan)
             # FSDP2 pads rows that do not divide, which it cannot do with a shard that is already
             # cast.
-            gathers = plan.float8_gather.value and module.out_features % plan.shard.value == 0
+            gathers = plan.decided.float8_gather and module.out_features % plan.decided.shard == 0
             size = module.in_features * module.out_features
             layers.append(Layer(name, size, why_not, gathers and not why_not))
         for key, param in module.named_parameters(recurse=False):
@@ -142,7 +142,7 @@ def refresh_scales(model: nn.Module, plan: Plan) -> None:
     grown. In a model that was never refreshed, every all-gather computes its own scales, with an
     all-reduce for each weight.
     """
-    if plan.float8_gather.value:
+    if plan.decided.float8_gather:
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
@@ -203,7 +203,7 @@ def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | 
         return "a router"
     if "lora_" in name:
         return "LoRA's own"
-    least = plan.config.precision.float8_min_features
+    least = plan.settings.precision.float8_min_features
     return why_not_float8(module.in_features, module.out_features, least)
 
 
@@ -212,4 +212,4 @@ def _validate_device(plan: Plan) -> None:
     if plan.cluster.device != "cuda" or torch.version.hip is not None:
         return
     if torch.cuda.get_device_capability() < FLOAT8_CAPABILITY:
-        raise no_float8_here(plan.linear.value, torch.cuda.get_device_name())
+        raise no_float8_here(plan.decided.linear, torch.cuda.get_device_name())

@@ -200,7 +200,7 @@ class Mesh:
 
 def build_mesh(plan: Plan) -> Mesh:
     """The mesh of a plan. Called by all ranks together, which have joined a process group."""
-    axes = Axes(replicate=plan.replicate.value, shard=plan.shard.value)
+    axes = Axes(replicate=plan.decided.replicate, shard=plan.decided.shard)
     world = World.joined()
     validate_axes(axes)
     validate_world_size(plan, world.size)
@@ -244,7 +244,7 @@ def validate_world_size(plan: Plan, world: int) -> None:
     if world != plan.world_size:
         raise UserError(
             f"the plan is for {plan.world_size} ranks, but {world} were started",
-            why=f"mesh replicate={plan.replicate.value} x shard={plan.shard.value}",
+            why=f"mesh replicate={plan.decided.replicate} x shard={plan.decided.shard}",
             fix=f"start {plan.world_size} ranks, or write the cluster that was started as "
             "cluster.name=NODESxGPUSxKIND",
             code=ExitCode.ENVIRONMENT,

@@ -38,7 +38,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
     # By default FSDP2 keeps the root gathered after forward, because its backward comes first.
     fully_shard(
         model,
-        shard_placement_fn=placement_over(plan.shard.value),
+        shard_placement_fn=placement_over(plan.decided.shard),
         mp_policy=root_policy(plan),
         **common,
     )
@@ -57,7 +57,7 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
 def apply_prefetch(model: nn.Module, units: UnitMap, plan: Plan) -> None:
     """Name the units to gather ahead, where the plan wants another order than FSDP2's own."""
     order = [next(iter_modules(model, unit)) for unit in units.units]
-    forward, backward = plan.forward_prefetch.value, plan.backward_prefetch.value
+    forward, backward = plan.decided.forward_prefetch, plan.decided.backward_prefetch
     for index, module in enumerate(order):
         if not isinstance(module, FSDPModule):
             continue
@@ -83,12 +83,12 @@ def reshard_all(model: nn.Module) -> None:
 
 def _take_copies_over(plan: Plan) -> None:
     """Replace the copies around collectives by ours, where such a run uses them."""
-    device, in_place = plan.cluster.device, plan.gather_in_place.value
+    device, in_place = plan.cluster.device, plan.decided.gather_in_place
     if uses_own(plan):
         take_over(chunk_cat, device)
     if in_place:
         take_over(all_gather_copy_in, device)
-    if in_place or (uses_own(plan) and plan.offload_activations.value):
+    if in_place or (uses_own(plan) and plan.decided.offload_activations):
         take_over(split_with_sizes_copy, device)
 
 
@@ -100,20 +100,20 @@ def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
     """Whether a unit is freed after forward. Backward needs the last unit of forward first, so
     that one is kept."""
     ends_forward = not unit.is_block and (unit is units.units[-1] or len(unit.modules) > 1)
-    return False if ends_forward else plan.reshard_after_forward.value
+    return False if ends_forward else plan.decided.reshard_after_forward
 
 
 def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:
     """The placement of parameters. FSDP2 can reshard only rows to a smaller group, so dim 0 is
     cut there, whatever its padding."""
-    return placement_over(plan.shard.value) if isinstance(reshard, bool) else None
+    return placement_over(plan.decided.shard) if isinstance(reshard, bool) else None
 
 
 def _offload_policy(plan: Plan) -> OffloadPolicy:
-    if not plan.offload.value:
+    if not plan.decided.offload:
         return OffloadPolicy()
     # Page-locked memory only matters where a GPU copies from it.
-    pin = plan.config.memory.pin_memory and plan.cluster.device == "cuda"
+    pin = plan.settings.memory.pin_memory and plan.cluster.device == "cuda"
     return CPUOffloadPolicy(pin_memory=pin)
 
 

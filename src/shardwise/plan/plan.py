@@ -152,12 +152,6 @@ class Plan:
         put("decided", Decisions.of(self.choices, self.config.data.seq_len))
         put("settings", settle(self.config, self.decided))
 
-    def __getattr__(self, name: str) -> Choice[Any]:
-        """The choice of that name. Ranks still read some decisions so."""
-        if name in explained():
-            return self.choices[name]
-        raise AttributeError(name)
-
     @property
     def world_size(self) -> int:
         """Ranks of the whole run."""

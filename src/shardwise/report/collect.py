@@ -57,7 +57,7 @@ class RunRecord:
     def num_steps(self) -> int | None:
         """Steps of the whole run, as planned."""
         if self.plan is not None:
-            return self.plan.config.train.steps
+            return self.plan.settings.train.steps
         return whole(self.steps[-1], "num_steps") if self.steps else None
 
     @property

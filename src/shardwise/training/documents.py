@@ -32,7 +32,7 @@ def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
 
 def masks_by_position(plan: Plan) -> bool:
     """Whether transformers builds a mask from the positions."""
-    return plan.config.data.document_mask and plan.attention.value != "flash_attention_4"
+    return plan.settings.data.document_mask and plan.decided.attention != "flash_attention_4"
 
 
 def check_documents(model: Any, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from shardwise.metrics.sinks.open import open_sinks
 from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.mesh import World, build_mesh
 from shardwise.plan.plan import Plan
+from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
 from shardwise.training.documents import masks_by_position
 from shardwise.training.heartbeat import Heartbeat, Phase
@@ -37,7 +38,6 @@ from shardwise.training.resume import (
     refuse_rollback,
     restore,
 )
-from shardwise.training.run_directory import write_run_directory
 from shardwise.training.saving import Saving
 from shardwise.training.session import (
     Say,
@@ -80,7 +80,7 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
     heartbeat = heartbeat or Heartbeat(world.rank, Phase.READING)
     with stop_requests() as stop, _open_events(plan, world, say, fence) as events:
         channels = Channels(events, say, stop, heartbeat, fence)
-        torch.use_deterministic_algorithms(plan.config.train.deterministic)
+        torch.use_deterministic_algorithms(plan.settings.train.deterministic)
         prepare_matmuls(plan)
         world.decide(lambda: validate_resume(plan))
         found = find_newest(plan, world, channels)
@@ -148,7 +148,7 @@ class Loop:
         start, end = self.reached.step, self._end_step()
         if start >= end:
             self.heartbeat.enter(Phase.DONE)
-            self.say(f"nothing to do: step {start} of {self.plan.config.train.steps} is done")
+            self.say(f"nothing to do: step {start} of {self.plan.settings.train.steps} is done")
             return
         self.events.write(
             "start",
@@ -157,7 +157,7 @@ class Loop:
             versions=software_versions(),
             environment={"device": device_name(self.plan)},
         )
-        if self.plan.config.observe.collectives and self.mesh.world.size > 1:
+        if self.plan.settings.observe.collectives and self.mesh.world.size > 1:
             here = self.session
             apply_carrier(here.model, here.units, self.plan, self.mesh, self.timer)
         oom = explained_oom(self.plan, self.mesh.world.rank, start, lambda: self.reached.step)
@@ -188,7 +188,7 @@ class Loop:
                 if not has_stepped:
                     return
                 done = self.reached.step
-                is_due = done == end or done % self.plan.config.observe.log_every == 0
+                is_due = done == end or done % self.plan.settings.observe.log_every == 0
                 if just_started or is_due or self.stopping:
                     self._log(window, batches)
                     window, just_started = self._window(batches), False
@@ -199,11 +199,11 @@ class Loop:
 
     def _step(self, batches: Prefetcher, window: Window) -> bool:
         """One update. Batches that give none are skipped. Returns False after a rollback."""
-        train, reached = self.plan.config.train, self.reached
+        train, reached = self.plan.settings.train, self.reached
         while True:
             micro_batches = next(batches)
             seed_step(train.seed, reached.position, self.mesh.data_rank)
-            rate = learning_rate(self.plan.config.optim, reached.step, train.steps)
+            rate = learning_rate(self.plan.settings.optim, reached.step, train.steps)
             result = self.stepper.run(micro_batches, rate, wants_stop=self.channels.wants_stop)
             self.timer.end_step()
             self._begin_or_beat()
@@ -246,7 +246,7 @@ class Loop:
         before = self.reached
         with self.heartbeat.during(Phase.READING):
             found = find_newest(self.plan, self.mesh.world, self.channels)
-            if found is None or before.rollbacks >= self.plan.config.train.max_nonfinite:
+            if found is None or before.rollbacks >= self.plan.settings.train.max_nonfinite:
                 raise refuse_rollback(self.plan, before, has_checkpoint=found is not None)
             self._restore(found)
         position = before.position
@@ -256,19 +256,22 @@ class Loop:
 
     def _edge_work(self, end: int) -> bool:
         """What all ranks do together between steps. Returns True if it took time worth noting."""
-        config, done = self.plan.config, self.reached.step
+        settings, done = self.plan.settings, self.reached.step
         self.saving.poll()
         # This comparison is of an earlier step, which the device has passed, so nobody waits.
         self.replicas.settle()
         profiled = self.profiler.finish(done, self.events, self.say)
-        if done % config.train.gc_every == 0:
+        if done % settings.train.gc_every == 0:
             gc.collect()
         if done == end:
             return False
-        if config.train.compare_replicas_every and done % config.train.compare_replicas_every == 0:
+        if (
+            settings.train.compare_replicas_every
+            and done % settings.train.compare_replicas_every == 0
+        ):
             self.replicas.compare(done)
-        evaluates = config.train.eval_every > 0 and done % config.train.eval_every == 0
-        saves = config.checkpoint.every > 0 and done % config.checkpoint.every == 0
+        evaluates = settings.train.eval_every > 0 and done % settings.train.eval_every == 0
+        saves = settings.checkpoint.every > 0 and done % settings.checkpoint.every == 0
         if evaluates:
             self._evaluate()
         if saves:
@@ -276,9 +279,9 @@ class Loop:
         return profiled or evaluates or saves
 
     def _finish(self, end: int) -> None:
-        steps = self.plan.config.train.steps
+        steps = self.plan.settings.train.steps
         self._evaluate()
-        if self.plan.config.checkpoint.at_end or end < steps:
+        if self.plan.settings.checkpoint.at_end or end < steps:
             self.saving.save_for_good(self.reached, waits=True)
         self.saving.finish()
         self.heartbeat.enter(Phase.DONE)
@@ -313,16 +316,16 @@ class Loop:
         self.saving.saved_step = found.step
 
     def _end_step(self) -> int:
-        train = self.plan.config.train
+        train = self.plan.settings.train
         return train.steps if train.stop_after is None else train.stop_after
 
     def _log(self, window: Window, batches: Prefetcher) -> None:
         step = self.reached.step
-        rate = learning_rate(self.plan.config.optim, step - 1, self.plan.config.train.steps)
+        rate = learning_rate(self.plan.settings.optim, step - 1, self.plan.settings.train.steps)
         report: StepReport = window.report(step, self.reached.tokens, rate, batches.wait_s)
         self.reached.last_loss = report.loss
         tell_step(report, self.channels)
-        if self.plan.config.observe.collectives:
+        if self.plan.settings.observe.collectives:
             tell_collectives(self.timer, step, report.step_s, self.channels)
 
     def _evaluate(self) -> None:
@@ -331,8 +334,8 @@ class Loop:
             return
         batches = eval_batches(
             data,
-            num_sequences=self.plan.config.data.eval_sequences,
-            micro_batch=self.plan.micro_batch.value,
+            num_sequences=self.plan.settings.data.eval_sequences,
+            micro_batch=self.plan.decided.micro_batch,
             rank=self.mesh.data_rank,
             num_ranks=self.mesh.data_degree,
         )

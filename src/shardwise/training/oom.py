@@ -51,7 +51,7 @@ def device_memory() -> DeviceMemory:
 
 def start_history(plan: Plan) -> None:
     """Let the allocator record a stack for each block, where the plan asks for it."""
-    if plan.config.observe.memory_history and plan.cluster.device == "cuda":
+    if plan.settings.observe.memory_history and plan.cluster.device == "cuda":
         # The function is private by name, yet documented: pytorch.org's "Understanding CUDA Memory
         # Usage".
         torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MAX_ENTRIES)
@@ -76,7 +76,7 @@ def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -
     held, cause = device_memory(), str(error).splitlines()[0]
     files = _write_files(plan, rank, held, cause, step)
     written = f"; see {' and '.join(map(str, files))}" if files else ""
-    history = plan.config.observe.memory_history
+    history = plan.settings.observe.memory_history
     more = "" if history else "; what took each block: observe.memory_history=true"
     remedies = _remedies(plan)
     return UserError(
@@ -94,13 +94,13 @@ def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -
 def _remedies(plan: Plan) -> list[str]:
     """Settings that still have room, the cheapest first. Shorter sequences are always one."""
     found = []
-    if plan.checkpoint_activations.value != "full":
+    if plan.decided.checkpoint_activations != "full":
         found.append("memory.checkpoint_activations=full")
-    if plan.micro_batch.value > 1:
-        found.append(f"train.micro_batch={plan.micro_batch.value // 2}")
-    if not plan.offload.value:
+    if plan.decided.micro_batch > 1:
+        found.append(f"train.micro_batch={plan.decided.micro_batch // 2}")
+    if not plan.decided.offload:
         found.append("memory.offload=cpu")
-    return found or [f"data.seq_len={max(2, plan.config.data.seq_len // 2)}"]
+    return found or [f"data.seq_len={max(2, plan.settings.data.seq_len // 2)}"]
 
 
 def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: int) -> list[Path]:
@@ -110,8 +110,8 @@ def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: in
         "step": step,
         "rank": rank,
         "error": cause,
-        "micro_batch": plan.micro_batch.value,
-        "seq_len": plan.config.data.seq_len,
+        "micro_batch": plan.decided.micro_batch,
+        "seq_len": plan.settings.data.seq_len,
         "measured": asdict(held),
         "planned": asdict(plan.memory) | {"reserved": plan.memory.reserved},
     }
@@ -121,7 +121,7 @@ def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: in
         path = folder / f"oom-rank-{rank}.json"
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         files.append(path)
-        if plan.config.observe.memory_history:
+        if plan.settings.observe.memory_history:
             dump_history(path.with_suffix(".pickle"))
             files.append(path.with_suffix(".pickle"))
     return files

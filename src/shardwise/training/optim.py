@@ -86,7 +86,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
     """AdamW with weight decay for matrices and none for vectors (norms, biases)."""
-    optim = plan.config.optim
+    optim = plan.settings.optim
     params = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
@@ -97,12 +97,12 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         "lr": optim.lr,
         "betas": optim.betas,
         "eps": optim.eps,
-        "fused": plan.fused_optimizer.value,
+        "fused": plan.decided.fused_optimizer,
     }
-    if optim.state == "bf16":
+    if plan.decided.optimizer_state == "bf16":
         _check_kernels(plan)
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
-    one_pass = plan.fused_optimizer.value and uses_own(plan) and not plan.offload.value
+    one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
     return (OnePassAdamW if one_pass else torch.optim.AdamW)(**settings)
 
 
@@ -148,8 +148,8 @@ def _decay(optim: OptimConfig, step: int, num_steps: int) -> float:
         return 1.0
     start = optim.warmup_steps
     if optim.schedule == "wsd":
-        length = num_steps // 10 if optim.decay_steps == "auto" else optim.decay_steps
-        start = max(start, num_steps - 1 - length)
+        # A plan leaves no `auto` in its settings.
+        start = max(start, num_steps - 1 - int(optim.decay_steps))
     progress = min(1.0, max(0.0, (step - start) / max(1, num_steps - 1 - start)))
     if optim.schedule == "cosine":
         progress = 0.5 * (1 - math.cos(math.pi * progress))

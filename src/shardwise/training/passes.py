@@ -53,8 +53,8 @@ class OneByOne:
         self.model = model
         self.device = torch.device(plan.cluster.device)
         self.balance = balance
-        self.aux_coefficient = plan.router_aux_loss.value
-        self.reduces_every_pass = plan.accumulate.value == "sharded"
+        self.aux_coefficient = plan.decided.router_aux_loss
+        self.reduces_every_pass = plan.decided.accumulate == "sharded"
         self.on_phase = on_phase
 
     def forward_backward(

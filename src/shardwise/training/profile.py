@@ -17,6 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.hooks import RemovableHandle
 
+from shardwise.config.schema import ObserveConfig
 from shardwise.errors import UserError
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.overlap import profile_of
@@ -29,14 +30,22 @@ from shardwise.plan.plan import Plan
 class StepProfiler:
     """Profiles the steps that the plan names, after one warm-up step."""
 
-    def __init__(self, plan: Plan, model: nn.Module, units: UnitMap, world: World) -> None:
-        observe = plan.config.observe
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        units: UnitMap,
+        world: World,
+        observe: ObserveConfig | None = None,
+    ) -> None:
+        observe = observe or plan.settings.observe
         self.plan = plan
         self.model = model
         self.units = units
         self.world = world
         self.first = observe.profile
         self.last = None if self.first is None else self.first + observe.profile_steps - 1
+        self.num_steps = observe.profile_steps
         self._profile: profile | None = None
         self._hooks: list[RemovableHandle] = []
 
@@ -98,11 +107,10 @@ class StepProfiler:
         if self.plan.cluster.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.synchronize()
-        steps = self.plan.config.observe.profile_steps
         self._hooks = list(label_units(self.model, self.units))
         self._profile = profile(
             activities=activities,
-            schedule=schedule(wait=0, warmup=warm_up, active=steps, repeat=1),
+            schedule=schedule(wait=0, warmup=warm_up, active=self.num_steps, repeat=1),
         )
         self._profile.start()
         self._profile.add_metadata_json(METADATA, json.dumps(self._about()))

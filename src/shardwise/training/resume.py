@@ -10,9 +10,9 @@ from shardwise.checkpoint.store import Checkpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
+from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
 from shardwise.training.reached import Reached
-from shardwise.training.run_directory import write_run_directory
 from shardwise.training.scale import LossScale
 from shardwise.training.session import Session
 
@@ -24,7 +24,7 @@ def find_newest(plan: Plan, world: World, channels: Channels) -> Checkpoint | No
         channels.say(f"ALERT: {path.name} is damaged and was quarantined: {'; '.join(reasons)}")
         channels.events.write("checkpoint_damaged", path=str(path), reasons=reasons)
 
-    root, verify = plan.run_dir / "checkpoints", plan.config.checkpoint.verify
+    root, verify = plan.run_dir / "checkpoints", plan.settings.checkpoint.verify
     return find_good(root, world, verify=verify, tell=tell)
 
 
@@ -38,13 +38,13 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
 
 def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> UserError:
     """The error for a run whose gradients stay not finite."""
-    config = plan.config
+    config = plan.settings
     warmup = max(100, 2 * config.optim.warmup_steps)
     slower = (
         f"lower the rate: optim.lr={config.optim.lr / 3:.1e}, or warm up longer: "
         f"optim.warmup_steps={min(config.train.steps, warmup)}"
     )
-    is_widest = plan.param_dtype.value == "fp32"
+    is_widest = plan.decided.param_dtype == "fp32"
     return UserError(
         f"{reached.bad_in_a_row} batches in a row gave no finite gradient at step "
         f"{reached.step + 1}",

@@ -52,7 +52,7 @@ class Saving:
         if self.disk_ails:
             self.save_for_good(reached, waits=True)
         else:
-            self._save(reached, wait=not self.plan.config.checkpoint.asynchronous)
+            self._save(reached, wait=not self.plan.settings.checkpoint.asynchronous)
 
     def save_for_good(self, reached: Reached, *, waits: bool) -> None:
         """A save that must succeed: nothing comes after it, or the disk failed the one before."""
@@ -132,7 +132,7 @@ class Saving:
         The steps since the last checkpoint are lost when the run ends here, but training on would
         only add to them.
         """
-        patience_s = self.plan.config.checkpoint.wait_for_room_s
+        patience_s = self.plan.settings.checkpoint.wait_for_room_s
         has_told = False
         for room in rooms_until(self.world, self.saver.room, patience_s, self._wants_stop):
             self.channels.heartbeat.beat()

@@ -55,6 +55,6 @@ class LossScale:
 
 def scale_of(plan: Plan) -> LossScale:
     """The scale that a run begins with."""
-    if plan.param_dtype.value != "fp16":
+    if plan.decided.param_dtype != "fp16":
         return LossScale()
-    return LossScale(plan.config.precision.loss_scale, adapts=True)
+    return LossScale(plan.settings.precision.loss_scale, adapts=True)

@@ -80,11 +80,11 @@ def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
     model = _build_on_meta(plan)
     prepare_head(
         model,
-        plan.loss_chunk_tokens.value,
-        compiled=plan.compile.value,
+        plan.decided.loss_chunk_tokens,
+        compiled=plan.decided.compile,
         own_kernels=uses_own(plan),
     )
-    if plan.router_aux_loss.value:
+    if plan.decided.router_aux_loss:
         watch_routers(model)
     ties = tied_names(model)
     units = parallelize(model, plan, mesh)
@@ -97,15 +97,15 @@ def fill_model(
 ) -> None:
     """Allocate this rank's shards, and fill them with first weights."""
     device = torch.device(plan.cluster.device)
-    home = torch.device("cpu") if plan.offload.value else device
+    home = torch.device("cpu") if plan.decided.offload else device
     allocate_shards(model, home, buffers_on=device)
     twin = _build_on_meta(plan)
     if with_weights and plan.weights_dir is None:
-        initialise_weights(model, twin, units, seed=plan.config.train.seed, device=device)
+        initialise_weights(model, twin, units, seed=plan.settings.train.seed, device=device)
     else:
         initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
-        _read_weights(model, Path(plan.weights_dir), plan.config.model.ignore_weights, say)
+        _read_weights(model, Path(plan.weights_dir), plan.settings.model.ignore_weights, say)
     if with_weights:
         refresh_scales(model, plan)
 
@@ -115,11 +115,11 @@ def build_loader(session: Session) -> BatchLoader:
     plan = session.plan
     return BatchLoader(
         session.data.train,
-        seed=plan.config.train.seed,
-        shuffle=plan.config.data.shuffle,
-        global_batch=plan.global_batch.value,
-        micro_batch=plan.micro_batch.value,
-        accumulation=plan.accumulation.value,
+        seed=plan.settings.train.seed,
+        shuffle=plan.settings.data.shuffle,
+        global_batch=plan.decided.global_batch,
+        micro_batch=plan.decided.micro_batch,
+        accumulation=plan.decided.accumulation,
         rank=session.mesh.data_rank,
         num_ranks=session.mesh.data_degree,
     )
@@ -132,15 +132,15 @@ def attach_training_loss(session: Session, say: Say) -> None:
         # It is known for the other families. The launcher has tried models that fit into its
         # memory.
         validate_trainable(model, session.device)
-    chunked = plan.loss.value == "chunked"
+    chunked = plan.decided.loss == "chunked"
     if chunked:
         reason = why_not_chunked(model, session.device)
-        if reason is not None and plan.loss.source == "user":
+        if reason is not None and plan.choices["loss"].source == "user":
             raise refuse_chunked(reason)
         if reason is not None:
             say(f"loss: all logits at once, because {reason}")
             chunked = False
-    if plan.config.data.document_mask:
+    if plan.settings.data.document_mask:
         with fast_attention(session.device, reads_positions=masks_by_position(plan)):
             check_documents(model, session.device)
     attach_loss(model, chunked=chunked)
@@ -159,9 +159,9 @@ def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> N
 
 
 def _build_on_meta(plan: Plan) -> PreTrainedModel:
-    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
-    config = drop_idle_window(plan.hf_config, plan.config.data.seq_len)
-    attention = attention_of(plan.attention.value, plan.cluster.device)
+    code_dir = plan.model_dir if plan.settings.model.trust_remote_code else None
+    config = drop_idle_window(plan.hf_config, plan.settings.data.seq_len)
+    attention = attention_of(plan.decided.attention, plan.cluster.device)
     model = build_on_meta(config, attention=attention, code_dir=code_dir)
     # We compute the load-balancing loss: the model's own is of one rank, and is not used.
     for settings in (model.config, model.config.get_text_config()):
@@ -175,16 +175,16 @@ def _build_data(plan: Plan, world: World) -> DataSplits:
 
     Data of one node that cannot be read, or that gives other tokens, is an error on all ranks.
     """
-    config = plan.config
+    settings = plan.settings
 
     def build() -> DataSplits:
         return build_sequences(
-            config.data,
+            settings.data,
             vocab_size=plan.model.vocab_size,
-            model_name=config.model.name,
-            model_revision=config.model.revision,
-            seed=config.train.seed,
-            cache_root=Path(config.runs_dir) / ".cache",
+            model_name=settings.model.name,
+            model_revision=settings.model.revision,
+            seed=settings.train.seed,
+            cache_root=Path(settings.runs_dir) / ".cache",
             verify=world.is_first_of_node,
         )
 

@@ -99,10 +99,10 @@ class Stepper:
         self.mesh = mesh
         self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
-        self.clip_norm = plan.config.optim.clip_norm
-        self.is_fused = plan.fused_optimizer.value
+        self.clip_norm = plan.settings.optim.clip_norm
+        self.is_fused = plan.decided.fused_optimizer
         self.scale = scale_of(plan)
-        balance = Balance(model, mesh.token_group) if plan.router_aux_loss.value else None
+        balance = Balance(model, mesh.token_group) if plan.decided.router_aux_loss else None
         self.passes = passes or OneByOne(model, plan, balance, on_phase)
 
     def run(

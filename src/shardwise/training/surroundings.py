@@ -29,7 +29,7 @@ def prepare_matmuls(plan: Plan) -> None:
     measured on Hopper only."""
     if plan.cluster.device != "cuda":
         return
-    if plan.config.train.deterministic:
+    if plan.settings.train.deterministic:
         fix_workspace()
     elif uses_own(plan) and on_hopper():
         drop_workspace()

@@ -65,7 +65,7 @@ def tell_scale(scale: float, overflows: int, step: int, channels: Channels) -> N
 def tell_skip(plan: Plan, reached: Reached, grad_norm: float, channels: Channels) -> None:
     """Report a batch without a finite loss and gradient. It has changed nothing but the
     position."""
-    batch, size = reached.position - 1, plan.global_batch.value
+    batch, size = reached.position - 1, plan.decided.global_batch
     is_norm = not math.isfinite(grad_norm)
     what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"
     channels.say(

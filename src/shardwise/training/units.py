@@ -18,7 +18,7 @@ from shardwise.units import format_bytes, format_count
 def unit_table(units: UnitMap, plan: Plan, layers: Sequence[Layer] = ()) -> list[str]:
     """A header and one line for each unit. Equal neighbours share a line. `layers` are those of
     float8."""
-    width = DTYPE_BYTES[plan.param_dtype.value]
+    width = DTYPE_BYTES[plan.decided.param_dtype]
     rows = []
     for _, run in groupby(units.units, key=lambda unit: (unit.is_block, unit.num_params)):
         members = list(run)
@@ -39,7 +39,7 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
         return []
     changed = [layer for layer in layers if layer.why_not is None]
     gathered = sum(layer.gathers_float8 for layer in changed)
-    scales = "one scale a row" if plan.linear.value == "float8_rowwise" else "one scale a tensor"
+    scales = "one scale a row" if plan.decided.linear == "float8_rowwise" else "one scale a tensor"
     head = (
         f"{len(changed)} of {len(layers)} linear layers multiply in float8 ({scales}), and "
         f"{gathered} are gathered in it"
@@ -49,7 +49,7 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
         if layer.why_not is not None:
             kind = (layer.name.split(".")[-1], layer.why_not)
             left[kind] = left.get(kind, 0) + 1
-    dtype = plan.param_dtype.value
+    dtype = plan.decided.param_dtype
     rows = [f"  {dtype}: {count} x {name} ({why})" for (name, why), count in left.items()]
     return [head, *rows]
 
@@ -57,7 +57,7 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
 def notes_of(units: UnitMap, plan: Plan) -> list[str]:
     """Further notes: kernels that are not the plan's, activations in host memory."""
     total = len(units.blocks)
-    count = len(chosen(total, plan.offload_activations.value))
+    count = len(chosen(total, plan.decided.offload_activations))
     waiting = f"activations of {count} of {total} blocks wait for backward in host memory"
     return [note for note in (kernels_note(plan), waiting if count else None) if note]
 

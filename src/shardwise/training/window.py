@@ -39,7 +39,7 @@ class Window:
         grad_norm = self.results[-1].grad_norm
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
-        plan, train = self.plan, self.plan.config.train
+        plan, train = self.plan, self.plan.settings.train
         tokens_per_s = plan.tokens_per_step / step_s / self.num_ranks
         return StepReport(
             step=step,

@@ -123,7 +123,7 @@ def next_lines(result: TunnelResult, words: str) -> list[str]:
 
 def _batch(result: TunnelResult) -> str:
     """A change of the batch, where the one that was given does not divide over eight ranks."""
-    train = result.plan.config.train
+    train = result.plan.settings.train
     whole = whole_batch(train, 8)
     return "" if whole == train.global_batch else f" train.global_batch={whole}"
 

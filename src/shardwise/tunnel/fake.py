@@ -46,13 +46,13 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
                 _make_first_update(rank)
             _open_ledger(ledger, rank, batches)
             with resizes_seen(ledger), OperatorObserver(ledger, emulator.traffic, links, groups):
-                rank.stepper.run(batches, here.config.optim.lr)
+                rank.stepper.run(batches, here.settings.optim.lr)
     return TunnelResult(
         plan=plan,
         mode="fake",
         device_name="fake tensors",
         links=links,
-        memory=_memory(ledger.peak(_OFFLOADED if here.offload.value else ())),
+        memory=_memory(ledger.peak(_OFFLOADED if here.decided.offload else ())),
         timing=None,
         collectives=emulator.traffic.items,
         notes=[*notes, *_notes(plan)],
@@ -73,7 +73,7 @@ def _make_first_update(rank: Rank) -> None:
     for param in rank.params:
         param.grad = torch.zeros_like(param)
     loss = torch.zeros((), device=rank.session.device)
-    rank.stepper.update(rank.session.plan.config.optim.lr, loss)
+    rank.stepper.update(rank.session.plan.settings.optim.lr, loss)
 
 
 def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
@@ -120,14 +120,14 @@ def _memory(peak: Peak) -> Memory:
 
 def _notes(plan: Plan) -> list[str]:
     notes = ["nothing was computed, so there is no time to measure; bytes are those of tensors"]
-    if plan.compile.value:
+    if plan.decided.compile:
         notes.append("torch.compile is off on fake tensors; compiled blocks keep fewer activations")
-    if plan.loss.value == "chunked" and plan.loss.source != "user":
+    if plan.decided.loss == "chunked" and plan.choices["loss"].source != "user":
         notes.append("the loss is taken to be chunked; a run first tries that on its weights")
-    if plan.gather_in_place.value:
+    if plan.decided.gather_in_place:
         notes.append("a run gathers in place; here buffers that it does not need are counted")
-    if plan.offload_activations.value:
+    if plan.decided.offload_activations:
         notes.append("activations that would wait in host memory are part of these bytes")
-    if plan.offload.value:
+    if plan.decided.offload:
         notes.append("parameters, gradients and Adam are on the host, and not part of these bytes")
     return notes

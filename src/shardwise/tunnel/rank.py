@@ -75,7 +75,7 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
     A plan that does not compile is never made to.
     """
     here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
-    if plan.compile.value and not compiled:
+    if plan.decided.compile and not compiled:
         return here.with_choices(compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
     return here
 
@@ -98,7 +98,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
         say("; ".join(line.strip() for line in float8_table(layers, plan)))
         if plan.cluster.device == "cpu":
             say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
-    if plan.config.data.document_mask:
+    if plan.settings.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
     for note in notes_of(shell.units, plan):
         say(note)
@@ -110,17 +110,17 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     if has_values:
         attach_training_loss(session, say)
     else:
-        attach_loss(model, chunked=plan.loss.value == "chunked")
+        attach_loss(model, chunked=plan.decided.loss == "chunked")
         register_fsdp_forward_method(model, "sum_loss")
     return Rank(session, Stepper(model, optimizer, plan, shell.mesh), build_loader(session))
 
 
 def _synthetic_data(plan: Plan) -> DataSplits:
-    config = plan.config
+    settings = plan.settings
     return build_sequences(
-        replace(config.data, source="synthetic", eval_fraction=0.0),
+        replace(settings.data, source="synthetic", eval_fraction=0.0),
         vocab_size=plan.model.vocab_size,
-        model_name=config.model.name,
-        seed=config.train.seed,
-        cache_root=Path(config.runs_dir),
+        model_name=settings.model.name,
+        seed=settings.train.seed,
+        cache_root=Path(settings.runs_dir),
     )

@@ -87,9 +87,9 @@ class TunnelResult:
             "model": plan.model.name,
             "cluster": plan.cluster.name,
             "world_size": plan.world_size,
-            "strategy": plan.strategy.value,
-            "replicate": plan.replicate.value,
-            "shard": plan.shard.value,
+            "strategy": plan.decided.strategy,
+            "replicate": plan.decided.replicate,
+            "shard": plan.decided.shard,
             "mode": self.mode,
             "device": self.device_name,
             # JSON has no infinity.

@@ -123,10 +123,11 @@ class _Stand:
 
     def trace(self, plan: Plan, path: Path) -> None:
         """Some steps under the profiler, after one that warms it up."""
-        observe = replace(plan.config.observe, profile=2, profile_steps=TRACED_STEPS)
-        profiled = replace(plan, config=replace(plan.config, observe=observe))
+        observe = replace(plan.settings.observe, profile=2, profile_steps=TRACED_STEPS)
         session = self.rank.session
-        profiler = StepProfiler(profiled, session.model, session.units, session.mesh.world)
+        profiler = StepProfiler(
+            plan, session.model, session.units, session.mesh.world, observe=observe
+        )
         try:
             prepared = [self._batches() for _ in range(1 + TRACED_STEPS)]
             for number, batches in enumerate(prepared, start=1):
@@ -202,7 +203,7 @@ def _device_name(device: Device) -> str:
 def _notes(plan: Plan, device: Device) -> list[str]:
     if device == "cpu":
         notes = ["on a CPU nothing overlaps: all communication is exposed"]
-        if plan.compile.value:
+        if plan.decided.compile:
             notes.append("torch.compile is off on a CPU")
         return notes
     name = _device_name("cuda")

@@ -32,7 +32,7 @@ class Gate:
 
 def check_gates(plan: Plan, events: Steps, damaged: Sequence[str]) -> list[Gate]:
     """All gates of a run; `damaged` names its checkpoints that are not whole."""
-    gates, steps = plan.config.gates, _last_of_each_step(events)
+    gates, steps = plan.settings.gates, _last_of_each_step(events)
     if not steps:
         return [Gate("steps", "none", "at least one", "fail", "the run has logged no step yet")]
     late = [e for e in events if e["event"] == "collectives" and e["straggler"]]
@@ -115,7 +115,7 @@ def _loss_gate(plan: Plan, steps: Steps) -> Gate:
     first, last = statistics.mean(losses[:quarter]), statistics.mean(losses[-quarter:])
     if len(losses) < 4:
         return Gate("loss", f"{losses[-1]:.4f}", "falls", "skip", "fewer than four logged steps")
-    if plan.config.data.source == "synthetic":
+    if plan.settings.data.source == "synthetic":
         why = "random tokens: there is nothing to learn"
         return Gate("loss", f"{first:.4f} -> {last:.4f}", "falls", "skip", why)
     advice = "a loss that does not fall: optim.lr, the schedule, or data that was seen before"

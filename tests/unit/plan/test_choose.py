@@ -23,7 +23,7 @@ PlanOf = Callable[..., Plan]
 
 
 def mesh_of(plan: Plan) -> tuple[str, int, int]:
-    return plan.strategy.value, plan.replicate.value, plan.shard.value
+    return plan.decided.strategy, plan.decided.replicate, plan.decided.shard
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_decision_tree_follows_model_and_links(
     assert mesh_of(plan) == mesh
     assert plan.world_size == plan.cluster.world_size
     assert plan.memory.high <= HEADROOM * plan.cluster.memory_bytes
-    assert plan.forecast is None and plan.strategy.source == "rule"
+    assert plan.forecast is None and plan.choices["strategy"].source == "rule"
 
 
 def test_the_search_leaves_the_tree_for_a_clear_gain_only(plan_of: PlanOf) -> None:
@@ -58,8 +58,8 @@ def test_the_search_leaves_the_tree_for_a_clear_gain_only(plan_of: PlanOf) -> No
     assert any("too little to leave" in other.why_not for other in plan.alternatives)
     plan = plan_of("model.name=llama-3.1-70b", "data.seq_len=4096", "cluster.name=8x8xH100")
     assert mesh_of(plan) == ("full_shard", 1, 64)
-    assert plan.strategy.source == "search"
-    assert "faster than hybrid_shard 2 x 32" in plan.strategy.why
+    assert plan.choices["strategy"].source == "search"
+    assert "faster than hybrid_shard 2 x 32" in plan.choices["strategy"].why
 
 
 def test_parameters_stay_gathered_where_memory_allows_and_it_pays(plan_of: PlanOf) -> None:
@@ -109,9 +109,9 @@ def test_a_price_makes_a_cost(plan_of: PlanOf) -> None:
 
 def test_a_larger_group_is_taken_only_where_the_domain_does_not_fit(tree_plan_of: PlanOf) -> None:
     plan = tree_plan_of("model.name=mixtral-8x7b", "cluster.name=4x8xH100", "data.seq_len=4096")
-    assert "a copy over 8 GPUs does not fit; 16 do" in plan.strategy.why
+    assert "a copy over 8 GPUs does not fit; 16 do" in plan.choices["strategy"].why
     inside = tree_plan_of("model.name=mixtral-8x7b", "cluster.name=4x8xH200", "data.seq_len=4096")
-    assert inside.shard.value == 8
+    assert inside.decided.shard == 8
 
 
 def test_a_narrower_domain_makes_smaller_groups(tree_plan_of: PlanOf) -> None:
@@ -127,8 +127,8 @@ def test_reshard_rule_is_the_strategys(plan_of: PlanOf) -> None:
         ("no_shard", False),
     ):
         plan = plan_of("cluster.name=2x8xH100", f"shard.strategy={strategy}")
-        assert plan.strategy.value == strategy
-        assert plan.reshard_after_forward.value is reshards
+        assert plan.decided.strategy == strategy
+        assert plan.decided.reshard_after_forward is reshards
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_given_mesh_is_taken(
 ) -> None:
     plan = plan_of("cluster.name=8xH100", *overrides)
     assert mesh_of(plan) == mesh
-    assert plan.shard.source == plan.replicate.source == "user"
+    assert plan.choices["shard"].source == plan.choices["replicate"].source == "user"
 
 
 def test_several_datacenters_are_refused(plan_of: PlanOf) -> None:
@@ -250,9 +250,9 @@ def test_precision_follows_the_hardware(
     plan_of: PlanOf, cluster: str, dtype: str, why: str
 ) -> None:
     plan = plan_of(f"cluster.name={cluster}")
-    assert plan.param_dtype.value == dtype
-    assert why in plan.param_dtype.why
-    assert plan.reduce_dtype.value == "fp32"
+    assert plan.decided.param_dtype == dtype
+    assert why in plan.choices["param_dtype"].why
+    assert plan.decided.reduce_dtype == "fp32"
 
 
 def test_a_cpu_without_bf16_computes_fp32() -> None:
@@ -261,9 +261,9 @@ def test_a_cpu_without_bf16_computes_fp32() -> None:
     spec = spec_from_config("tiny-llama", source.hf_config)
     cluster = replace(resolve_cluster(config.cluster, {}), compute_formats=frozenset({"fp32"}))
     plan = choose.choose_plan(config, spec, cluster, source)
-    assert plan.param_dtype.value == "fp32"
-    assert "neither bf16 nor fp16" in plan.param_dtype.why
-    assert plan.compile.value is False
+    assert plan.decided.param_dtype == "fp32"
+    assert "neither bf16 nor fp16" in plan.choices["param_dtype"].why
+    assert plan.decided.compile is False
 
 
 @pytest.mark.parametrize("cluster", ["2xCPU", "1xH100", "8xH100", "4x8xH100", "8xV100"])
@@ -308,7 +308,7 @@ def test_what_the_user_gives_is_the_users(plan_of: PlanOf, name: str) -> None:
     plan = plan_of("cluster.name=8xH100", "shard.strategy=full_shard", override)
     choice = plan.choices[name]
     assert (choice.value, choice.source) == (value, "user")
-    assert plan.strategy.source == "user"
+    assert plan.choices["strategy"].source == "user"
 
 
 def test_a_state_of_bf16_and_faster_attention_are_foreseen(plan_of: PlanOf) -> None:
@@ -328,7 +328,9 @@ def test_a_state_of_bf16_and_faster_attention_are_foreseen(plan_of: PlanOf) -> N
 def test_kernels_of_our_own_are_for_gpus(plan_of: PlanOf) -> None:
     words = ("model.name=llama-3.1-8b", "cluster.name=8xH100")
     ours, theirs = (plan_of(*words, f"train.kernels={kernels}") for kernels in ("auto", "torch"))
-    assert ours.kernels.value == "own" and plan_of("cluster.name=2xCPU").kernels.value == "torch"
+    assert (
+        ours.decided.kernels == "own" and plan_of("cluster.name=2xCPU").decided.kernels == "torch"
+    )
     assert ours.forecast is not None and theirs.forecast is not None
     assert ours.forecast.tokens_per_s > theirs.forecast.tokens_per_s
     with pytest.raises(UserError, match="needs GPUs"):
@@ -337,14 +339,14 @@ def test_kernels_of_our_own_are_for_gpus(plan_of: PlanOf) -> None:
 
 def test_a_given_accumulation_is_the_users_beside_a_given_batch(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.name=8xH100", "train.global_batch=64", "train.accumulation=4")
-    assert (plan.accumulation.value, plan.accumulation.source) == (4, "user")
+    assert (plan.decided.accumulation, plan.choices["accumulation"].source) == (4, "user")
 
 
 def test_a_reshard_group_goes_with_an_automatic_strategy(plan_of: PlanOf) -> None:
     words = ("model.name=llama-3.1-70b", "cluster.name=4x8xH100", "data.seq_len=4096")
     plan = plan_of(*words, "shard.reshard_after_forward=8")
     assert mesh_of(plan) == ("full_shard", 1, 32)
-    assert plan.reshard_after_forward.value == 8
+    assert plan.decided.reshard_after_forward == 8
 
 
 def test_experts_that_a_reshard_group_pads_are_warned_of(plan_of: PlanOf) -> None:
@@ -360,14 +362,14 @@ def test_experts_that_a_reshard_group_pads_are_warned_of(plan_of: PlanOf) -> Non
 
 def test_the_group_that_did_not_fit_is_one_that_was_tried(tree_plan_of: PlanOf) -> None:
     plan = tree_plan_of("model.name=llama-3.1-70b", "cluster.name=8x8xH100", "data.seq_len=4096")
-    assert plan.strategy.why == "a copy over 16 GPUs does not fit; 32 do"
+    assert plan.choices["strategy"].why == "a copy over 16 GPUs does not fit; 32 do"
 
 
 def test_all_gather_limit_caps_prefetch(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.name=8xH100", "shard.all_gather_limit=1")
-    assert plan.backward_prefetch.value == 0
-    assert "all_gather_limit=1" in plan.backward_prefetch.why
-    assert plan.forward_prefetch.value == 0
+    assert plan.decided.backward_prefetch == 0
+    assert "all_gather_limit=1" in plan.choices["backward_prefetch"].why
+    assert plan.decided.forward_prefetch == 0
 
 
 @pytest.mark.parametrize(
@@ -387,9 +389,9 @@ def test_parameters_are_gathered_in_place_where_that_is_hidden(
 ) -> None:
     words = (f"cluster.name={cluster}", "mesh.replicate=1") if "no_shard" not in override else ()
     plan = plan_of(*(words or (f"cluster.name={cluster}",)), override)
-    assert plan.gather_in_place.value is in_place
-    assert why in plan.gather_in_place.why
-    assert plan.forward_prefetch.value == int(in_place)
+    assert plan.decided.gather_in_place is in_place
+    assert why in plan.choices["gather_in_place"].why
+    assert plan.decided.forward_prefetch == int(in_place)
 
 
 def test_gathers_in_place_need_one_group(plan_of: PlanOf) -> None:
@@ -402,12 +404,12 @@ def test_least_recompute_that_fits_is_chosen(plan_of: PlanOf) -> None:
     words = ("model.name=llama-3.1-8b", "cluster.name=8xH200", "data.seq_len=4096")
     roomy = plan_of(*words, "train.micro_batch=4")
     tight = plan_of("model.name=llama-3.1-70b", "cluster.name=4x8xH100", "data.seq_len=4096")
-    assert roomy.checkpoint_activations.value == "none"
-    assert tight.checkpoint_activations.value == "full"
+    assert roomy.decided.checkpoint_activations == "none"
+    assert tight.decided.checkpoint_activations == "full"
 
 
 def batch_of(plan: Plan) -> tuple[int, int, int]:
-    return plan.micro_batch.value, plan.accumulation.value, plan.global_batch.value
+    return plan.decided.micro_batch, plan.decided.accumulation, plan.decided.global_batch
 
 
 @pytest.mark.parametrize(
@@ -433,8 +435,8 @@ def test_batch_is_micro_times_accumulation_times_ranks(
 
 def test_an_automatic_micro_batch_stays_below_the_token_cap(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.name=8xH100", "data.seq_len=8192", "train.global_batch=1024")
-    assert plan.micro_batch.value * 8192 == 16384
-    assert plan.accumulation.value == 64
+    assert plan.decided.micro_batch * 8192 == 16384
+    assert plan.decided.accumulation == 64
 
 
 @pytest.mark.parametrize(
@@ -464,8 +466,8 @@ def test_accumulate_keeps_whole_gradients_where_they_fit(
     plan_of: PlanOf, overrides: tuple[str, ...], accumulate: str
 ) -> None:
     plan = plan_of("cluster.name=8xH100", "data.seq_len=2048", *overrides)
-    assert plan.accumulate.value == accumulate
-    assert plan.accumulate.source == "rule"
+    assert plan.decided.accumulate == accumulate
+    assert plan.choices["accumulate"].source == "rule"
 
 
 def test_memory_counts_the_whole_gradients_that_accumulation_keeps(plan_of: PlanOf) -> None:

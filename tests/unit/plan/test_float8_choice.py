@@ -19,11 +19,14 @@ FLOAT8 = (*NODE, "precision.linear=float8")
 
 def test_it_is_never_chosen_but_its_absence_has_a_reason(plan_of: PlanOf) -> None:
     plan = plan_of(*NODE)
-    assert (plan.linear.value, plan.linear.source) == ("param", "rule")
-    assert "float8 changes the numbers" in plan.linear.why
-    assert plan.float8_gather.value is False
-    assert plan_of("model.name=llama-3.1-8b", "cluster.name=8xA100").linear.why == "as param"
-    assert plan_of(*NODE, "precision.linear=param").linear.source == "user"
+    assert (plan.decided.linear, plan.choices["linear"].source) == ("param", "rule")
+    assert "float8 changes the numbers" in plan.choices["linear"].why
+    assert plan.decided.float8_gather is False
+    assert (
+        plan_of("model.name=llama-3.1-8b", "cluster.name=8xA100").choices["linear"].why
+        == "as param"
+    )
+    assert plan_of(*NODE, "precision.linear=param").choices["linear"].source == "user"
 
 
 def test_the_printed_plan_names_the_layers(tmp_path: Path) -> None:
@@ -71,8 +74,8 @@ def test_weights_that_cannot_be_cast_first_are_gathered_as_ever(
     plan_of: PlanOf, more: tuple[str, ...], why: str
 ) -> None:
     plan = plan_of(*FLOAT8, *more)
-    assert plan.float8_gather.value is False
-    assert why in plan.float8_gather.why
+    assert plan.decided.float8_gather is False
+    assert why in plan.choices["float8_gather"].why
 
 
 def test_gathers_of_one_byte_take_half_the_time(plan_of: PlanOf) -> None:
@@ -89,13 +92,16 @@ def test_gathers_of_one_byte_take_half_the_time(plan_of: PlanOf) -> None:
 def test_stacked_experts_get_no_forecast_of_float8(plan_of: PlanOf) -> None:
     node = ("model.name=mixtral-8x7b", "cluster.name=4x8xH200")
     plain, changed = plan_of(*node), plan_of(*node, "precision.linear=float8")
-    assert "128 linear layers, 4 in each block; not the experts" in changed.linear.why
+    assert "128 linear layers, 4 in each block; not the experts" in changed.choices["linear"].why
     assert changed.forecast == plain.forecast
     assert changed.memory == plain.memory
 
 
 def test_unknown_families_are_left_to_the_run(plan_of: PlanOf) -> None:
-    assert "the run says" in plan_of("model.name=gpt2", *FLOAT8[1:], "data.seq_len=1024").linear.why
+    assert (
+        "the run says"
+        in plan_of("model.name=gpt2", *FLOAT8[1:], "data.seq_len=1024").choices["linear"].why
+    )
 
 
 def test_a_plan_from_before_is_read(plan_of: PlanOf, tmp_path: Path) -> None:
@@ -107,6 +113,6 @@ def test_a_plan_from_before_is_read(plan_of: PlanOf, tmp_path: Path) -> None:
         del data["config"]["precision"][name]
     (tmp_path / "plan.json").write_text(json.dumps(data))
     old = Plan.load(tmp_path / "plan.json")
-    assert (old.linear.value, old.float8_gather.value) == ("param", False)
+    assert (old.decided.linear, old.decided.float8_gather) == ("param", False)
     newer = {name: plan.choices[name] for name in ("linear", "float8_gather")}
     assert old.with_choices(**newer) == plan

@@ -43,36 +43,39 @@ def plan_for(plan_of: PlanOf, tmp_path: Path) -> PlanOf:
 def test_the_model_s_config_decides(plan_for: PlanOf, family: str) -> None:
     coefficient = "aux_loss_coef" if family == "jetmoe" else "router_aux_loss_coef"
     silent = plan_for(family, output_router_logits=False)
-    assert silent.router_aux_loss.value == 0
-    assert "asks for none" in silent.router_aux_loss.why
+    assert silent.decided.router_aux_loss == 0
+    assert "asks for none" in silent.choices["router_aux_loss"].why
     asking = plan_for(family, output_router_logits=True, **{coefficient: 0.02})
-    assert asking.router_aux_loss.value == 0.02
-    assert asking.router_aux_loss.source == "rule"
-    assert "output_router_logits" in asking.router_aux_loss.why
+    assert asking.decided.router_aux_loss == 0.02
+    assert asking.choices["router_aux_loss"].source == "rule"
+    assert "output_router_logits" in asking.choices["router_aux_loss"].why
 
 
 def test_a_coefficient_that_is_left_to_the_class_is_the_class_s(plan_for: PlanOf) -> None:
     plan = plan_for("mixtral", output_router_logits=True, router_aux_loss_coef=None)
     assert plan.model.source == "counted"
-    assert plan.router_aux_loss.value == MixtralConfig().router_aux_loss_coef
+    assert plan.decided.router_aux_loss == MixtralConfig().router_aux_loss_coef
 
 
 def test_the_user_decides_otherwise(plan_for: PlanOf) -> None:
     asking = {"output_router_logits": True, "router_aux_loss_coef": 0.02}
     for off in ("off", "0"):
         plan = plan_for("mixtral", f"train.router_aux_loss={off}", **asking)
-        assert (plan.router_aux_loss.value, plan.router_aux_loss.source) == (0.0, "user")
+        assert (plan.decided.router_aux_loss, plan.choices["router_aux_loss"].source) == (
+            0.0,
+            "user",
+        )
         assert any("asks for a load-balancing loss" in warning for warning in plan.warnings)
     plan = plan_for("mixtral", "train.router_aux_loss=0.1", **asking)
-    assert plan.router_aux_loss.value == 0.1
-    assert "asks for 0.02" in plan.router_aux_loss.why
+    assert plan.decided.router_aux_loss == 0.1
+    assert "asks for 0.02" in plan.choices["router_aux_loss"].why
     assert not any("load-balancing" in warning for warning in plan.warnings)
 
 
 def test_a_number_turns_it_on_where_the_family_s_own_forward_has_none(plan_for: PlanOf) -> None:
-    assert plan_for("glm4_moe", output_router_logits=True).router_aux_loss.value == 0
+    assert plan_for("glm4_moe", output_router_logits=True).decided.router_aux_loss == 0
     plan = plan_for("glm4_moe", "train.router_aux_loss=0.01")
-    assert plan.router_aux_loss.value == 0.01
+    assert plan.decided.router_aux_loss == 0.01
 
 
 def test_a_model_without_routers_is_refused(plan_of: PlanOf) -> None:
@@ -88,12 +91,12 @@ def test_a_loss_that_is_the_family_s_own_is_refused(plan_for: PlanOf) -> None:
     with pytest.raises(UserError, match="asks for a load-balancing loss") as caught:
         plan_for("doge", **doge)
     assert "one of its own" in caught.value.why
-    assert plan_for("doge", "train.router_aux_loss=off", **doge).router_aux_loss.value == 0
+    assert plan_for("doge", "train.router_aux_loss=off", **doge).decided.router_aux_loss == 0
 
 
 def test_a_mixture_whose_layers_are_all_dense_has_none(plan_for: PlanOf) -> None:
     dense = {"output_router_logits": True, "mlp_only_layers": [0, 1]}
-    assert plan_for("qwen3_moe", **dense).router_aux_loss.value == 0
+    assert plan_for("qwen3_moe", **dense).decided.router_aux_loss == 0
     with pytest.raises(UserError, match="needs a mixture of experts") as caught:
         plan_for("qwen3_moe", "train.router_aux_loss=0.1", **dense)
     assert caught.value.why == "none of its layers has a router"
@@ -102,5 +105,5 @@ def test_a_mixture_whose_layers_are_all_dense_has_none(plan_for: PlanOf) -> None
 def test_what_the_loss_keeps_is_planned_for(plan_for: PlanOf) -> None:
     without = plan_for("mixtral", "train.micro_batch=2")
     with_it = plan_for("mixtral", "train.micro_batch=2", "train.router_aux_loss=0.1")
-    tokens, width = 2 * 16, {"fp32": 4, "bf16": 2}[with_it.param_dtype.value]
+    tokens, width = 2 * 16, {"fp32": 4, "bf16": 2}[with_it.decided.param_dtype]
     assert with_it.memory.activations - without.memory.activations == tokens * 2 * 4 * (width + 4)
