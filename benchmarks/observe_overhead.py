@@ -207,10 +207,12 @@ class Contender:
 
 @contextmanager
 def contender(plan) -> Iterator[Contender]:
+    import torch
+
     from shardwise.data.prefetch import prefetching
+    from shardwise.metrics.collectives import CollectiveTimer
     from shardwise.metrics.events import EventLog
     from shardwise.metrics.sinks.open import open_sinks
-    from shardwise.parallel.comm import apply_carrier
     from shardwise.parallel.mesh import build_mesh
     from shardwise.plan.run_directory import write_run_directory
     from shardwise.training.channels import Channels
@@ -226,12 +228,13 @@ def contender(plan) -> Iterator[Contender]:
     sinks = open_sinks(plan, rank=world.rank, local_rank=world.local_rank)
     record = plan.run_dir / "events.jsonl"
     with EventLog(record, enabled=world.is_first, observers=sinks, say=print) as events:
-        session = build_session(plan, mesh, lambda text: None)
+        timer = CollectiveTimer(torch.device(plan.cluster.device), world)
+        carrier = timer if plan.config.observe.collectives else None
+        session = build_session(plan, mesh, lambda text: None, carrier=carrier)
         attach_training_loss(session, lambda text: None)
         heartbeat = Heartbeat(world.rank)
-        loop = Loop(session, Channels(events, lambda text: None, StopRequest(), heartbeat))
-        if plan.config.observe.collectives:
-            apply_carrier(session.model, session.units, plan, session.mesh, loop.timer)
+        channels = Channels(events, lambda text: None, StopRequest(), heartbeat)
+        loop = Loop(session, channels, timer)
         pin = session.device.type == "cuda"
         with (
             prefetching(build_loader(session), 0, 2**40, pin_memory=pin) as batches,

@@ -9,33 +9,19 @@ device. That transfer queues behind activations that come back from host memory.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.library import Library
 
-
-@cache
-def take_over(operator: Callable[..., Any], device: str) -> Library:
-    """Replace FSDP2's operator of this name for the whole process. FSDP2 has no public hook for
-    it."""
-    ours = Library("fsdp", "IMPL")
-    with warnings.catch_warnings():
-        # torch warns that a kernel is replaced, which is the purpose.
-        warnings.simplefilter("ignore")
-        ours.impl(operator.__name__, operator, device.upper(), allow_override=True)
-    return ours
+from shardwise.internals.functions import chunk_cat_by_torch
 
 
 def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
     """Row i of `out` is chunk i of every tensor, one after the other, padded with zeros, as
     torch's."""
     if dim != 0 or not out.is_cuda or not all(map(_is_plain, (out, *tensors))):
-        torch._chunk_cat(list(tensors), dim, num_chunks, out=out)
+        chunk_cat_by_torch(tensors, dim, num_chunks, out)
         return
     # Triton is imported when a GPU needs it. It is not installed everywhere.
     from shardwise.kernels.unit_copies_triton import copy_in

@@ -105,6 +105,12 @@ class CollectiveTimer(Carrier):
         """Now, on the device."""
         return CudaStamp() if self.device.type == "cuda" else HostStamp()
 
+    def forget(self) -> None:
+        """Drop what was timed so far: trial passes before the first step belong to no step."""
+        self.samples, self.scattered = [], {}
+        self.spans.clear()
+        self.spans.append([])
+
     def enter(self, phase: str) -> None:
         """Begin a part of the step: `agree`, `forward`, `backward` or `eval`."""
         if self.entered is not None:

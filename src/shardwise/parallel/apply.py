@@ -8,6 +8,7 @@ from torch import nn
 
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
+from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
@@ -19,12 +20,18 @@ from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 
 
-def parallelize(model: nn.Module, plan: Plan, mesh: Mesh | None = None) -> UnitMap:
+def parallelize(
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh | None = None,
+    carrier: Carrier | None = None,
+) -> UnitMap:
     """Change `model` in place as `plan` says; returns the units that were formed.
 
     Needs an initialised process group of the plan's world size. The model may be on meta (then
     allocate and fill it afterwards) or hold weights. FSDP2's gradient division is turned off:
-    divide the loss by the global number of tokens instead.
+    divide the loss by the global number of tokens instead. Collectives go through `carrier` where
+    there is one, such as a timer.
     """
     mesh = mesh or build_mesh(plan)
     shard = plan.settings.shard
@@ -37,7 +44,7 @@ def parallelize(model: nn.Module, plan: Plan, mesh: Mesh | None = None) -> UnitM
     if plan.decided.compile:
         apply_compile([*blocks, *_outer_norms(model, units)])
     apply_offload(blocks, plan.decided.offload_activations, torch.device(plan.cluster.device))
-    apply_sharding(model, units, plan, mesh)
+    apply_sharding(model, units, plan, mesh, carrier)
     apply_prefetch(model, units, plan)
     return units
 

@@ -1,4 +1,8 @@
-"""The collectives of every unit, passed to one object through FSDP2's public hooks."""
+"""The collectives of every unit, passed to one object through FSDP2's public hooks.
+
+FSDP2 calls its own collectives wherever nothing here is needed: hooks for a unit's collectives rule
+out FSDP2's symmetric memory, and parameters of one unit on several meshes.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,15 @@ from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torch.distributed.fsdp import FSDPModule
 
+from shardwise.internals.parts import REDUCTIONS, is_open
 from shardwise.model.blocks import UnitMap, iter_modules
-from shardwise.parallel.gather import IntoParameters, can_gather_into
+from shardwise.parallel.gather import IntoParameters, can_gather_into, gathers_in_place
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 
 
 class Carrier:
-    """Calls the collectives of a model in FSDP2's place. This one does what FSDP2 would; tensors
-    come as keywords."""
+    """Calls the collectives of a model in FSDP2's place, here as FSDP2 would."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate a buffer of a collective, as FSDP2 itself would."""
@@ -36,7 +40,7 @@ class Carrier:
         group: ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """All-gather the parameters of a unit, in one call."""
+        """Gather the parameters of a unit, in one call."""
         if len(outputs) == 1:
             return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
         options = AllgatherOptions()
@@ -44,7 +48,7 @@ class Carrier:
         work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
         if async_op:
             return work
-        # NCCL returns no work for a synchronous call: later kernels on the same stream wait anyway.
+        # NCCL has none for a call on the stream that asks for it: what follows there waits anyway.
         if work is not None:
             work.wait()
         return None
@@ -58,23 +62,31 @@ class Carrier:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Reduce-scatter the gradients of a unit."""
+        """Sum the gradients of a unit."""
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     def all_reduced(self, unit: str, group: ProcessGroup, gradients: Tensor) -> None:
-        """Called right after FSDP2's own all-reduce over the replicas."""
+        """FSDP2 calls its all-reduce over the replicas itself, and this right after it."""
 
 
 def apply_carrier(
-    model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, carrier: Carrier
+    model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, given: Carrier | None
 ) -> None:
-    """Let `carrier` call the collectives of every unit and of the root."""
+    """Have the collectives of every unit, and of the root, go through one carrier: through the
+    `given` one, or through a plain one where this plan needs any."""
+    # With replicas a third stream sums over them in the same memory, and nobody here knows it.
+    shares = mesh.replicas is None and is_open(REDUCTIONS)
+    in_place = gathers_in_place(plan)
+    needs_any = in_place or (shares and plan.cluster.device == "cuda")
+    if given is None and (not needs_any or mesh.world.size == 1):
+        return
+    carrier = given or Carrier()
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
     for name, (module, *others) in {**modules, "the root": [model]}.items():
         if not isinstance(module, FSDPModule):
             continue
-        in_place = plan.decided.gather_in_place and can_gather_into([module, *others])
-        apply_to_unit(module, name, carrier, shares=mesh.replicas is None, in_place=in_place)
+        places = in_place and can_gather_into([module, *others])
+        apply_to_unit(module, name, carrier, shares=shares, in_place=places)
         if mesh.replicas is not None:
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, mesh.replicas))
 
@@ -82,12 +94,8 @@ def apply_carrier(
 def apply_to_unit(
     module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True, in_place: bool = False
 ) -> None:
-    """Let `carrier` call one unit's all-gathers and reduce-scatters.
-
-    `shares` lets the result of a reduce-scatter take memory of the compute stream. Otherwise it has
-    memory of its own, because the stream of an all-reduce over replicas uses it too, and nothing
-    here could wait for that stream.
-    """
+    """Have one unit's all-gathers and reduce-scatters go through `carrier`. Where it `shares`
+    memory with activations, what is reduced is memory of the stream that computes."""
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
     # FSDP2's protocol for this is public, but its classes are not, so it is met by duck typing.
     if in_place:
@@ -95,64 +103,79 @@ def apply_to_unit(
     else:
         flat = _Comm(carrier.allocate, partial(_gather_flat, gather))
         module.set_custom_all_gather(cast(Any, flat))
-    allocate = _Shared(carrier.allocate) if shares else carrier.allocate
+    allocate = ComputeMemory(carrier.allocate) if shares else carrier.allocate
     module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
 
 
-def reduce_in_place(module: FSDPModule) -> None:
-    """For one rank alone, where a sum over ranks is its own input. With one buffer for both,
-    FSDP2 has nothing to copy."""
-    module.set_custom_reduce_scatter(cast(Any, _Comm(_OneMemory(), _never)))
+def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
+    """Where one rank trains alone, a sum over ranks is what goes into it. Given one memory for
+    both, FSDP2 has nothing to copy. To be called on the stream that will compute."""
+    if is_open(REDUCTIONS):
+        computes = torch.get_device_module(device).current_stream()
+        module.set_custom_reduce_scatter(cast(Any, _Comm(OneMemory(computes), _never)))
 
 
-class _Shared:
-    """Allocates the result of a reduce-scatter from the compute stream's memory.
+@dataclass(frozen=True, slots=True)
+class ComputeMemory:
+    """Memory of the stream that computes, whichever stream asks.
 
-    FSDP2 allocates it on the stream of the reduction. The caching allocator keeps a pool for each
-    stream, so gradient shards could not reuse the memory of freed activations and would come on top
-    of them.
+    FSDP2 asks for the output of a reduce-scatter on the stream that reduces. The caching allocator
+    keeps the memory of each stream apart, so all gradient shards would come on top of the
+    activations, whose memory they could have.
+
+    It is right whoever asks, and in whatever order. The stream that asks first waits for the stream
+    whose memory it gets, so all earlier work on that memory is done. `record_stream` has the
+    allocator wait for the stream that asked before it hands the memory out again. On a GPU
+    shardwise computes on the default stream only.
     """
 
-    def __init__(self, allocate: Callable[..., Tensor]) -> None:
-        self._allocate = allocate
-        self._computes: Any = None
+    allocate: Callable[..., Tensor]
 
     def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """In FSDP2's form of the question."""
         asked: dict[str, Any] = {"dtype": dtype, "device": device}
         if device.type != "cuda":
-            return self._allocate(size, **asked)
-        stream = torch.cuda.current_stream(device)
-        if self._computes is None:
-            # The first request is for the input, on the compute stream, which the other stream
-            # waits for.
-            self._computes = stream
-            return self._allocate(size, **asked)
-        with torch.cuda.stream(self._computes):
-            memory = self._allocate(size, **asked)
-        self._computes = None
-        # If it is freed while the reduction still runs, the allocator reuses it only afterwards.
-        memory.record_stream(stream)
+            return self.allocate(size, **asked)
+        computes, asks = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
+        if asks == computes:
+            return self.allocate(size, **asked)
+        asks.wait_stream(computes)
+        with torch.cuda.stream(computes):
+            memory = self.allocate(size, **asked)
+        memory.record_stream(asks)
         return memory
 
 
-class _OneMemory:
-    """One buffer for two requests in a row: the input and the output of a collective."""
+class OneMemory:
+    """One memory for the input and the output of a reduction over a group of one rank.
 
-    def __init__(self) -> None:
-        self._taken: Tensor | None = None
+    FSDP2 copies the gradients of a unit into the input, copies the input to the output, and makes
+    the sharded gradients views of the output. A tensor that is copied to itself stays as it is, so
+    both may be one tensor. FSDP2 asks for the input on the stream that computes, and for the output
+    on another one. What is asked for on the stream that computes is always new: it can never be
+    memory that holds gradients. What is asked for on another stream is the input that was asked for
+    last, once, where its shape and dtype are the same; otherwise it is new, and FSDP2 copies.
+    """
+
+    def __init__(self, computes: Any) -> None:
+        self._computes = computes
+        self._input: Tensor | None = None
 
     def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        taken, self._taken = self._taken, None
-        if taken is not None and taken.shape == torch.Size(size) and taken.dtype == dtype:
-            return taken
-        self._taken = torch.empty(*size, dtype=dtype, device=device)
-        return self._taken
+        """In FSDP2's form of the question."""
+        is_input = torch.get_device_module(device).current_stream() == self._computes
+        given, self._input = self._input, None
+        if given is None or is_input or (given.shape, given.dtype) != (torch.Size(size), dtype):
+            given = torch.empty(*size, dtype=dtype, device=device)
+        if is_input:
+            self._input = given
+        return given
 
 
 def _gather_flat(
     gather: Callable[..., Any], *, output_tensor: Tensor, input_tensor: Tensor, **how: Any
 ) -> Any:
-    """The all-gather as FSDP2 calls it: all parameters of a unit in one buffer."""
+    """As FSDP2 asks for it: all parameters of a unit as one."""
     return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
 
 
@@ -162,7 +185,7 @@ def _never(**tensors: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Comm:
-    """FSDP2's `Comm`: it allocates the buffer of a collective, and then calls it."""
+    """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""
 
     allocate: Callable[..., Tensor]
     call: Callable[..., Any]

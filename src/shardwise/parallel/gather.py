@@ -1,25 +1,63 @@
-"""All-gathers that write straight into parameters.
+"""All-gathers straight into parameters.
 
-FSDP2 all-gathers a unit into one buffer that is laid out by ranks, and then copies each parameter
-out of it on the compute stream. Here one call gathers each parameter into the parameter's own
-memory, and no copy is left. FSDP2's first copy shows where that memory is. Later FSDP2 calls its
-copy again, which finds the data in place and does nothing.
+FSDP2 gathers a unit into one buffer that lies by ranks, and copies each parameter out of it on the
+stream that computes. Here one call gathers each parameter into its own memory, its *place*, and
+nothing is left to copy.
 
-Parameters still have memory of the compute stream, which may have belonged to the block before. So
-a gather begins after all work that the compute stream was given so far. To be hidden, a unit has to
-be gathered one unit ahead.
+How it works, by FSDP2's own three calls for a unit (`internals/fsdp2.py`):
+
+1. FSDP2 asks `IntoParameters` for the all-gather's output. The first time it gets a buffer, as it
+   would without us. Later it gets one element that is expanded to the buffer's shape: FSDP2 reads
+   no more of it than that shape.
+2. FSDP2 calls `fsdp::all_gather_copy_in` to copy the shards into that buffer. Where places are
+   known `keep_shards` copies nothing, and keeps the shards for as long as FSDP2 keeps the buffer,
+   because another stream reads them until then. Then FSDP2 calls the all-gather, which reads the
+   shards and writes the places.
+3. FSDP2 calls `fsdp::split_with_sizes_copy` with the memory of its parameters. The first time
+   `copy_unless_there` learns from it where the places are; later it checks that they are the same,
+   and copies nothing. FSDP2 resizes the storage of a gathered parameter to 0 and back, and never
+   replaces it.
+
+Operators see tensors only. Which unit a buffer belongs to stands in `_GATHERS`, whose keys are the
+buffers; an entry goes when its buffer does, and the shards with it.
+
+Places are memory of the stream that computes, as FSDP2's are, so a gather begins once that stream
+has done what was asked of it so far: it may have been the memory of the block before. Units have to
+be gathered one ahead for it to be hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from shardwise.internals.fsdp2 import base_of
+from shardwise.internals.parts import GATHERS, is_open
 from shardwise.kernels import unit_copies
+from shardwise.plan.plan import Plan
+
+
+@dataclass(slots=True)
+class Gather:
+    """One all-gather under way."""
+
+    unit: IntoParameters
+    shards: list[Tensor] | None = None
+    """What it reads, where it writes places; None: it reads and writes FSDP2's buffer."""
+
+
+_GATHERS = WeakTensorKeyDictionary()
+
+
+def gathers_in_place(plan: Plan) -> bool:
+    """As planned, where FSDP2 is as we know it."""
+    return plan.decided.gather_in_place and is_open(GATHERS)
 
 
 class IntoParameters:
@@ -31,36 +69,29 @@ class IntoParameters:
         self._computes: Any = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate the all-gather's buffer. Once the parameters' memory is known, FSDP2 only
-        reads the buffer's shape."""
+        """What is gathered into. Once places are known FSDP2 reads no more of it than its shape."""
         memory = self._allocate([1] if self._places else size, dtype=dtype, device=device)
-        memory.unit = self  # type: ignore[attr-defined]
+        _GATHERS[memory] = Gather(self)
         return memory.expand(size)
 
-    def hand_in(self, memory: Tensor, shards: Sequence[Tensor]) -> bool:
-        """Whether these shards are gathered from where they are.
-
-        The shards are kept alive for as long as FSDP2 keeps the buffer, because another stream
-        reads them.
-        """
-        if self._places:
-            memory.shards = list(shards)  # type: ignore[attr-defined]
+    @property
+    def knows_places(self) -> bool:
+        """Whether a first gather has shown where the parameters are."""
         return bool(self._places)
 
     def __call__(self, *, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
         """The all-gather."""
-        shards = _shards_in(_memory_of(output_tensor))
-        if shards is None:
+        gather = _gather_of(output_tensor)
+        if gather is None or gather.shards is None:
             return self._gather(outputs=[output_tensor], inputs=[input_tensor], **how)
         self._take_places()
-        return self._gather(outputs=self._places, inputs=shards, **how)
+        return self._gather(outputs=self._places, inputs=gather.shards, **how)
 
-    def is_in(self, places: Sequence[Tensor], memory: Tensor) -> bool:
-        """Whether `memory` was gathered into these parameters. If not, it will be the next time."""
-        self._computes = _streams(memory).current_stream()
-        if _shards_in(memory) is None:
-            # These are new tensors over the same memory, because autograd counts writes through
-            # FSDP2's.
+    def is_in(self, places: Sequence[Tensor], gather: Gather) -> bool:
+        """Whether this gather has written these places; if not, the next one will."""
+        self._computes = _streams(places[0]).current_stream()
+        if gather.shards is None:
+            # A tensor of its own for each: autograd counts what is written through FSDP2's.
             self._places = [place.data.view(-1) for place in places]
             return False
         found = [place.data_ptr() for place in places]
@@ -79,43 +110,33 @@ class IntoParameters:
 
 
 def can_gather_into(modules: Iterable[nn.Module]) -> bool:
-    """Whether a parameter is cut into rows. FSDP2 assembles any other one from a copy."""
+    """What is not cut into rows FSDP2 puts together out of a copy."""
     params = (param for module in modules for param in module.parameters())
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
 
 
-def all_gather_copy_in(
-    shards: Sequence[Tensor], memory: Tensor, sizes: Sequence[int], numel: int, rank: int
-) -> tuple[Tensor, Tensor]:
-    """FSDP2's copy of a unit's shards into the all-gather's input, where it is needed."""
-    unit = _unit_of(memory)
-    if unit is not None and unit.hand_in(_memory_of(memory), shards):
-        return memory, memory
-    taken = memory.narrow(0, numel * rank, numel)
-    with torch.no_grad():
-        torch._foreach_copy_(taken.split(list(sizes)), list(shards))
-    return taken, memory
+def keep_shards(shards: Sequence[Tensor], memory: Tensor, *_: Any) -> Any:
+    """`fsdp::all_gather_copy_in`: keep the shards of a unit whose places are known, and leave all
+    else to FSDP2."""
+    gather = _gather_of(memory)
+    if gather is None or not gather.unit.knows_places:
+        return NotImplemented
+    gather.shards = list(shards)
+    return memory, memory
 
 
-def split_with_sizes_copy(
+def copy_unless_there(
     gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
 ) -> None:
-    """FSDP2's copy of gathered parameters out of the buffer, where it is needed."""
-    unit = _unit_of(gathered)
-    if unit is None or not unit.is_in(out, _memory_of(gathered)):
+    """`fsdp::split_with_sizes_copy`: nothing where `out` was gathered into, else our copy."""
+    gather = _gather_of(gathered)
+    if gather is None or not gather.unit.is_in(out, gather):
         unit_copies.split_with_sizes_copy(gathered, sizes, dim, out=out)
 
 
-def _memory_of(view: Tensor) -> Tensor:
-    return view if view._base is None else view._base
-
-
-def _shards_in(memory: Tensor) -> list[Tensor] | None:
-    return getattr(memory, "shards", None)
-
-
-def _unit_of(view: Tensor) -> IntoParameters | None:
-    return getattr(_memory_of(view), "unit", None)
+def _gather_of(view: Tensor) -> Gather | None:
+    found: Gather | None = _GATHERS.get(base_of(view))
+    return found
 
 
 def _streams(tensor: Tensor) -> Any:

@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from shardwise.internals.fsdp2 import replace_copy
+from shardwise.internals.parts import COPIES, is_open
 from shardwise.kernels.own import uses_own
-from shardwise.kernels.unit_copies import chunk_cat, take_over
+from shardwise.kernels.unit_copies import chunk_cat
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
-from shardwise.parallel.gather import all_gather_copy_in, split_with_sizes_copy
+from shardwise.parallel.gather import copy_unless_there, gathers_in_place, keep_shards
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.plan.plan import Plan
 
 
-def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
-    """Shard every unit, then the root with what is left."""
-    _take_copies_over(plan)
+def apply_sharding(
+    model: nn.Module,
+    units: UnitMap,
+    plan: Plan,
+    mesh: Mesh,
+    carrier: Carrier | None = None,
+) -> None:
+    """Shard every unit, then the root with what is left. Collectives go through `carrier`, where
+    there is one."""
+    _replace_copies(plan)
     common: dict[str, Any] = {"mesh": mesh.devices, "offload_policy": _offload_policy(plan)}
     # A unit inside another one comes first: FSDP2 gives the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
@@ -45,9 +55,10 @@ def apply_sharding(model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh) -> 
     if mesh.world.size == 1:
         for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by 1.
-            reduce_in_place(module)
+            reduce_in_place(module, torch.device(plan.cluster.device))
+    apply_carrier(model, units, plan, mesh, carrier)
+    if mesh.world.size == 1:
         return
-    apply_carrier(model, units, plan, mesh, Carrier())
     for module in sharded_modules(model):
         # The loss is already divided by the global token count, so gradients are summed.
         module.set_gradient_divide_factor(1.0)
@@ -81,15 +92,16 @@ def reshard_all(model: nn.Module) -> None:
         module.reshard()
 
 
-def _take_copies_over(plan: Plan) -> None:
+def _replace_copies(plan: Plan) -> None:
     """Replace the copies around collectives by ours, where such a run uses them."""
-    device, in_place = plan.cluster.device, plan.decided.gather_in_place
-    if uses_own(plan):
-        take_over(chunk_cat, device)
+    device, in_place = plan.cluster.device, gathers_in_place(plan)
+    has_kernels = uses_own(plan) and is_open(COPIES)
+    if has_kernels:
+        replace_copy("chunk_cat", chunk_cat, device)
     if in_place:
-        take_over(all_gather_copy_in, device)
-    if in_place or (uses_own(plan) and plan.decided.offload_activations):
-        take_over(split_with_sizes_copy, device)
+        replace_copy("all_gather_copy_in", keep_shards, device)
+    if in_place or (has_kernels and plan.decided.offload_activations):
+        replace_copy("split_with_sizes_copy", copy_unless_there, device)
 
 
 def _depth(unit: Unit) -> int:

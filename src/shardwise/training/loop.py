@@ -19,7 +19,6 @@ from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.sinks.open import open_sinks
-from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.mesh import World, build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.plan.run_directory import write_run_directory
@@ -88,10 +87,14 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
             world.decide(lambda: validate_begin(plan))
             world.decide(lambda: _write_as_holder(plan, fence))
         start_history(plan)
-        session = build_session(plan, mesh, say, resuming=found is not None)
+        timer = CollectiveTimer(torch.device(plan.cluster.device), world)
+        times = plan.settings.observe.collectives and world.size > 1
+        session = build_session(
+            plan, mesh, say, resuming=found is not None, carrier=timer if times else None
+        )
         data = session.data.identity
         accepted = None if found is None else accept_resume(plan, world, found, data)
-        loop = Loop(session, channels)
+        loop = Loop(session, channels, timer)
         try:
             loop.run(accepted)
         finally:
@@ -118,6 +121,7 @@ class Loop:
         self,
         session: Session,
         channels: Channels,
+        timer: CollectiveTimer,
         outer_step: OuterStep = no_outer_step,
     ) -> None:
         self.session = session
@@ -127,7 +131,7 @@ class Loop:
         self.say = channels.say
         self.events = channels.events
         self.heartbeat = channels.heartbeat
-        self.timer = CollectiveTimer(session.device, self.mesh.world)
+        self.timer = timer
         self.stepper = Stepper(
             session.model, session.optimizer, session.plan, self.mesh, self.timer.enter
         )
@@ -157,9 +161,7 @@ class Loop:
             versions=software_versions(),
             environment={"device": device_name(self.plan)},
         )
-        if self.plan.settings.observe.collectives and self.mesh.world.size > 1:
-            here = self.session
-            apply_carrier(here.model, here.units, self.plan, self.mesh, self.timer)
+        self.timer.forget()
         oom = explained_oom(self.plan, self.mesh.world.rank, start, lambda: self.reached.step)
         masks = masks_by_position(self.plan)
         attention = fast_attention(self.session.device, reads_positions=masks)

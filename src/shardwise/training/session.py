@@ -26,6 +26,7 @@ from shardwise.model.weights import (
     validate_ties,
 )
 from shardwise.parallel.apply import parallelize
+from shardwise.parallel.comm import Carrier
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
 from shardwise.plan.plan import Plan
@@ -55,27 +56,35 @@ class Session:
     mesh: Mesh
 
 
-def build_session(plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False) -> Session:
+def build_session(
+    plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False, carrier: Carrier | None = None
+) -> Session:
     """Build in order: the sharded model, its weights, the optimizer, the data.
 
-    A run that resumes leaves the parameters to the checkpoint.
+    A run that resumes leaves the parameters to the checkpoint. Collectives go through `carrier` where
+    there is one.
     """
     device = torch.device(plan.cluster.device)
-    model, units = build_model(plan, mesh, say, with_weights=not resuming)
+    model, units = build_model(plan, mesh, say, with_weights=not resuming, carrier=carrier)
     optimizer = build_optimizer(model, plan)
     return Session(plan, model, units, optimizer, _build_data(plan, mesh.world), device, mesh)
 
 
 def build_model(
-    plan: Plan, mesh: Mesh, say: Say, *, with_weights: bool = True
+    plan: Plan,
+    mesh: Mesh,
+    say: Say,
+    *,
+    with_weights: bool = True,
+    carrier: Carrier | None = None,
 ) -> tuple[Any, UnitMap]:
     """The sharded model with its first weights; no rank ever holds the whole of it."""
-    model, units = shard_model(plan, mesh)
+    model, units = shard_model(plan, mesh, carrier)
     fill_model(model, units, plan, say, with_weights=with_weights)
     return model, units
 
 
-def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
+def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple[Any, UnitMap]:
     """The model with the plan's changes, still on meta."""
     model = _build_on_meta(plan)
     prepare_head(
@@ -87,7 +96,7 @@ def shard_model(plan: Plan, mesh: Mesh) -> tuple[Any, UnitMap]:
     if plan.decided.router_aux_loss:
         watch_routers(model)
     ties = tied_names(model)
-    units = parallelize(model, plan, mesh)
+    units = parallelize(model, plan, mesh, carrier)
     validate_ties(model, ties)
     return model, units
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from shardwise.internals.parts import public_note
 from shardwise.kernels.own import kernels_note
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
@@ -55,11 +56,13 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
 
 
 def notes_of(units: UnitMap, plan: Plan) -> list[str]:
-    """Further notes: kernels that are not the plan's, activations in host memory."""
+    """Further notes: kernels that are not the plan's, private parts that are not used, activations
+    in host memory."""
     total = len(units.blocks)
     count = len(chosen(total, plan.decided.offload_activations))
     waiting = f"activations of {count} of {total} blocks wait for backward in host memory"
-    return [note for note in (kernels_note(plan), waiting if count else None) if note]
+    notes = (kernels_note(plan), public_note(), waiting if count else None)
+    return [note for note in notes if note]
 
 
 def _label(members: list[Unit]) -> str:

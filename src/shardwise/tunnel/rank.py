@@ -13,7 +13,6 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.model.blocks import UnitMap
-from shardwise.parallel.comm import apply_carrier
 from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.plan.decisions import Choice
@@ -83,8 +82,7 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
 def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
     """The model of the plan, its collectives replaced."""
     mesh = build_mesh(plan)
-    model, units = shard_model(plan, mesh)
-    apply_carrier(model, units, plan, mesh, emulator)
+    model, units = shard_model(plan, mesh, emulator)
     return Shell(plan, model, units, mesh)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed.fsdp  # defines the operators
 from torch import Tensor
 
-from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy, take_over
+from shardwise.internals.fsdp2 import replace_copy
+from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
@@ -55,14 +55,6 @@ def test_every_parameter_gets_its_shards(device: str, dtype: torch.dtype) -> Non
     assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
 
 
-def test_the_operators_are_still_fsdp2s() -> None:
-    schema = str(torch.ops.fsdp.chunk_cat.default._schema)
-    assert "chunk_cat(Tensor[] tensors, int dim, int num_chunks, *, Tensor(a!) out) -> ()" in schema
-    schema = str(torch.ops.fsdp.split_with_sizes_copy.default._schema)
-    assert "(Tensor all_gather_output, SymInt[] all_gather_input_split_sizes" in schema
-    assert "int dim=0, *, Tensor(a!)[] out) -> ()" in schema
-
-
 @NEEDS_GPU
 def test_fsdp2s_operators_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardwise.kernels import unit_copies_triton
@@ -75,8 +67,8 @@ def test_fsdp2s_operators_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> Non
             name,
             lambda *given, name=name, launch=launch: launched.append(name) or launch(*given),
         )
-    take_over(chunk_cat, "cuda")
-    take_over(split_with_sizes_copy, "cuda")
+    replace_copy("chunk_cat", chunk_cat, "cuda")
+    replace_copy("split_with_sizes_copy", split_with_sizes_copy, "cuda")
     tensors = gradients("cuda", torch.bfloat16)
     taken = room(tensors, 4, torch.float32)
     torch.ops.fsdp.chunk_cat(tensors, 0, 4, out=taken)
