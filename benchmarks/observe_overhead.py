@@ -229,7 +229,7 @@ def contender(plan) -> Iterator[Contender]:
     record = plan.run_dir / "events.jsonl"
     with EventLog(record, enabled=world.is_first, observers=sinks, say=print) as events:
         timer = CollectiveTimer(torch.device(plan.cluster.device), world)
-        carrier = timer if plan.config.observe.collectives else None
+        carrier = timer if plan.settings.observe.collectives else None
         session = build_session(plan, mesh, lambda text: None, carrier=carrier)
         attach_training_loss(session, lambda text: None)
         heartbeat = Heartbeat(world.rank)

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.internals.parts import PARTS, PUBLIC_ONLY
+from shardwise.internals.parts import (
+    CHANGES,
+    GATHERS,
+    POSITIONS,
+    PUBLIC_ONLY,
+    REDUCTIONS,
+    Part,
+)
 
 pytestmark = pytest.mark.dist
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,11 +30,11 @@ observe: {log_every: 1}
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "parts"),
     [
-        pytest.param(["cluster=1xCPU"], id="one rank"),
-        pytest.param(["cluster=2xCPU", "observe.collectives=false"], id="untouched collectives"),
-        pytest.param(["cluster=2xCPU", "shard.gather_in_place=true"], id="gathered in place"),
+        pytest.param(["cluster=1xCPU"], [REDUCTIONS], id="one rank"),
+        pytest.param(["cluster=2xCPU", "observe.collectives=false"], [], id="no timer"),
+        pytest.param(["cluster=2xCPU", "shard.gather_in_place=true"], [GATHERS], id="in place"),
     ],
 )
 def test_a_run_by_public_paths_has_the_same_losses_and_says_so(
@@ -36,6 +43,7 @@ def test_a_run_by_public_paths_has_the_same_losses_and_says_so(
     shardwise: Run,
     losses_of: Losses,
     words: list[str],
+    parts: list[Part],
 ) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG)
     line = [str(tmp_path / "run.yaml"), f"runs_dir={tmp_path}", *words]
@@ -45,7 +53,7 @@ def test_a_run_by_public_paths_has_the_same_losses_and_says_so(
     said = [text for text in public.stdout.splitlines() if text.startswith("public paths")]
     assert len(said) == 1
     assert f"({PUBLIC_ONLY} is set)" in said[0]
-    assert all(part.name in said[0] for part in PARTS)
+    assert all(part.name in said[0] for part in (*parts, CHANGES, POSITIONS))
     assert "public paths" not in private.stdout
     # Bit by bit: the private parts move bytes, and compute nothing.
     assert losses_of(tmp_path / "public") == losses_of(tmp_path / "private")

@@ -9,6 +9,7 @@ import torch
 
 from shardwise.calibrate.fit import fit_saturation
 from shardwise.facts.gpus import FLOAT8_CAPABILITY
+from shardwise.internals.functions import scaled_matmul
 from shardwise.metrics.clock import Clock, Work
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -85,10 +86,7 @@ def linear_work(
 
 
 def float8_work(device: torch.device, tokens: int, wide_in: int, wide_out: int) -> Work:
-    """The same three on tensors that are float8 already.
-
-    torch has no public float8 matmul in all versions that we support. torchao uses this one.
-    """
+    """The same three on tensors that are float8 already."""
     scale = torch.ones((), device=device)
 
     def operands(rows: int, inner: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,13 +102,6 @@ def float8_work(device: torch.device, tokens: int, wide_in: int, wide_out: int) 
 
     def work() -> None:
         for left, right in pairs:
-            torch._scaled_mm(
-                left,
-                right,
-                scale_a=scale,
-                scale_b=scale,
-                out_dtype=torch.bfloat16,
-                use_fast_accum=True,
-            )
+            scaled_matmul(left, right, (scale, scale), torch.bfloat16, fast=True)
 
     return work

@@ -20,7 +20,6 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
 from shardwise.checkpoint.files import rename, sync_directory, sync_handle
@@ -30,6 +29,7 @@ from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
 from shardwise.checkpoint.structure import check_model, refuse_tensors
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.files import free_name, user_path
+from shardwise.internals.weight_conversions import revert_weight_conversion
 from shardwise.model.build import build_on_meta
 from shardwise.model.stored import INDEX_NAME, TORCH_NAME
 from shardwise.units import format_bytes

@@ -26,6 +26,7 @@ from shardwise.cli import (
     verify,
 )
 from shardwise.errors import ExitCode, UserError
+from shardwise.internals.names import PYTREE_LOGGER
 from shardwise.launch.last_words import leave_word
 from shardwise.version import __version__
 
@@ -131,7 +132,7 @@ def _print_any_text() -> None:
 def _hush_torchao() -> None:
     """Silence two warnings of torch about torchao's enums, which no user of a command could
     mend. transformers imports torchao where it is installed."""
-    torch_log = logging.getLogger("torch.utils._pytree")
+    torch_log = logging.getLogger(PYTREE_LOGGER)
     torch_log.addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
 
 

@@ -1,17 +1,61 @@
 """Functions and attributes of torch with a leading underscore, each under a name of ours.
 
-Each is one operator or one field that torch's own public code is built on. What they do is tested
-on every supported release; no public form does the same.
+Each is one operator or one field that torch's own public code is built on, or that its
+documentation shows. No public form does the same on all supported releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def chunk_cat_by_torch(tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tensor) -> None:
     """Chunk i of every tensor, one after the other, into row i of `out`: FSDP2's own kernel."""
     torch._chunk_cat(list(tensors), dim, num_chunks, out=out)
+
+
+def scaled_matmul(
+    left: Tensor, right: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, *, fast: bool
+) -> Tensor:
+    """left @ right of float8 matrices, times both scales; `fast`: sums are kept in fewer bits.
+
+    torchao uses the same function. `torch.nn.functional.scaled_mm` calls another kernel.
+    """
+    return torch._scaled_mm(left, right, *scales, out_dtype=dtype, use_fast_accum=fast)
+
+
+def add_to_each(tensors: Sequence[Tensor], amounts: Sequence[Tensor]) -> None:
+    """Add an amount to each tensor in place, in one kernel."""
+    torch._foreach_add_(list(tensors), list(amounts))
+
+
+def occupy_stream(cycles: int) -> None:
+    """Keep the current stream of the GPU busy with one thread that counts cycles.
+
+    torch offers no public way to let a stream wait for a time; its own tests use this one.
+    """
+    torch.cuda._sleep(cycles)
+
+
+def keep_memory_history(max_entries: int) -> None:
+    """Have the allocator keep a Python stack for each block: the way that pytorch.org's
+    "Understanding CUDA Memory Usage" documents."""
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=max_entries)
+
+
+def dump_memory_history(path: Path) -> None:
+    """A snapshot for pytorch.org/memory_viz, documented there too."""
+    torch.cuda.memory._dump_snapshot(str(path))
+
+
+def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
+    """A shallow copy of `module` in which `children` take the place of those of the same name.
+    The module itself stays as it is, which a public setter would change."""
+    changed = copy(module)
+    changed._modules = {**module._modules, **children}
+    return changed

@@ -1,4 +1,4 @@
-"""torchrun's agent, which restarts its ranks only where that may help, and leaves none behind."""
+"""When torchrun's agent restarts its ranks, how it ends them, and why they ended."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.agent.server import RunResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.launcher import api
 
 from shardwise.errors import UserError
+from shardwise.internals.parts import RESTARTS, public_note
 from shardwise.launch.failure import Passing, details_of, known_exit_code, may_pass
 from shardwise.launch.hang import describe_hang
 from shardwise.launch.lookout import Lookout
@@ -33,74 +31,61 @@ _SAVES_WITHIN_S = 30
 _NOTHING_TO_SAVE_S = 10
 
 
-class Agent(LocalElasticAgent):
-    """PyTorch's own agent restarts ranks after any failure, also after a request to stop. This
-    one does not."""
+@dataclass(frozen=True, slots=True)
+class Adviser:
+    """What torchrun's agent is told when ranks fail, and when they are to end.
 
-    def __init__(
-        self,
-        *args: Any,
-        watchdog: Watchdog,
-        lookout: Lookout,
-        shutdown_timeout_s: int,
-        **settings: Any,
-    ) -> None:
-        super().__init__(*args, **settings)
-        self._watchdog = watchdog
-        self._lookout = lookout
-        self._shutdown_timeout_s = shutdown_timeout_s
+    PyTorch's own agent restarts ranks after any failure, also after a request to stop.
+    """
 
-    def _shutdown(
-        self, death_sig: signal.Signals | None = None, timeout: int | None = None
-    ) -> None:
-        """Ask the ranks to end, and wait for them only where they have something to save.
+    watchdog: Watchdog
+    lookout: Lookout
+    shutdown_timeout_s: int
+    """For ranks that save after a signal. torch 2.11 names no limit then, and would kill them after
+    30 s."""
+
+    def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
+        """Whether it may help to start the ranks again."""
+        error = error_of_start(result.failures, self.watchdog)
+        if not isinstance(error, Passing):
+            return False
+        if left > 0:
+            cause = f"{error.what} ({error.why})" if error.why else error.what
+            number = allowed - left + 1
+            say_on_console(f"ALERT: {cause}; starting the ranks again ({number} of {allowed})")
+            self.watchdog.hang = None
+        return True
+
+    def time_to_end_s(self, named_s: int | None, *, after_signal: bool) -> int:
+        """How long ranks may take to end: long only where they have something to save.
 
         A rank that has not made its first step dies of the request, and one that already handles
-        signals would wait for it. A signal that arrives while ranks are being started misses those
-        that PyTorch's agent has not noted yet. torch 2.11 has no option for the limit: after a
-        signal it would kill ranks that save after 30 s.
+        signals would wait for it.
         """
-        if timeout is None:
-            timeout = _SAVES_WITHIN_S if death_sig is None else self._shutdown_timeout_s
-        death_sig = death_sig or signal.SIGTERM
-        ranks = self._lookout.look()
-        if not all(one.has_begun for one in ranks):
-            timeout = min(timeout, _NOTHING_TO_SAVE_S)
-        if self._pcontext is not None:
-            self._pcontext.close(death_sig, timeout)
-        super()._shutdown(death_sig)  # whose own limit finds nobody left
-        kill_ranks(self._lookout)
+        if named_s is None:
+            named_s = self.shutdown_timeout_s if after_signal else _SAVES_WITHIN_S
+        have_begun = all(one.has_begun for one in self.lookout.look())
+        return named_s if have_begun else min(named_s, _NOTHING_TO_SAVE_S)
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
-        if not result.is_failed():
-            return result
-        error = error_of_start(result.failures, self._watchdog)
-        budget = worker_group.spec.max_restarts
-        if not isinstance(error, Passing):
-            self._remaining_restarts = 0
-        elif self._remaining_restarts > 0:
-            number = budget - self._remaining_restarts + 1
-            cause = f"{error.what} ({error.why})" if error.why else error.what
-            say_on_console(f"ALERT: {cause}; starting the ranks again ({number} of {budget})")
-            self._watchdog.hang = None
-        return result
+    def after_the_end(self) -> None:
+        """End ranks that are left: a signal that arrives while ranks are being started misses those
+        that PyTorch's agent has not noted yet."""
+        kill_ranks(self.lookout)
 
 
 @contextmanager
 def restarting_where_it_helps(
     watchdog: Watchdog, lookout: Lookout, shutdown_timeout_s: int
 ) -> Iterator[None]:
-    """Let torchrun create our agent while the block runs. torchrun has no option for another
-    agent."""
-    former = api.LocalElasticAgent
-    api.LocalElasticAgent = partial(  # type: ignore[misc, assignment]
-        Agent, watchdog=watchdog, lookout=lookout, shutdown_timeout_s=shutdown_timeout_s
-    )
-    try:
+    """torchrun's agent asks for advice while the block runs, where its torch is one we know."""
+    if note := public_note([RESTARTS]):
+        say_on_console(note)
         yield
-    finally:
-        api.LocalElasticAgent = former  # type: ignore[misc]
+        return
+    from shardwise.internals.elastic import agent_that_asks
+
+    with agent_that_asks(Adviser(watchdog, lookout, shutdown_timeout_s)):
+        yield
 
 
 def error_of_start(failures: Mapping[int, ProcessFailure], watchdog: Watchdog) -> UserError:

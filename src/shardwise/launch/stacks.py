@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from shardwise.internals.names import STORE_HELPERS
+
 _FRAME = re.compile(r'File ".*?distributed_c10d\.py", line \d+ in (\w+)')
 # Helpers inside torch's collectives file, whose names say nothing.
-_NOT_COLLECTIVES = {"wrapper", "_get_default_store", "_store_based_barrier"}
+_NOT_COLLECTIVES = {"wrapper", *STORE_HELPERS}
 
 # The thread that took the signal: usually the main one.
 _PLACE = re.compile(r'^Current thread .*\n  File "(.*?)", line (\d+) in (.+)$', re.MULTILINE)

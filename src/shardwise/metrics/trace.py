@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from shardwise.errors import UserError
 from shardwise.files import open_file, parse_json
+from shardwise.internals.names import COLLECTIVE_PREFIXES, TRACED_CALLS
 
 What = Literal["compute", "communication", "copy"]
 Event = Mapping[str, Any]
@@ -50,14 +51,7 @@ _STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
 # On a CPU an operator over sharded tensors contains these, and then the actual operators.
-_HAND_ON = ("PythonSubclass", "c10d::", "_c10d_functional::")
-# Operators that call a collective, with the names that ours have; others keep their own.
-_CALLS = {
-    "c10d::_allgather_base_": "all_gather",
-    "c10d::allgather_into_tensor_coalesced_": "all_gather",
-    "c10d::_reduce_scatter_base_": "reduce_scatter",
-    "c10d::allreduce_": "all_reduce",
-}
+_HAND_ON = ("PythonSubclass", *COLLECTIVE_PREFIXES)
 
 
 def trace_path(run_dir: Path, step: int, rank: int) -> Path:
@@ -335,7 +329,9 @@ class _HostSweep:
     def _note_operator(self, name: str, frame: _Frame, start: float, end: float) -> None:
         """Note an operator. It computes as a whole, unless it calls others or waits for them."""
         if name.startswith("c10d::"):
-            self.call = _CALLS.get(name, name.removeprefix("c10d::").strip("_")), frame.unit
+            # Others keep their own names.
+            call = TRACED_CALLS.get(name, name.removeprefix("c10d::").strip("_"))
+            self.call = call, frame.unit
         if name.startswith(_HAND_ON) and frame.operator is not None:
             self.noted[frame.operator], frame.operator = None, None
         elif _computes(name) and frame.operator is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from shardwise.errors import UserError
+from shardwise.internals.hugging_face import declared_blocks
 
 # A list of modules with less than this share of the parameters is not worth units of its own.
 LIST_SHARE = 0.01
@@ -193,7 +194,7 @@ def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
     Every stack of the model counts. A second decoder or an unused vision tower would otherwise be
     part of the root, which stays gathered for the whole forward.
     """
-    declared = set(getattr(model, "_no_split_modules", None) or ())
+    declared = declared_blocks(model)
     least = LIST_SHARE * _num_params(model)
     blocks: list[nn.Module] = []
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from shardwise.errors import UserError
+from shardwise.internals.names import DCP_METADATA, STORAGE_INFO
 from shardwise.model.boxes import Box, Sizes, cover_once, validate_sizes
 from shardwise.model.pickled import Described, Name, read_pickle
 
@@ -36,19 +37,15 @@ _ALLOWED = frozenset(
     {
         *_DTYPES,
         Name("torch", "Size"),
-        Name("torch.serialization", "_get_layout"),
-        Name("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         *(
             Name(_METADATA, name)
             for name in (
                 *("Metadata", "MetadataIndex", "StorageMeta"),
                 *("TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata"),
-                *("TensorProperties", "_MEM_FORMAT_ENCODING"),
+                "TensorProperties",
             )
         ),
-        # Before torch 2.3 the properties of a tensor were ShardedTensor's.
-        Name("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
-        Name("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+        *(Name(*private) for private in DCP_METADATA),
         # The directory that was saved to, and how Python 3.11 pickles a member of an enum.
         *(Name(module, "PosixPath") for module in ("pathlib", "pathlib._local")),
         *(Name(module, "WindowsPath") for module in ("pathlib", "pathlib._local")),
@@ -157,7 +154,7 @@ def _places_of(storage_data: Any) -> _Places:
     """The bytes of each item, by the tensor's name and the offsets of its piece."""
     places: dict[tuple[str, Sizes | None], Mapping[str, Any]] = {}
     for key, value in storage_data.items():
-        fields, place = _fields(key, "MetadataIndex"), _fields(value, "_StorageInfo")
+        fields, place = _fields(key, "MetadataIndex"), _fields(value, STORAGE_INFO)
         offset = fields.get("offset")
         places[_text(fields["fqn"]), None if offset is None else _sizes(offset)] = place
         if place.get("transform_descriptors"):

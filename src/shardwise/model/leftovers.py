@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from shardwise.errors import UserError
+from shardwise.internals.hugging_face import may_be_absent, may_stay_unread
 from shardwise.model.stored import StoredWeights
 
 # transformers' classes do not list these, because they concern many families: old files hold
@@ -53,23 +54,19 @@ def validate_leftovers(
 
 def may_be_missing(model: nn.Module, names: Iterable[str]) -> set[str]:
     """Those of `names` that the family's files need not have."""
-    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    patterns = may_be_absent(model)
     return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
 
 
 def _family_patterns(model: nn.Module) -> list[str]:
-    """Patterns of tensors that transformers itself leaves unread, such as layers of another head.
-
-    There is no public form; from_pretrained reads the same attribute.
-    """
-    declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    """Patterns of tensors that transformers itself leaves unread."""
     buffers = [name for name, _ in model.named_buffers()]
     moved = [
         pattern
         for ending, pattern in _MOVED_BUFFERS.items()
         if any(name.endswith(ending) for name in buffers)
     ]
-    return [*declared, *moved]
+    return [*may_stay_unread(model), *moved]
 
 
 def _is_old_mask(key: str, shape: Sequence[int]) -> bool:

@@ -10,6 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from shardwise.errors import UserError
 from shardwise.facts.models import ATTENTIONS, ModelSpec
+from shardwise.internals.hugging_face import supported_attentions
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
 from shardwise.model.positions import find_positions
@@ -94,15 +95,15 @@ def _value(config: Any, name: str) -> Any:
 
 
 def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
-    """The attention implementations that the class says it has. Its flags are not public, but
-    from_config obeys the same ones."""
+    """The attention implementations that the class says it has, as from_config obeys them."""
+    says = supported_attentions(model)
     has = {
-        "sdpa": model._supports_sdpa,
+        "sdpa": says["sdpa"],
         "eager": True,
-        "flash_attention_2": model._supports_flash_attn,
+        "flash_attention_2": says["flash"],
         # Ours is called through transformers' interface, with the masks of sdpa.
-        "flash_attention_4": model._supports_sdpa and model._supports_attention_backend,
-        "flex_attention": model._supports_flex_attn,
+        "flash_attention_4": says["sdpa"] and says["registered"],
+        "flex_attention": says["flex"],
     }
     return tuple(name for name in ATTENTIONS if has[name])
 

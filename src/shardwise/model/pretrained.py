@@ -13,26 +13,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-# This is private to transformers, but it is the only place that knows which families store tensors
-# under other names or unfused (Mixtral's experts). tests/unit/checkpoint/test_export_load.py would
-# notice a change.
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
+from shardwise.errors import UserError
+from shardwise.internals.names import WRAPPERS
+from shardwise.internals.weight_conversions import (
     Concatenate,
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
+    get_model_conversion_mapping,
 )
-
-from shardwise.errors import UserError
 from shardwise.model.boxes import Box, cover_once, whole_box
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.stored import StoredWeights, open_weights
 from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
-_WRAPPERS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
 
 def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -> int:
@@ -168,7 +164,7 @@ def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
 
 def _without_wrappers(key: str) -> str:
     """A module's own name, where FSDP1, compile, checkpointing or DDP left theirs in it."""
-    parts = [part for part in key.split(".") if part not in _WRAPPERS]
+    parts = [part for part in key.split(".") if part not in WRAPPERS]
     return ".".join(parts).removeprefix("module.")
 
 

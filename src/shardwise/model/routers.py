@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
+from shardwise.internals.hugging_face import router_outputs
 
 # The arguments of transformers' `load_balancing_loss_func`, whose value ours equals.
 _USUAL_ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
@@ -75,7 +76,7 @@ def find_routers(model: PreTrainedModel) -> Routers:
     indices: dict[nn.Module, tuple[int, ...]] = {}
     for module, index in _recorded(model, ""):
         indices[module] = (*indices.get(module, ()), index)
-    if not indices and any(map(_router_specs, model.modules())):
+    if not indices and any(map(router_outputs, model.modules())):
         raise OnlyDenseLayers("none of its layers has a router")
     if not indices:
         raise NoRouters("transformers finds no router in it")
@@ -111,13 +112,7 @@ def _coefficient(model: PreTrainedModel) -> float:
 
 def _recorded(model: PreTrainedModel, name: str) -> Iterator[tuple[nn.Module, int]]:
     """Modules that record router logits. Each PreTrainedModel inside names its own."""
-    yield from _walk(model, name, _router_specs(model))
-
-
-def _router_specs(model: nn.Module) -> list[Any]:
-    """What a class says about the modules that return router logits."""
-    specs = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", [])
-    return specs if isinstance(specs, list) else [specs]
+    yield from _walk(model, name, router_outputs(model))
 
 
 def _walk(parent: nn.Module, name: str, specs: Sequence[Any]) -> Iterator[tuple[nn.Module, int]]:

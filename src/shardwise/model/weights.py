@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
+from shardwise.internals.hugging_face import initialise_module
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
 
@@ -218,7 +219,7 @@ def _run_initialisers(
     for name, module in reversed(members):
         owner = [model for path, model in owners if not path or f"{name}.".startswith(f"{path}.")]
         torch.manual_seed(_seed_of(f"{seed}/{name}"))
-        owner[-1]._init_weights(module)
+        initialise_module(owner[-1], module)
 
 
 def _seed_of(key: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.internals.functions import scaled_matmul
 from shardwise.kernels.float8 import (
     BACKWARD,
     FORWARD,
@@ -151,5 +152,4 @@ def _product(
         # A CPU has the format but not the arithmetic, so it computes the same numbers in fp32.
         return ((left.float() * by) @ (right.float() * and_by).t()).to(dtype)
     fast = left.dtype == FORWARD
-    # torch has no public float8 matmul in all the versions we support; torchao uses this one.
-    return torch._scaled_mm(left, right.t(), by, and_by, out_dtype=dtype, use_fast_accum=fast)
+    return scaled_matmul(left, right.t(), (by, and_by), dtype, fast=fast)

@@ -8,13 +8,13 @@ anyway, in the kernel that has to read both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwise.internals.functions import with_children
 from shardwise.kernels.swiglu import swiglu_backward, up_and_product
 from shardwise.model.override import override_forward
 
@@ -35,8 +35,7 @@ def is_swiglu(mlp: nn.Module) -> bool:
     families scale or clip in between."""
     with torch.random.fork_rng(devices=[]):
         layers = {part: nn.Linear(*size, bias=False) for part, size in _SMALL.items()}
-    small = copy(mlp)
-    small._modules = {**mlp._modules, **layers}
+    small = with_children(mlp, layers)
     x = torch.linspace(-2, 2, 32).view(4, 8)
     gate, up, down = (layer.weight for layer in layers.values())
     expected = (F.silu(x @ gate.t()) * (x @ up.t())) @ down.t()

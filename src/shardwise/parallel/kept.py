@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch import Tensor
-
-# These two are private: no public API shows an operator its arguments, or flattens nested results.
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from shardwise.internals.dispatch import KeptResults, TorchDispatchMode, written_arguments
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -43,44 +40,17 @@ class _Both(ExitStack):
 
 
 class _CopyBeforeChange(TorchDispatchMode):
-    """Copies a saved result before an operator modifies it.
-
-    Where torch keeps saved results is private; tests/unit/parallel/test_kept.py would notice a
-    change.
-    """
+    """Copies a saved result before an operator modifies it."""
 
     def __init__(self, keeping: Any) -> None:
         super().__init__()
-        self._kept = keeping.storage
+        self._kept = KeptResults(keeping)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Called for each operator of a block's forward."""
         kwargs = kwargs or {}
-        # Higher-order operators have no schema, and change nothing.
-        schema = getattr(func, "_schema", None)
-        for place, argument in enumerate(schema.arguments if schema is not None else ()):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                changed = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._save_from(changed)
+        for tensor in written_arguments(func, args, kwargs):
+            self._kept.copy_those_of(tensor)
         return func(*args, **kwargs)
-
-    def _save_from(self, changed: Any) -> None:
-        for tensor in tree_leaves(changed):
-            if isinstance(tensor, Tensor):
-                for entry in self._entries():
-                    if _share_storage(entry.val, tensor):
-                        entry.val = entry.val.clone()
-                        entry.version = entry.val._version
-
-    def _entries(self) -> Iterator[Any]:
-        for results in self._kept.values():
-            for result in results.values() if isinstance(results, dict) else results:
-                yield from (leaf for leaf in tree_leaves(result) if hasattr(leaf, "val"))
-
-
-def _share_storage(kept: Any, changed: Tensor) -> bool:
-    if not isinstance(kept, Tensor) or kept.device != changed.device:
-        return False
-    return kept.untyped_storage().data_ptr() == changed.untyped_storage().data_ptr() != 0

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import (
 import shardwise.kernels.attention
 import shardwise.kernels.float8
 import shardwise.kernels.swiglu  # noqa: F401
+from shardwise.internals.parts import CHANGES, is_open
 from shardwise.model.override import override_forward
-from shardwise.parallel.kept import contexts_that_allow_changes
 
 _ATEN = torch.ops.aten
 MATMULS = frozenset(
@@ -74,6 +74,15 @@ def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoint
     return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def _eager_contexts(policy: Callable[..., Any]) -> Any:
+    """Contexts that allow changes in place, where torch is as we know it."""
+    if not is_open(CHANGES):
+        return create_selective_checkpoint_contexts(policy)
+    from shardwise.parallel.kept import contexts_that_allow_changes
+
+    return contexts_that_allow_changes(policy)
+
+
 class _How(NamedTuple):
     """Settings of `checkpoint`: those that the compiler traces, and those without it."""
 
@@ -88,7 +97,7 @@ _SELECTIVE = _How(
         "use_reentrant": False,
         "context_fn": partial(create_selective_checkpoint_contexts, _keep_costly),
     },
-    {"use_reentrant": False, "context_fn": partial(contexts_that_allow_changes, _keep_costly)},
+    {"use_reentrant": False, "context_fn": partial(_eager_contexts, _keep_costly)},
 )
 
 

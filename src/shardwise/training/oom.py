@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.internals.functions import dump_memory_history, keep_memory_history
 from shardwise.metrics.trace import FOLDER
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
@@ -52,14 +53,7 @@ def device_memory() -> DeviceMemory:
 def start_history(plan: Plan) -> None:
     """Let the allocator record a stack for each block, where the plan asks for it."""
     if plan.settings.observe.memory_history and plan.cluster.device == "cuda":
-        # The function is private by name, yet documented: pytorch.org's "Understanding CUDA Memory
-        # Usage".
-        torch.cuda.memory._record_memory_history(stacks="python", max_entries=_MAX_ENTRIES)
-
-
-def dump_history(path: Path) -> None:
-    """A snapshot for pytorch.org/memory_viz."""
-    torch.cuda.memory._dump_snapshot(str(path))
+        keep_memory_history(_MAX_ENTRIES)
 
 
 @contextmanager
@@ -122,6 +116,6 @@ def _write_files(plan: Plan, rank: int, held: DeviceMemory, cause: str, step: in
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         files.append(path)
         if plan.settings.observe.memory_history:
-            dump_history(path.with_suffix(".pickle"))
+            dump_memory_history(path.with_suffix(".pickle"))
             files.append(path.with_suffix(".pickle"))
     return files

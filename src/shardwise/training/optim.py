@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import OptimConfig
 from shardwise.errors import ExitCode, UserError
+from shardwise.internals.functions import add_to_each
 from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
 from shardwise.parallel.float8 import bare
@@ -48,7 +49,7 @@ class OnePassAdamW(torch.optim.AdamW):
         scale = torch.ones_like(counts[0]) if self.grad_scale is None else self.grad_scale
         # There is one tensor for each count: torch would read a single one on the host, and wait
         # for it.
-        torch._foreach_add_(counts, [1 - found_inf] * len(counts))
+        add_to_each(counts, [1 - found_inf] * len(counts))
         update(
             [_local(param) for param in params],
             [_local(param.grad) for param in params if param.grad is not None],

@@ -61,8 +61,8 @@ def build_session(
 ) -> Session:
     """Build in order: the sharded model, its weights, the optimizer, the data.
 
-    A run that resumes leaves the parameters to the checkpoint. Collectives go through `carrier` where
-    there is one.
+    A run that resumes leaves the parameters to the checkpoint. Collectives go through `carrier`,
+    where there is one.
     """
     device = torch.device(plan.cluster.device)
     model, units = build_model(plan, mesh, say, with_weights=not resuming, carrier=carrier)

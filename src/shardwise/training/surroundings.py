@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import masking_utils
 
+from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.kernels.cublas import drop_workspace, fix_workspace
 from shardwise.kernels.hopper import on_hopper
 from shardwise.kernels.own import uses_own
@@ -53,22 +53,6 @@ def steady_collector() -> Iterator[None]:
 
 
 @contextmanager
-def counted_positions() -> Iterator[None]:
-    """Positions only count up inside this block, so transformers does not look for packed sequences
-    in them.
-
-    It would find none, but on a GPU the host waits for that answer once in every forward, and the
-    device runs idle until the host is ahead again.
-    """
-    find_packed = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = find_packed
-
-
-@contextmanager
 def fast_attention(device: torch.device, *, reads_positions: bool = False) -> Iterator[None]:
     """Prefer cuDNN's attention on Hopper: it is about twice as fast as the flash kernel that torch
     prefers.
@@ -82,5 +66,5 @@ def fast_attention(device: torch.device, *, reads_positions: bool = False) -> It
         SDPBackend.MATH,
     ]
     preferred = sdpa_kernel(order, set_priority=True) if device.type == "cuda" else nullcontext()
-    with nullcontext() if reads_positions else counted_positions(), preferred:
+    with nullcontext() if reads_positions else unsearched_positions(), preferred:
         yield

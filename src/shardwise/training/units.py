@@ -6,8 +6,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from shardwise.internals.parts import public_note
-from shardwise.kernels.own import kernels_note
+from shardwise.internals.parts import (
+    CHANGES,
+    COPIES,
+    GATHERS,
+    POSITIONS,
+    REDUCTIONS,
+    SUMS,
+    Part,
+    public_note,
+)
+from shardwise.kernels.own import kernels_note, uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
 from shardwise.plan.decisions import DTYPE_BYTES
@@ -61,8 +70,22 @@ def notes_of(units: UnitMap, plan: Plan) -> list[str]:
     total = len(units.blocks)
     count = len(chosen(total, plan.decided.offload_activations))
     waiting = f"activations of {count} of {total} blocks wait for backward in host memory"
-    notes = (kernels_note(plan), public_note(), waiting if count else None)
+    notes = (kernels_note(plan), public_note(_private_parts(plan)), waiting if count else None)
     return [note for note in notes if note]
+
+
+def _private_parts(plan: Plan) -> list[Part]:
+    """Of torch and transformers, that a run of this plan would use."""
+    selective = plan.decided.checkpoint_activations == "selective" and not plan.decided.compile
+    used = {
+        GATHERS: plan.decided.gather_in_place,
+        COPIES: uses_own(plan),
+        REDUCTIONS: plan.world_size == 1 or plan.cluster.device == "cuda",
+        SUMS: plan.decided.compile,
+        CHANGES: selective,
+        POSITIONS: True,
+    }
+    return [part for part, is_used in used.items() if is_used]
 
 
 def _label(members: list[Unit]) -> str:

@@ -1,8 +1,4 @@
-"""Tensors without data: shapes, dtypes and lifetimes are real, and nothing is computed.
-
-The private modules of torch that this needs are imported here and in `memo`, nowhere else. The
-tests of the tunnel run through them, so they would notice a change.
-"""
+"""Tensors without data: shapes, dtypes and lifetimes are real, and nothing is computed."""
 
 from __future__ import annotations
 
@@ -14,19 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
+from torch.distributed.tensor import DTensor
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.internals.dispatch import TorchDispatchMode, tree_map_only
+from shardwise.internals.hugging_face import unsearched_positions
+from shardwise.internals.names import DISPATCHED_CALLS, FSDP_COPIES, MOVE_NOTHING
+from shardwise.internals.peerless import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
-
-from shardwise.errors import ExitCode, UserError
-from shardwise.facts.fabric import Collective as Kind
-from shardwise.training.surroundings import counted_positions
 from shardwise.tunnel.ledger import Ledger, local
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.memo import Memo
@@ -37,22 +32,6 @@ _DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
 # Operators of clipping and Adam over all parameters at once, each rank on its own shards.
 _UPDATES = frozenset({torch.ops.aten._foreach_mul_.Tensor, torch.ops.aten._fused_adamw_.default})
-_COLLECTIVES: dict[str, Kind] = {
-    "c10d::allreduce_": "all_reduce",
-    "_c10d_functional::all_reduce": "all_reduce",
-    "_c10d_functional::all_reduce_": "all_reduce",
-    "_c10d_functional::all_gather_into_tensor": "all_gather",
-    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
-}
-_MOVES_NOTHING = frozenset(
-    {
-        "_c10d_functional::wait_tensor",
-        "_c10d_functional::_wrap_tensor_autograd",
-        "c10d::barrier",
-    }
-)
-# FSDP2's own operators, whose inputs are shards to be gathered and whole gradients to be reduced.
-_FSDP_COPIES = frozenset({"fsdp::all_gather_copy_in", "fsdp::chunk_cat"})
 
 
 class OperatorObserver(TorchDispatchMode):
@@ -87,7 +66,7 @@ class OperatorObserver(TorchDispatchMode):
             # a model would decide by values is not guessed.
             return 0.0 if args[0].dtype.is_floating_point else 0
         name = _name_of(func)
-        if name in _FSDP_COPIES:
+        if name in FSDP_COPIES:
             # Where no cast is needed, the inputs of an all-gather are the parameters themselves.
             inputs = (tensor for tensor in args[0] if self._ledger.class_of(tensor) != "params")
             self._ledger.classify(inputs, "gathered")
@@ -95,20 +74,20 @@ class OperatorObserver(TorchDispatchMode):
             result = self._memo.run(func, args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
-        if "c10d" in name and name not in _MOVES_NOTHING:
+        if "c10d" in name and name not in MOVE_NOTHING:
             self._note_collective(name, args)
         for tensor in _tensors_in(result):
             self._ledger.note(tensor)
         return result
 
     def _note_collective(self, name: str, args: Sequence[Any]) -> None:
-        if name not in _COLLECTIVES:
+        if name not in DISPATCHED_CALLS:
             raise NotImplementedError(f"the tunnel does not know what {name} moves")
         (tensor, *_) = _tensors_in(args[0])
         if self._ledger.class_of(tensor) == "gathered":
             # This is one of FSDP2's buffers: the emulator records its collective, with its unit.
             return
-        kind, place = _COLLECTIVES[name], place_of(self._group_in(args))
+        kind, place = DISPATCHED_CALLS[name], place_of(self._group_in(args))
         num_bytes = tensor.nbytes * (place.ranks if kind == "all_gather" else 1)
         if place.ranks > 1:
             seconds = self._links.seconds(kind, num_bytes, place)
@@ -127,7 +106,7 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
     """Inside the block new tensors have no data."""
     try:
         # Without values in the positions, transformers would assume the worst and build a mask.
-        with counted_positions(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with unsearched_positions(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UserError(

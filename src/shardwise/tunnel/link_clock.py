@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwise.internals.functions import occupy_stream
+
 _TRIAL_CYCLES = 20_000_000
 
 
@@ -188,9 +190,5 @@ def _measure_cycles_per_s() -> float:
 
 
 def _spin(cycles: int) -> None:
-    """Occupy the current stream with one thread that counts cycles.
-
-    torch has no public way to let a stream wait for a time; its own tests use this one.
-    """
     if cycles > 0:
-        torch.cuda._sleep(cycles)
+        occupy_stream(cycles)

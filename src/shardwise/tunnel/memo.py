@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._mode_utils import no_dispatch
+
+from shardwise.internals.peerless import FakeTensor, no_dispatch
 
 # Arguments that say all by their value.
 _PLAIN = frozenset(

@@ -9,9 +9,7 @@ from functools import cache
 
 import torch.distributed as dist
 
-# torch has no public process group without peers. Importing this registers its `fake` backend,
-# whose collectives return at once and leave their tensors as they were.
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from shardwise.internals.peerless import FakeStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.agent import Agent, error_of_ranks
+from shardwise.internals.elastic import AskingAgent
+from shardwise.launch.agent import Adviser, error_of_ranks
 from shardwise.launch.failure import Passing
 from shardwise.launch.hang import Hang
 from shardwise.launch.last_words import (
@@ -95,9 +96,9 @@ def test_ranks_get_time_to_save_whatever_torch_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[int, ...], limit_s: int
 ) -> None:
     asked: list[tuple[int, int]] = []
-    agent = object.__new__(Agent)
-    agent._shutdown_timeout_s = 600
-    agent._lookout = Lookout(tmp_path)
+    lookout = Lookout(tmp_path)
+    agent = object.__new__(AskingAgent)
+    agent._advice = Adviser(Watchdog(lookout, print), lookout, shutdown_timeout_s=600)
     agent._pcontext = SimpleNamespace(close=lambda *words: asked.append(words))
     monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda _agent, _signal: None)
     agent._shutdown(*given)  # type: ignore[arg-type]

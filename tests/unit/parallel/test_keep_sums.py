@@ -10,7 +10,8 @@ from functorch.compile import aot_module, min_cut_rematerialization_partition, n
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardwise.parallel.compile import KeepSums, apply_compile
+from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.keep_sums import KeepSums
 
 WIDTH = 16
 

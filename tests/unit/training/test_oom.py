@@ -65,7 +65,7 @@ def test_a_run_that_has_fit_so_far_may_start_again(plan: Plan) -> None:
 def test_with_history_there_is_a_snapshot_too(
     plan: Plan, lone_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oom, "dump_history", lambda path: path.write_bytes(b"snapshot"))
+    monkeypatch.setattr(oom, "dump_memory_history", lambda path: path.write_bytes(b"snapshot"))
     error = run_out(lone_plan("observe.memory_history=true"), start=0, step=0)
     snapshot = plan.run_dir / "profile" / "oom-rank-0.pickle"
     assert snapshot.read_bytes() == b"snapshot"

@@ -1,0 +1,52 @@
+"""Private names that files, traces, stacks and logs carry. They are compared as text; nothing is
+imported by them, so a release that has other names is read as far as the names are known."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# Operators that call a collective, as a profiler's trace names them.
+TRACED_CALLS = {
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::allgather_into_tensor_coalesced_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::allreduce_": "all_reduce",
+}
+COLLECTIVE_PREFIXES = ("c10d::", "_c10d_functional::")
+
+# Those that a dispatch mode sees in a step beside FSDP2's hooks, and those that move nothing.
+DISPATCHED_CALLS: dict[str, Literal["all_gather", "reduce_scatter", "all_reduce"]] = {
+    "c10d::allreduce_": "all_reduce",
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_reduce_": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+}
+MOVE_NOTHING = (
+    *("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"),
+    "c10d::barrier",
+)
+
+# FSDP2's copies, whose inputs are shards to be gathered and whole gradients to be reduced.
+FSDP_COPIES = ("fsdp::all_gather_copy_in", "fsdp::chunk_cat")
+
+# Functions of torch's file of collectives that are none.
+STORE_HELPERS = ("_get_default_store", "_store_based_barrier")
+
+# What FSDP1, activation checkpointing and torch.compile put into the names of parameters.
+WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+# The class that says where DCP has put a piece of a tensor.
+STORAGE_INFO = "_StorageInfo"
+# Classes and functions in the `.metadata` of DCP, by module. Before torch 2.3 the properties of a
+# tensor were ShardedTensor's.
+DCP_METADATA = (
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", STORAGE_INFO),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
+    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+)
+
+# The logger that warns of torchao's enums.
+PYTREE_LOGGER = "torch.utils._pytree"

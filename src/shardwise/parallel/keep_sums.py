@@ -1,0 +1,42 @@
+"""A pass over compiled graphs: which of two equal tensors forward keeps for backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from shardwise.internals.inductor import CustomGraphPass, get_hash_for_files
+from shardwise.parallel import remat
+
+_ATEN = torch.ops.aten
+_VIEWS = frozenset({_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default})
+
+
+class KeepSums(CustomGraphPass):
+    """Save the residual stream for backward instead of what a layer has added to it.
+
+    Both are as many bytes. Left to itself, the compiler saves what was added; then each kernel of
+    backward that needs the sum reads two tensors and adds them again.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Mark the sums of the joint graph. In backward a mark changes nothing."""
+        for node in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor):
+            # Where recompute is on, it has marked every node already.
+            if "recompute" not in node.meta and any(map(_is_product, node.args)):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def uuid(self) -> Any:
+        """The key of this pass in the compiler's cache."""
+        return get_hash_for_files((__file__, remat.__file__))
+
+
+def _is_product(node: Any) -> bool:
+    """Whether this is the result of a matmul that nothing else reads: it need not be saved where
+    its sum is."""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    return node.target in remat.MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))
