@@ -110,7 +110,7 @@ def on_cpu(plan: Plan) -> Plan:
     if plan.cluster.device == "cpu":
         return plan
     here = replace(plan, cluster=replace(plan.cluster, device="cpu"))
-    eager = Choice(False, "start-up costs more than it gains", "rule")
+    eager = Choice(False, "compiling takes longer than it saves", "rule")
     return here if plan.choices["compile"].source == "user" else here.with_choices(compile=eager)
 
 

@@ -122,7 +122,7 @@ def test_activations_can_wait_in_host_memory(
     done = shardwise("train", config, *words, "memory.offload_activations=0.5")
     waiting, usual = losses_of(home / "waiting"), losses_of(whole[0])
     assert [waiting[step] for step in (1, 2)] == [usual[step] for step in (1, 2)]
-    assert "activations of 2 of 4 blocks wait for backward in host memory" in done.stdout
+    assert "activations of 2 of 4 blocks are in host memory until backward" in done.stdout
 
 
 def test_documents_can_be_kept_apart(

@@ -11,8 +11,8 @@ from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 
 _SWIGLU_AFTER = (
-    "kernels: SwiGLU after its matmuls instead of inside of them, because quack-kernels 0.6 from "
-    "0.6.4 on (shardwise[quack]) is not installed here"
+    "kernels: SwiGLU runs after its matmuls instead of in their epilogue, because quack-kernels "
+    "0.6 from 0.6.4 on (shardwise[quack]) is not installed here"
 )
 
 

@@ -21,21 +21,23 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
     why_compile = "fuses norms, rope and activations"
     if not on_gpu:
-        why_compile = "start-up costs more than it gains"
-    why_state = "bf16 rounds Adam's moments at random, so it is not chosen unless asked for"
+        why_compile = "compiling takes longer than it saves"
+    why_state = "bf16 rounds Adam's moments stochastically, so it is not chosen unless asked for"
     why_fused = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
     return {
         "param_dtype": decide(config, "param_dtype", param, why_param),
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(
-            config, "reduce_dtype", "fp32", "sums over many ranks lose bits in less"
+            config, "reduce_dtype", "fp32", "sums over many ranks lose bits in narrower formats"
         ),
-        "output_dtype": decide(config, "output_dtype", None, "as the last layer gives it"),
+        "output_dtype": decide(
+            config, "output_dtype", None, "the dtype of the last layer's output"
+        ),
         "compile": decide(
             config,
             "compile",
             on_gpu,
-            why_compile if on_gpu else "start-up costs more than it gains",
+            why_compile if on_gpu else "compiling takes longer than it saves",
         ),
         "offload": _choose_offload(config, model, cluster),
         "offload_activations": decide(
@@ -91,7 +93,9 @@ def _choose_attention(config: RunConfig, model: ModelSpec) -> Choice[str]:
     if first != "sdpa":
         why = f"transformers' {model.model_type} class has no sdpa"
     elif config.data.document_mask:
-        why = "runs everywhere, with a mask of documents that flash_attention_4 needs not"
+        why = (
+            "runs everywhere; it builds a mask of documents, which flash_attention_4 does not need"
+        )
     return decide(config, "attention", first, why)
 
 

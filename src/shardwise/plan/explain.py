@@ -51,7 +51,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         ("mfu", _shares(forecast)),
     ]
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
-        hidden = f"{format_count(forecast.tokens_to_hide)} tokens a micro-batch and rank on"
+        hidden = f"{format_count(forecast.tokens_to_hide)} tokens in a rank's micro-batch"
         rows.append(("hides from", hidden))
     tokens = budget_tokens or 1e9
     hours = forecast.hours_per_billion_tokens * tokens / 1e9

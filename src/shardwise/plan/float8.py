@@ -56,9 +56,11 @@ def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Cho
     if not is_float8(linear):
         return Choice(False, "no weights are float8", "rule")
     if linear == "float8_rowwise":
-        return Choice(False, "a scale for each column needs all rows, a rank has some", "rule")
+        return Choice(
+            False, "a scale for each column needs all rows, and a rank has some of them", "rule"
+        )
     if config.memory.offload == "cpu":
-        return Choice(False, "the scales of weights on the host are not known ahead", "rule")
+        return Choice(False, "the scales of weights in host memory are not known ahead", "rule")
     if not isinstance(group, bool | str):
         why = f"shard.reshard_after_forward={group} keeps shards that FSDP2 cannot cast"
         return Choice(False, why, "rule")

@@ -66,7 +66,7 @@ def _choose_gather_in_place(
         if shard.gather_in_place and not isinstance(reshard, bool):
             raise UserError(
                 f"shard.gather_in_place does not go with shard.reshard_after_forward={reshard}",
-                why="backward gathers from fewer ranks than forward, whose shards lie otherwise",
+                why="backward gathers from fewer ranks than forward, with other shards",
                 fix="leave shard.gather_in_place out, or write shard.reshard_after_forward=true, "
                 "or shard.reshard_after_forward=false",
             )
@@ -76,16 +76,20 @@ def _choose_gather_in_place(
     if not isinstance(reshard, bool):
         return Choice(False, "backward gathers from fewer ranks than forward", "rule")
     if shard.forward_prefetch == 0 or shard.all_gather_limit == 1:
-        return Choice(False, "it is hidden only where units are gathered ahead", "rule")
+        return Choice(
+            False, "an all-gather in place is hidden only if units are gathered ahead", "rule"
+        )
     if not own_kernels:
-        return Choice(False, "measured beside our own kernels only", "rule")
-    return Choice(True, "saves the copy of what was gathered into parameters", "rule")
+        return Choice(False, "it was measured with our own kernels only", "rule")
+    return Choice(
+        True, "all-gathers write into parameters, so no copy out of a buffer follows", "rule"
+    )
 
 
 def _choose_prefetch(config: RunConfig, in_place: bool) -> tuple[Choice[int], Choice[int]]:
     shard = config.shard
     limit = None if shard.all_gather_limit == "auto" else shard.all_gather_limit - 1
-    ahead = (1, "gathers in place are hidden if they are asked for one unit ahead")
+    ahead = (1, "all-gathers in place are hidden if they start one unit ahead")
     by_itself = (0, "FSDP2 overlaps the next all-gather by itself")
     forward = decide(config, "forward_prefetch", *(ahead if in_place else by_itself))
     backward = decide(config, "backward_prefetch", 1, "FSDP2's own order, one unit ahead")

@@ -69,7 +69,7 @@ def notes_of(units: UnitMap, plan: Plan) -> list[str]:
     in host memory."""
     total = len(units.blocks)
     count = len(chosen(total, plan.decided.offload_activations))
-    waiting = f"activations of {count} of {total} blocks wait for backward in host memory"
+    waiting = f"activations of {count} of {total} blocks are in host memory until backward"
     notes = (kernels_note(plan), public_note(_private_parts(plan)), waiting if count else None)
     return [note for note in notes if note]
 

@@ -58,7 +58,7 @@ def memory_rows(result: TunnelResult) -> list[tuple[str, ...]]:
 def traffic_title(result: TunnelResult) -> str:
     """The title, with the links."""
     if not result.collectives:
-        return "no collectives: one rank has nobody to talk to"
+        return "no collectives: there is one rank"
     if result.links.are_free:
         return "collectives of one step; links of infinite speed"
     fabric = result.links.fabric

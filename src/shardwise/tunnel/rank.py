@@ -95,7 +95,9 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     if layers := float8_layers(model, shell.units, plan):
         say("; ".join(line.strip() for line in float8_table(layers, plan)))
         if plan.cluster.device == "cpu":
-            say("float8 is emulated here by way of fp32, in time and memory that GPUs do not need")
+            say(
+                "float8 is emulated in fp32 here, which takes time and memory that GPUs do not need"
+            )
     if plan.settings.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
     for note in notes_of(shell.units, plan):

@@ -207,7 +207,7 @@ def _notes(plan: Plan, device: Device) -> list[str]:
             notes.append("torch.compile is off on a CPU")
         return notes
     name = _device_name("cuda")
-    notes = ["the few numbers that ranks agree on in a step (tokens, norm, loss) take no time here"]
+    notes = ["collectives of single numbers (tokens, norm, loss) take no time here"]
     if match_gpu(name) != plan.cluster.gpu:
         planned = plan.cluster.device_name
         notes.append(f"compute and memory are those of {name}, links those of {planned}")

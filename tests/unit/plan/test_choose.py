@@ -375,7 +375,7 @@ def test_all_gather_limit_caps_prefetch(plan_of: PlanOf) -> None:
 @pytest.mark.parametrize(
     ("cluster", "override", "in_place", "why"),
     [
-        ("8xH100", "shard.strategy=full_shard", True, "saves the copy"),
+        ("8xH100", "shard.strategy=full_shard", True, "no copy out of a buffer"),
         ("8xH100", "shard.strategy=no_shard", False, "nothing is gathered"),
         ("8xH100", "shard.reshard_after_forward=4", False, "fewer ranks than forward"),
         ("8xH100", "shard.forward_prefetch=0", False, "gathered ahead"),

@@ -65,7 +65,7 @@ def test_memory_and_speed_follow(plan_of: PlanOf) -> None:
     ("more", "why"),
     [
         (("precision.linear=float8_rowwise",), "a scale for each column"),
-        (("memory.offload=cpu",), "weights on the host"),
+        (("memory.offload=cpu",), "weights in host memory"),
         (("shard.strategy=full_shard", "shard.reshard_after_forward=4"), "FSDP2 cannot cast"),
         (("cluster.name=3x8xH200", "shard.strategy=full_shard"), "do not divide over 24 ranks"),
     ],

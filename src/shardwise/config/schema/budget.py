@@ -52,7 +52,7 @@ class MemoryConfig:
     """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs."""
 
     offload_activations: float = 0.0
-    """Share of the blocks, 0 to 1, whose activations wait for backward in host memory. The copies
+    """Share of the blocks, 0 to 1, whose activations are in host memory until backward. The copies
     run beside compute and cost little as long as PCIe is fast enough for them. `shardwise plan`
     says how much host memory that is, and what is waited for."""
 
