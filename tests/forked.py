@@ -156,6 +156,7 @@ def _become(
     # must it be cleaned up at the end: the parent's directories are not ours.
     gc.freeze()
     atexit._clear()
+    signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)

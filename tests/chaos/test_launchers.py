@@ -110,6 +110,11 @@ def test_our_agent_leaves_no_rank_that_a_request_to_stop_has_passed_by(tmp_path:
     assert list(filter(lives, ranks)) == []
 
 
+def test_our_agent_ends_by_a_signal_whose_exception_was_swallowed(tmp_path: Path) -> None:
+    agent = idle_agent(tmp_path / "output", fault="swallowed stop")
+    assert agent.end() == 75, agent.text
+
+
 def test_our_agent_does_not_wait_for_a_rank_that_waits_for_a_dead_one(tmp_path: Path) -> None:
     """The one has died of the request, the other has noted it; neither has made a step."""
     agent = idle_agent(tmp_path / "output")

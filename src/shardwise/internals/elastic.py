@@ -28,6 +28,9 @@ from shardwise.internals.parts import Changed
 class Advice(Protocol):
     """Who is asked."""
 
+    def before_a_look(self) -> None:
+        """The agent is about to look at its ranks, which it does several times a second."""
+
     def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
         """Whether to start ranks again, of so many allowed restarts with so many left."""
 
@@ -46,6 +49,7 @@ class AskingAgent(LocalElasticAgent):
         self._advice = advice
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._advice.before_a_look()
         result = super()._monitor_workers(worker_group)
         allowed, left = worker_group.spec.max_restarts, self._remaining_restarts
         if result.is_failed() and not self._advice.may_restart(result, allowed, left):

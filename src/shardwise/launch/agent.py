@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server import RunResult
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import UserError
 from shardwise.internals.parts import RESTARTS, public_note
 from shardwise.launch.failure import Passing, details_of, known_exit_code, may_pass
 from shardwise.launch.hang import describe_hang
+from shardwise.launch.heard import HeardSignals
 from shardwise.launch.lookout import Lookout
 from shardwise.launch.ranks import RankFailure
 from shardwise.launch.say import say_on_console
@@ -43,6 +45,14 @@ class Adviser:
     shutdown_timeout_s: int
     """For ranks that save after a signal. torch 2.11 names no limit then, and would kill them after
     30 s."""
+
+    heard: HeardSignals
+
+    def before_a_look(self) -> None:
+        """Raise for a signal that the agent does not know of. PyTorch's handler raises too, but
+        where that was swallowed the agent goes on as if no signal had come."""
+        if (missed := self.heard.first()) is not None:
+            raise SignalException(f"{missed.name} came, and its exception was lost", sigval=missed)
 
     def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
         """Whether it may help to start the ranks again."""
@@ -84,7 +94,10 @@ def restarting_where_it_helps(
         return
     from shardwise.internals.elastic import agent_that_asks
 
-    with agent_that_asks(Adviser(watchdog, lookout, shutdown_timeout_s)):
+    with (
+        HeardSignals() as heard,
+        agent_that_asks(Adviser(watchdog, lookout, shutdown_timeout_s, heard)),
+    ):
         yield
 
 

@@ -44,7 +44,28 @@ def _stop_while_ranks_start() -> None:
     subprocess_handler.Popen = start_and_stop
 
 
-FAULTS = {"restless": _never_rest, "early stop": _stop_while_ranks_start}
+def _swallow_a_stop() -> None:
+    """A request to stop comes inside a block that swallows what its handler raises."""
+    from contextlib import suppress
+
+    from torch.distributed.elastic.agent.server import api
+
+    put_metric, left = api.put_metric, [signal.SIGTERM]
+
+    def put_and_swallow(*args: Any) -> None:
+        put_metric(*args)
+        with suppress(Exception):
+            os.kill(os.getpid(), left.pop())
+            time.sleep(60)
+
+    api.put_metric = put_and_swallow
+
+
+FAULTS = {
+    "restless": _never_rest,
+    "early stop": _stop_while_ranks_start,
+    "swallowed stop": _swallow_a_stop,
+}
 
 if "RANK" not in os.environ and "AGENT_FAULT" in os.environ:
     FAULTS[os.environ["AGENT_FAULT"]]()

@@ -30,6 +30,10 @@ class Told:
         self.answer = answer
         self.asked: list[tuple[int, int, int]] = []
         self.ends: list[str] = []
+        self.looks = 0
+
+    def before_a_look(self) -> None:
+        self.looks += 1
 
     def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
         self.asked.append((next(iter(result.failures.values())).exitcode, allowed, left))
@@ -51,6 +55,7 @@ def test_ranks_are_started_again_as_often_as_it_is_allowed(
     with agent_that_asks(told):
         assert start(tmp_path, max_restarts=2) == starts
     assert told.asked == [(3, 2, left) for left in (2, 1, 0)][:starts]
+    assert told.looks >= starts
     assert len(told.ends) >= 2 and set(told.ends) == {"by itself", "ended"}
 
 

@@ -16,6 +16,7 @@ from shardwise.internals.elastic import AskingAgent
 from shardwise.launch.agent import Adviser, error_of_ranks
 from shardwise.launch.failure import Passing
 from shardwise.launch.hang import Hang
+from shardwise.launch.heard import HeardSignals
 from shardwise.launch.last_words import (
     AGENT_VARIABLE,
     ERROR_FILE_VARIABLE,
@@ -98,7 +99,9 @@ def test_ranks_get_time_to_save_whatever_torch_it_is(
     asked: list[tuple[int, int]] = []
     lookout = Lookout(tmp_path)
     agent = object.__new__(AskingAgent)
-    agent._advice = Adviser(Watchdog(lookout, print), lookout, shutdown_timeout_s=600)
+    agent._advice = Adviser(
+        Watchdog(lookout, print), lookout, shutdown_timeout_s=600, heard=HeardSignals()
+    )
     agent._pcontext = SimpleNamespace(close=lambda *words: asked.append(words))
     monkeypatch.setattr(LocalElasticAgent, "_shutdown", lambda _agent, _signal: None)
     agent._shutdown(*given)  # type: ignore[arg-type]
