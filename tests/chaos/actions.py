@@ -12,11 +12,13 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from chaos_ranks import ranks_of
+
+from shardwise.training.heartbeat import birth_of, stat_of
 
 # Longer than the hang timeout of the jobs that are suspended.
 SUSPENDED_S = 10.0
@@ -33,13 +35,18 @@ class Job:
     output: Path
     """What it prints."""
 
+    born: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "born", birth_of(self.launcher))
+
     def ranks(self) -> dict[int, int]:
         """Process ids of the ranks that run now, by rank."""
-        return ranks_of(self.launcher)
+        return ranks_of(self.launcher) if self.alive() else {}
 
     def alive(self) -> bool:
         """Whether the launcher runs; one that its parent has not waited for has ended."""
-        return lives(self.launcher)
+        return Process(self.launcher, self.born).alive()
 
     def said(self) -> str:
         """All that it printed so far."""
@@ -173,9 +180,31 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that another one with the same number is not taken for: a busy machine gives all
+    numbers anew within minutes, and some of them to strangers."""
+
+    pid: int
+    born: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The one that has the number now."""
+        return cls(pid, birth_of(pid))
+
+    def alive(self) -> bool:
+        """Whether it has not ended; one that nobody has waited for yet has."""
+        stat = stat_of(self.pid)
+        return bool(stat) and stat[0] != "Z" and int(stat[19]) == self.born
+
+    def send(self, number: signal.Signals) -> None:
+        """Unless it has ended."""
+        if self.alive():
+            send(self.pid, number)
+
+
 def lives(pid: int) -> bool:
-    """Whether the process has not ended; one that nobody has waited for yet has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Whether a process that was started just now has not ended."""
+    stat = stat_of(pid)
+    return bool(stat) and stat[0] != "Z"

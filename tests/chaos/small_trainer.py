@@ -31,6 +31,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.lease import record, take
 from shardwise.lease.lease import Lease, LostLease, inherit_lease, renewed
 from shardwise.metrics.events import EventLog
+from shardwise.training.heartbeat import birth_of
 
 KEEP, EVERY = 2, 3
 # What every plan has.
@@ -85,7 +86,7 @@ def _live(run_dir: Path, writer: str, lease: Lease | None) -> int:
     # a rank that is stopped when the launcher dies.
     os.setsid()
     with run_dir.with_name(f"{writer}.ranks").open("a") as file:
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} {birth_of(os.getpid())}\n")
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

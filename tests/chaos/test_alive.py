@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actions import ACTIONS, MOMENTS, Action, Job, lives, send
+from actions import ACTIONS, MOMENTS, Action, Job, Process, send
 from chaos_ranks import config_of, end_state, events_of, newest_good, prepare, ranks_of, run_clean
 from launched import SHARDWISE, clean_environment
 
@@ -53,7 +53,7 @@ class Life:
         verb = () if launcher == "shardwise torchrun" else ("train",)
         self._command = (*LAUNCHERS[launcher], *verb, str(self._config))
         self._starts = 0
-        self.known: set[int] = set()
+        self.known: set[Process] = set()
 
     def start(self, *changes: str) -> tuple[Job, subprocess.Popen[bytes]]:
         """One more job."""
@@ -66,16 +66,16 @@ class Life:
             start_new_session=True,
             env=clean_environment(),
         )
-        self.known.add(process.pid)
+        self.known.add(Process.of(process.pid))
         return Job(process.pid, output), process
 
     def note(self, job: Job) -> None:
         """Remember its processes, which may become orphans."""
-        self.known |= {job.launcher, *job.ranks().values()}
+        self.known |= set(map(Process.of, job.ranks().values()))
 
-    def living(self) -> list[int]:
+    def living(self) -> list[Process]:
         """Processes of any start that have not ended."""
-        return list(filter(lives, self.known))
+        return [process for process in self.known if process.alive()]
 
     def announced(self) -> list[int]:
         """Steps whose save was printed, in any start."""
@@ -95,8 +95,8 @@ def live(tmp_path: Path) -> Iterator[Callable[..., Life]]:
 
     yield make
     for life in lives:
-        for pid in life.living():
-            send(pid, signal.SIGKILL)
+        for process in life.living():
+            process.send(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -154,7 +154,8 @@ def _end(
             life.note(job)
             time.sleep(0.05)
     life.note(job)
-    send(job.launcher, signal.SIGTERM)
+    if job.alive():
+        send(job.launcher, signal.SIGTERM)
     deadline = time.monotonic() + ENDS_WITHIN_S
     while life.living():
         assert time.monotonic() < deadline, (life.living(), job.said())

@@ -80,6 +80,8 @@ class ForkedJob(Job):
     def ranks(self) -> dict[int, int]:
         """Process ids of the launcher's children, in the order in which they were started."""
         children = Path(f"/proc/{self.launcher}/task/{self.launcher}/children")
+        if not self.alive():
+            return {}
         try:
             return dict(enumerate(map(int, children.read_text().split())))
         except OSError:
@@ -187,8 +189,9 @@ class Life:
     def end(self) -> None:
         """Leave nobody."""
         for job in self.jobs:
-            for pid in [*job.ranks().values(), job.launcher]:
-                send(pid, signal.SIGKILL)
+            if job.alive():
+                for pid in [*job.ranks().values(), job.launcher]:
+                    send(pid, signal.SIGKILL)
             job.process.join()
 
     # ---- what must hold at any moment --------------------------------------------------------

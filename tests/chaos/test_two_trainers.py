@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import small_trainer
+from actions import Process
 from chaos_ranks import LONG, PRELOAD, config_of, events_of, newest_good
 from interleavings import Stage, Sum
 
@@ -47,13 +48,6 @@ def suspend(pid: int) -> None:
 
 def task_states(pid: int) -> Iterator[Path]:
     return Path(f"/proc/{pid}/task").glob("*/stat")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def snapshot(run_dir: Path) -> dict[str, bytes]:
@@ -88,8 +82,10 @@ class Small:
 
     def pids(self) -> list[int]:
         """Launcher and ranks, without those that have ended."""
-        ranks = self._ranks.read_text().split() if self._ranks.exists() else []
-        return [pid for pid in (self.launcher, *map(int, ranks)) if _runs(pid)]
+        lines = self._ranks.read_text().splitlines() if self._ranks.exists() else []
+        ranks = [Process(*map(int, line.split())) for line in lines]
+        launcher = [self.launcher] if self._process.is_alive() else []
+        return [*launcher, *(rank.pid for rank in ranks if rank.alive())]
 
     def alive(self) -> bool:
         return self._process.is_alive() or bool(self.pids())
