@@ -55,6 +55,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         ),
         "fused_optimizer": decide(config, "fused_optimizer", True, why_fused),
         "optimizer_state": decide(config, "optimizer_state", "fp32", why_state),
+        "decay_embeddings": decide(config, "decay_embeddings", True, "as all matrices do"),
         "kernels": _choose_kernels(config, cluster),
         "router_aux_loss": choose_router_aux_loss(config, model),
     }

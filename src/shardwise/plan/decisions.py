@@ -74,6 +74,7 @@ class Decisions:
     accumulate: Annotated[str, "memory.accumulate"] = "unsharded"
     fused_optimizer: Annotated[bool, "optim.fused"] = False
     optimizer_state: Annotated[str, "optim.state"] = "fp32"
+    decay_embeddings: Annotated[bool, "optim.decay_embeddings"] = True
     kernels: Annotated[str, "train.kernels"] = "torch"
     gather_in_place: Annotated[bool, "shard.gather_in_place"] = False
     """Parameters are gathered where they are used, not copied there."""

@@ -89,9 +89,12 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
     """AdamW with weight decay for matrices and none for vectors (norms, biases)."""
     optim = plan.settings.optim
     params = [p for p in model.parameters() if p.requires_grad]
+    spared = set() if plan.decided.decay_embeddings else _embeddings(model)
+    decayed = [p for p in params if p.dim() >= 2 and p not in spared]
+    kept = set(params) - set(decayed)
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": [p for p in params if p in kept], "weight_decay": 0.0},
     ]
     settings: dict[str, Any] = {
         "params": [group for group in groups if group["params"]],
@@ -105,6 +108,11 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
     one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
     return (OnePassAdamW if one_pass else torch.optim.AdamW)(**settings)
+
+
+def _embeddings(model: nn.Module) -> set[Tensor]:
+    """The tables of all embeddings. A head that is tied to one is the same parameter."""
+    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
 def _check_kernels(plan: Plan) -> None:

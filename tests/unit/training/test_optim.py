@@ -102,6 +102,15 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     assert all(group["eps"] == 1e-5 for group in optimizer.param_groups)
 
 
+def test_embeddings_do_not_decay_where_that_is_said() -> None:
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 3, bias=False))
+    model[2].weight = model[0].weight  # a tied head
+    optimizer = optimizer_of(model, decay_embeddings=False)
+    decayed, others = optimizer.param_groups
+    assert [tuple(p.shape) for p in decayed["params"]] == [(4, 4)]
+    assert [tuple(p.shape) for p in others["params"]] == [(3, 4), (4,)]
+
+
 def test_frozen_parameters_are_left_out() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)

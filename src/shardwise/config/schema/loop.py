@@ -24,6 +24,11 @@ class OptimConfig:
     weight_decay: float = 0.1
     """Decoupled weight decay; norms and biases are left out."""
 
+    decay_embeddings: bool = True
+    """Whether embeddings decay like other matrices. `false` leaves out the tables that tokens and
+    positions are looked up in, and the head where it is tied to one. Rows of rare tokens then keep
+    their size."""
+
     clip_norm: float | None = 1.0
     """Largest global gradient norm; unset: no clipping."""
 
