@@ -32,3 +32,20 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             heads = re.findall(r"^#+ (.+)$", _text(file), flags=re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
             assert anchor in slugs, f"{target}#{anchor}"
+
+
+def test_the_log_has_a_row_and_at_most_ten_lines_for_every_experiment() -> None:
+    table, *entries = re.split(r"^## ", _text(ROOT / "docs" / "LOG.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d\d-\d\d) \| (.+?) \|", table, flags=re.MULTILINE)
+    heads = []
+    for entry in entries:
+        head, *lines = entry.strip().splitlines()
+        heads.append(tuple(head.split(" · ", 1)))
+        assert len(lines) <= 10, head
+        assert all(len(line) <= 140 for line in lines), head
+    assert heads == rows
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_say_cpu(page: Path) -> None:
+    assert not re.search(r"\bprocessors?\b", _text(page), flags=re.IGNORECASE)
