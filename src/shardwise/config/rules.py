@@ -29,9 +29,8 @@ def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _:
 
 def _wsd_phases_fit(c: RunConfig) -> bool:
     decay = c.optim.decay_steps
-    if c.optim.schedule != "wsd" or isinstance(decay, str):
-        return True
-    return c.optim.warmup_steps + decay <= c.train.steps
+    is_open = c.optim.schedule != "wsd" or isinstance(decay, str)
+    return is_open or c.optim.warmup_steps + int(decay) <= c.train.steps
 
 
 def _batch_divides(c: RunConfig) -> bool:
