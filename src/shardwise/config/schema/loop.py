@@ -48,8 +48,8 @@ class OptimConfig:
     """Fused AdamW; `auto`: where the device of the parameters has it."""
 
     state: Literal["fp32", "bf16"] = "fp32"
-    """How Adam keeps its two moments. bf16 halves them; it is rounded at random, the nearer the
-    likelier, so that changes smaller than its steps add up."""
+    """How Adam keeps its two moments. bf16 halves them. It is rounded stochastically, so that
+    changes smaller than its steps add up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class TrainConfig:
     `router_aux_loss_coef`); a number turns it on for any model whose routers transformers finds."""
 
     kernels: Literal["auto", "own", "torch"] = "auto"
-    """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8:
-    `own` are Triton kernels that move and keep fewer bytes (SwiGLU on Hopper inside of its matmuls,
-    with `shardwise[quack]`), `torch` is torch, its compiler and torchao. The numbers agree to
-    rounding. `auto`: our own on GPUs, unless Triton is missing there, which is said."""
+    """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8.
+    `own`: Triton kernels that move and keep fewer bytes (SwiGLU on Hopper in the epilogue of its
+    matmuls, with `shardwise[quack]`). `torch`: torch, its compiler and torchao. The numbers
+    agree to rounding. `auto`: our own on GPUs; without Triton torch's, and the run says so."""

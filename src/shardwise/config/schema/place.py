@@ -13,7 +13,7 @@ class ClusterConfig:
 
     name: str = "local"
     """`local` (the GPUs of this machine, or one CPU rank), or NODESxGPUSxKIND such as `8xH100`,
-    `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's processor."""
+    `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's CPU."""
 
     nvlink_domain: int | Auto = "auto"
     """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node, and then a name
@@ -63,8 +63,9 @@ class ShardConfig:
     """Units that are all-gathered ahead in forward, explicitly. 0 leaves FSDP2's own overlap."""
 
     gather_in_place: bool | Auto = "auto"
-    """Gather each parameter where it is used, instead of all of a unit into one memory from which
-    they are copied. `auto`: on GPUs with our own kernels, where units are gathered one ahead."""
+    """All-gather each parameter into its own memory, instead of a whole unit into one buffer
+    from which parameters are copied. `auto`: on GPUs with our own kernels, where units are
+    gathered one ahead."""
 
     backward_prefetch: int | Auto = "auto"
     """Units that are all-gathered ahead in backward. 1 is FSDP2's own order."""
