@@ -10,6 +10,8 @@ import pytest
 from bad_configs import BAD_CONFIGS, BadConfig
 
 from shardwise.cli.main import main
+from shardwise.facts import probe
+from shardwise.units import GIB
 
 SHARDWISE = Path(sys.executable).with_name("shardwise")
 
@@ -223,6 +225,24 @@ def test_training_on_another_machine_is_refused(
     row: Refused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert_refused(monkeypatch, capsys, "train", row)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["plan", "train"])
+def test_a_plan_that_a_cpu_has_no_memory_for_exits_with_3(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By little: 25.0 GiB of 23.5, with nothing left to recompute."""
+    monkeypatch.setattr(probe, "_ram_bytes", lambda: int(23.5 * GIB))
+    Path("run.yaml").write_text(
+        "model: llama-3.2-1b\ncluster: 1xCPU\ndata: {source: synthetic, seq_len: 2048}\n"
+    )
+    code = run_cli(monkeypatch, verb, "run.yaml")
+    said = capsys.readouterr().err
+    assert code == 3
+    assert "llama-3.2-1b does not fit on 1xCPU" in said
+    assert "25.0 GiB are needed on a rank that has 23.5 GiB" in said
+    assert "fix: write data.seq_len=512" in said
     assert not Path("runs").exists()
 
 
