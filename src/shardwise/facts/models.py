@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from math import gcd
 from typing import Any, Literal
 
+from shardwise.errors import UserError
 from shardwise.facts.positions import rotary_limit
 from shardwise.facts.sources import ModelSource, read_model_config
 
@@ -161,8 +163,10 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
     layers, heads = size("num_hidden_layers"), size("num_attention_heads")
     kv_heads = _kv_heads(config, heads)
     head_dim = _given(config, "head_dim") or family.default_head_dim or hidden // heads
+    _validate_heads(config, heads, kv_heads, head_dim)
     experts = size("num_local_experts") if family.experts else 1
     experts_per_token = size("num_experts_per_tok") if family.experts else 1
+    _validate_experts(experts, experts_per_token)
     tied = bool(config.get("tie_word_embeddings", family.tied))
 
     query, key_value = heads * head_dim, 2 * kv_heads * head_dim
@@ -213,6 +217,8 @@ def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
         raise UnknownFamily("a gpt2 with cross-attention is an encoder's partner")
     size = _reader(config)
     hidden, layers, heads = size("n_embd"), size("n_layer"), size("n_head")
+    if hidden % heads:
+        raise UnknownFamily("heads of this size are transformers' to refuse")
     vocab, positions = size("vocab_size"), size("n_positions")
     ffn = _given(config, "n_inner") or 4 * hidden
     tied = bool(config.get("tie_word_embeddings", True))
@@ -278,6 +284,28 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     ):
         return heads
     return _reader(config)("num_key_value_heads")
+
+
+def _validate_heads(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raise where attention could not be computed."""
+    if heads % kv_heads:
+        raise UserError(
+            f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}",
+            why="each head of keys and values serves as many heads of queries as any other",
+            fix=f"write model.overrides.num_key_value_heads={gcd(heads, kv_heads)}, or mend "
+            "config.json",
+        )
+    if head_dim % 2 or (config.get("head_dim") is None and config["hidden_size"] % heads):
+        raise UnknownFamily("heads of this size are transformers' to refuse")
+
+
+def _validate_experts(experts: int, experts_per_token: int) -> None:
+    if experts_per_token > experts:
+        raise UserError(
+            f"num_experts_per_tok={experts_per_token}, but there are {experts} experts",
+            why="a token goes to different experts",
+            fix=f"write model.overrides.num_experts_per_tok={experts}, or mend config.json",
+        )
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

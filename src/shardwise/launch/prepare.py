@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from shardwise.config.schema import RunConfig
-from shardwise.errors import ExitCode, UserError
+from shardwise.errors import ExitCode, UserError, brief
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
 from shardwise.facts.models import (
@@ -73,7 +73,15 @@ def validate_family(plan: Plan) -> None:
 
     code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
     model = build_model(plan.hf_config, attention=None, code_dir=code_dir, device="cpu")
-    validate_trainable(model, torch.device("cpu"))
+    try:
+        validate_trainable(model, plan, torch.device("cpu"))
+    except RuntimeError as error:
+        raise UserError(
+            f"transformers cannot compute a {plan.model.model_type} of these sizes",
+            why=brief(error),
+            fix="mend config.json or model.overrides; a model of `shardwise config ls` shows what "
+            "such a file holds",
+        ) from error
 
 
 def fetch_weights(config: RunConfig) -> None:

@@ -43,7 +43,7 @@ class UnitMap:
 def find_units(
     model: nn.Module, *, classes: Sequence[str] | None = None, min_params: int | None = None
 ) -> UnitMap:
-    """The units of `model`; fewer than two is an error, for that is one giant all-gather."""
+    """The units of `model`. Without blocks it is an error: the model is one giant all-gather."""
     blocks, found_by = _find_blocks(model, classes, min_params)
     _validate_blocks(model, blocks, found_by)
     head, tail = _find_ends(model, blocks)
@@ -193,7 +193,13 @@ def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
 
     Every stack of the model counts. A second decoder or an unused vision tower would otherwise be
     part of the root, which stays gathered for the whole forward.
+    A list of one member counts where that member is declared, or where the model has no longer
+    list: it has one layer.
     """
+    return _blocks_in_lists(model, shortest=2) or _blocks_in_lists(model, shortest=1)
+
+
+def _blocks_in_lists(model: nn.Module, *, shortest: int) -> list[nn.Module]:
     declared = declared_blocks(model)
     least = LIST_SHARE * _num_params(model)
     blocks: list[nn.Module] = []
@@ -207,10 +213,10 @@ def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
 
     def visit(module: nn.Module) -> None:
         children = list(module.children())
-        repeated = isinstance(module, nn.ModuleList) and len(children) >= 2
-        heavy = repeated and _num_params(module) >= least
+        is_list = isinstance(module, nn.ModuleList)
+        heavy = is_list and len(children) >= shortest and _num_params(module) >= least
         for child in children:
-            if repeated and (is_declared(child) or (heavy and not holds_inner_stack(child))):
+            if is_list and (is_declared(child) or (heavy and not holds_inner_stack(child))):
                 blocks.append(child)
             else:
                 visit(child)
@@ -220,7 +226,10 @@ def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
 
 
 def _validate_blocks(model: nn.Module, blocks: Sequence[nn.Module], found_by: str) -> None:
-    if len(blocks) >= 2:
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    members = {id(member) for inner in lists for member in inner}
+    # A model of one layer has one block, and its embedding and its head besides.
+    if len(blocks) >= 2 or any(id(block) in members for block in blocks):
         return
     classes = sorted({type(m).__name__ for m in model.modules() if _num_params(m)})
     raise UserError(

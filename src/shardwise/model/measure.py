@@ -30,6 +30,7 @@ def count_on_meta(
     heads = _size(config, "num_attention_heads", "n_head", "num_heads", default=1)
     hidden = _size(config, "hidden_size", "n_embd", "d_model", default=1)
     vocab = _size(config, "vocab_size", default=0)
+    _validate_sizes(hidden_size=hidden, num_attention_heads=heads, vocab_size=vocab)
     experts = _size(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
     active = _size(config, "num_experts_per_tok", "moe_top_k", default=experts)
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
@@ -78,6 +79,16 @@ def _validate_comes_back(model: PreTrainedModel) -> None:
             "load what they are saved as",
             fix="name a model that AutoModelForCausalLM loads: model.name=DIR",
         )
+
+
+def _validate_sizes(**sizes: int) -> None:
+    """Raise where there is none of what every model has some of."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise UserError(
+                f"config.json gives {name}={size}, but the least is 1",
+                fix=f"mend config.json, or write model.overrides.{name}=NUMBER",
+            )
 
 
 def _size(config: Any, *names: str, default: int) -> int:

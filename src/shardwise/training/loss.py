@@ -120,8 +120,8 @@ def attach_loss(model: nn.Module, *, chunked: bool) -> None:
     model.sum_loss = MethodType(method, model)  # type: ignore[assignment]
 
 
-def why_not_chunked(model: nn.Module, device: torch.device) -> str | None:
-    """Run eight tokens through the real model: None where its logits are head(last hidden state).
+def why_not_chunked(model: nn.Module, ids: Tensor) -> str | None:
+    """Run a few tokens through the real model: None where its logits are head(last hidden state).
 
     The head's output is scaled up for the test, so that a soft cap or a scale after it shows.
     """
@@ -140,7 +140,6 @@ def why_not_chunked(model: nn.Module, device: torch.device) -> str | None:
     hooks = [head.register_forward_hook(on_head), base.register_forward_hook(on_base)]
     was_training = model.training
     model.eval()
-    ids = torch.arange(8, device=device)[None]
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         logits = model(input_ids=ids).logits
     model.train(was_training)

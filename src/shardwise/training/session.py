@@ -36,7 +36,7 @@ from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.optim import build_optimizer
 from shardwise.training.surroundings import fast_attention
-from shardwise.training.trial import validate_trainable
+from shardwise.training.trial import few_tokens, validate_trainable
 from shardwise.units import format_bytes
 
 Say = Callable[[str], None]
@@ -140,10 +140,10 @@ def attach_training_loss(session: Session, say: Say) -> None:
     if plan.model.source == "counted":
         # It is known for the other families. The launcher has tried models that fit into its
         # memory.
-        validate_trainable(model, session.device)
+        validate_trainable(model, plan, session.device)
     chunked = plan.decided.loss == "chunked"
     if chunked:
-        reason = why_not_chunked(model, session.device)
+        reason = why_not_chunked(model, few_tokens(plan).to(session.device))
         if reason is not None and plan.choices["loss"].source == "user":
             raise refuse_chunked(reason)
         if reason is not None:

@@ -10,14 +10,24 @@ from torch import Tensor, nn
 
 from shardwise.errors import UserError
 from shardwise.parallel.shard import reshard_all
+from shardwise.plan.plan import Plan
 
-_SHARED = 4
 _LENGTH = 8
 # Errors of families that need more than tokens: images, another model's states, a language.
 _REFUSALS = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
-def validate_trainable(model: Any, device: torch.device) -> None:
+def few_tokens(plan: Plan, shift: int = 0) -> Tensor:
+    """A short sequence that the model has rows and positions for; `shift` changes its second half.
+
+    Vocabularies may be smaller than the sequence, so tokens come again.
+    """
+    ids = torch.arange(min(_LENGTH, plan.config.data.seq_len))
+    ids[len(ids) // 2 :] += shift
+    return (ids % plan.model.vocab_size)[None]
+
+
+def validate_trainable(model: Any, plan: Plan, device: torch.device) -> None:
     """Raise unless the model gives logits for tokens alone, and no token sees a later one."""
     if any(hasattr(module, "backward_pass") for module in model.modules()):
         raise _refusal(model, "its reversible layers compute gradients past FSDP2's hooks")
@@ -25,7 +35,10 @@ def validate_trainable(model: Any, device: torch.device) -> None:
     model.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            first, second = (_logits(model, start, device) for start in (0, _LENGTH))
+            first, second = (
+                model(input_ids=few_tokens(plan, shift).to(device), use_cache=False).logits
+                for shift in (0, 1)
+            )
     except _REFUSALS as error:
         lines = str(error).strip().splitlines() or [""]
         why = f"its forward gives no logits for tokens alone: {type(error).__name__}: {lines[0]}"
@@ -33,26 +46,19 @@ def validate_trainable(model: Any, device: torch.device) -> None:
     finally:
         model.train(was_training)
         reshard_all(model)
-    if list(first.shape[:2]) != [1, _LENGTH]:
-        raise _refusal(model, f"its logits for {_LENGTH} tokens have shape {list(first.shape)}")
-    if not _same_start(first, second):
+    shape = few_tokens(plan).shape
+    if first.shape[:2] != shape:
+        raise _refusal(model, f"its logits for {shape[1]} tokens have shape {list(first.shape)}")
+    shared = shape[1] // 2
+    if not _same_up_to_rounding(first[:, :shared], second[:, :shared]):
         raise _refusal(model, "its attention is not causal: a token sees those that follow it")
 
 
-def _logits(model: Any, other: int, device: torch.device) -> Tensor:
-    """The logits of a sequence that begins with fixed tokens and ends with varying ones."""
-    tail = torch.arange(_SHARED, _LENGTH) + other
-    ids = torch.cat([torch.arange(_SHARED), tail])[None].to(device)
-    logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits
-
-
-def _same_start(first: Tensor, second: Tensor) -> bool:
-    """Whether the first logits are equal up to rounding: experts compute all tokens of a batch
-    together, so other tokens may show."""
-    start, again = first[:, :_SHARED].float(), second[:, :_SHARED].float()
+def _same_up_to_rounding(first: Tensor, second: Tensor) -> bool:
+    """Experts compute all tokens of a batch together, so other tokens may show."""
     rounding = 1e-5 if first.dtype == torch.float32 else 2e-2
-    return bool((start - again).abs().max() <= rounding * start.abs().max())
+    first, second = first.float(), second.float()
+    return bool((first - second).abs().max() <= rounding * first.abs().max())
 
 
 def _refusal(model: nn.Module, why: str) -> UserError:

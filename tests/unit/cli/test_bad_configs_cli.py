@@ -98,6 +98,31 @@ REFUSED_PLANS = (
         ("model.overrides.num_layer is no field", "fix:"),
     ),
     Refused(
+        "heads that keys and values do not divide",
+        ("model.overrides.num_attention_heads=3", "model.overrides.num_key_value_heads=2"),
+        ("num_attention_heads=3 is no multiple", "write model.overrides.num_key_value_heads=1"),
+    ),
+    Refused(
+        "heads of an odd size",
+        ("model.overrides.head_dim=7",),
+        ("transformers cannot build a llama", "even rotary dimension", "model.overrides"),
+    ),
+    Refused(
+        "heads that do not divide the hidden size",
+        ("model.overrides.hidden_size=129",),
+        ("transformers cannot build a llama", "hidden size (129)", "model.overrides"),
+    ),
+    Refused(
+        "more experts for a token than there are",
+        ("model.name=tiny-mixtral", "model.overrides.num_experts_per_tok=99"),
+        ("num_experts_per_tok=99, but there are", "write model.overrides.num_experts_per_tok="),
+    ),
+    Refused(
+        "no vocabulary",
+        ("model.overrides.vocab_size=0",),
+        ("config.json gives vocab_size=0", "model.overrides.vocab_size=NUMBER"),
+    ),
+    Refused(
         "unknown GPU",
         ("cluster.name=8xH101",),
         ("unknown GPU 'H101'", "did you mean cluster.name=8xH100"),

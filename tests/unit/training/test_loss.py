@@ -22,7 +22,7 @@ from shardwise.training.loss import (
 )
 
 TOKENS, HIDDEN, VOCAB = 37, 16, 29
-CPU = torch.device("cpu")
+IDS = torch.arange(8)[None]
 
 
 class Inputs(SimpleNamespace):
@@ -185,7 +185,7 @@ def test_the_head_still_gives_logits_without_labels() -> None:
 def test_plain_heads_may_be_chunked(preset: str) -> None:
     model = real_model(preset)
     prepare_head(model, 10, compiled=False, own_kernels=False)
-    assert why_not_chunked(model, CPU) is None
+    assert why_not_chunked(model, IDS) is None
     assert model.training
 
 
@@ -199,10 +199,10 @@ def test_a_soft_cap_after_the_head_is_noticed() -> None:
         return output
 
     model.__class__ = type("Capped", (type(model),), {"forward": capped})
-    reason = why_not_chunked(model, CPU)
+    reason = why_not_chunked(model, IDS)
     assert reason == "it transforms the logits after the head"
     assert "memory.loss=full" in refuse_chunked(reason).fix
 
 
 def test_a_model_without_a_linear_head_is_noticed() -> None:
-    assert why_not_chunked(nn.Linear(2, 2), CPU) is not None
+    assert why_not_chunked(nn.Linear(2, 2), IDS) is not None
