@@ -20,7 +20,7 @@ def tell_session(session: Session, channels: Channels) -> None:
     data, units, plan = session.data, session.units, session.plan
     layers = float8_layers(session.model, units, plan)
     tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
-    for line in [*tables, *notes_of(units, plan)]:
+    for line in [*tables, *notes_of(units, plan, session.mesh.world)]:
         channels.say(line)
     for record in data.skipped:
         channels.say(f"skipped corrupt record {record}")

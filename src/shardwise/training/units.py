@@ -19,6 +19,7 @@ from shardwise.internals.parts import (
 from shardwise.kernels.own import kernels_note, uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.float8 import Layer, gathered_in_float8
+from shardwise.parallel.mesh import World
 from shardwise.plan.decisions import DTYPE_BYTES
 from shardwise.plan.host import chosen
 from shardwise.plan.plan import Plan
@@ -64,23 +65,24 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
     return [head, *rows]
 
 
-def notes_of(units: UnitMap, plan: Plan) -> list[str]:
+def notes_of(units: UnitMap, plan: Plan, world: World) -> list[str]:
     """Further notes: kernels that are not the plan's, private parts that are not used, activations
     in host memory."""
     total = len(units.blocks)
     count = len(chosen(total, plan.decided.offload_activations))
     waiting = f"activations of {count} of {total} blocks are in host memory until backward"
-    notes = (kernels_note(plan), public_note(_private_parts(plan)), waiting if count else None)
+    private = public_note(_private_parts(plan, world))
+    notes = (kernels_note(plan), private, waiting if count else None)
     return [note for note in notes if note]
 
 
-def _private_parts(plan: Plan) -> list[Part]:
+def _private_parts(plan: Plan, world: World) -> list[Part]:
     """Of torch and transformers, that a run of this plan would use."""
     selective = plan.decided.checkpoint_activations == "selective" and not plan.decided.compile
     used = {
         GATHERS: plan.decided.gather_in_place,
         COPIES: uses_own(plan),
-        REDUCTIONS: plan.world_size == 1 or plan.cluster.device == "cuda",
+        REDUCTIONS: world.size == 1 or plan.cluster.device == "cuda",
         SUMS: plan.decided.compile,
         CHANGES: selective,
         POSITIONS: True,

@@ -100,7 +100,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             )
     if plan.settings.data.document_mask:
         say("documents are not kept apart here: random tokens have none")
-    for note in notes_of(shell.units, plan):
+    for note in notes_of(shell.units, plan, shell.mesh.world):
         say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)
     optimizer = build_optimizer(model, plan)

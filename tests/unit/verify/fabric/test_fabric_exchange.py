@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
+from torch.distributed import ProcessGroup
 
 from shardwise.facts.fabric import Collective
 from shardwise.verify.fabric.exchange import Exchange
@@ -14,16 +16,25 @@ from shardwise.verify.fabric.found import KINDS
 RANKS = 3
 
 
+@dataclass(frozen=True)
+class AbsentGroup:
+    """A process group without processes, as one of its ranks sees it."""
+
+    own_rank: int
+
+    def rank(self) -> int:
+        return self.own_rank
+
+    def size(self) -> int:
+        return RANKS
+
+
 def filled(kind: Collective) -> list[Exchange]:
     """One on each rank of a group that is not there."""
-    found = []
-    for rank in range(RANKS):
-        with (
-            patch("torch.distributed.get_world_size", return_value=RANKS),
-            patch("torch.distributed.get_rank", return_value=rank),
-        ):
-            found.append(Exchange(kind, 1203, torch.device("cpu"), None))  # type: ignore[arg-type]
-        found[-1].fill()
+    groups = [cast(ProcessGroup, AbsentGroup(rank)) for rank in range(RANKS)]
+    found = [Exchange(kind, 1203, torch.device("cpu"), group) for group in groups]
+    for each in found:
+        each.fill()
     return found
 
 
