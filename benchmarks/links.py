@@ -206,7 +206,7 @@ def expected_bytes(plan: Plan) -> float:
     return total
 
 
-class ProcessorUse:
+class CpuUse:
     """What the CPU did since this was made, and how much of it for others."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Quiet:
         found: list[tuple[T, float]] = []
         while not found or self._repeats(found[-1][1], len(found)):
             self._wait()
-            use = ProcessorUse()
+            use = CpuUse()
             result = work()
             found.append((result, use.of_others()))
             print(f"  others took {found[-1][1]:.0%} of the CPU", flush=True)
@@ -250,7 +250,7 @@ class Quiet:
 
     def _wait(self) -> None:
         while time.monotonic() < self.deadline:
-            use = ProcessorUse()
+            use = CpuUse()
             time.sleep(3)
             if use.of_others() < DISTURBED:
                 return

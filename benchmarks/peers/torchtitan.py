@@ -48,7 +48,7 @@ def main() -> None:
     task = read_task()
     stand_in_for_missing()
     if task.device == "cpu":
-        take_the_processor_for_a_gpu()
+        take_the_cpu_for_a_gpu()
     os.environ |= {"LOCAL_RANK": "0", "NGPU": str(task.shape.world)}
     # They ask for the device when they are imported.
     from torchtitan.config import ConfigManager
@@ -83,7 +83,7 @@ def stand_in(name: str, *attributes: str) -> None:
     sys.modules[name] = module
 
 
-def take_the_processor_for_a_gpu() -> None:
+def take_the_cpu_for_a_gpu() -> None:
     """To try this file without a GPU: torchtitan asks a device for more than torch.cpu answers."""
     if find_spec("triton") is None:
         stand_in("torchtitan.models.moe.kernels", "generate_permute_indices")

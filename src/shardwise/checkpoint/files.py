@@ -83,7 +83,7 @@ class HashedFile:
         self.position += len(view)
 
     def fingerprint(self) -> Fingerprint:
-        """Of everything written so far."""
+        """The fingerprint of everything written so far."""
         return Fingerprint(self.position, self._hash.hexdigest())
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ def fingerprint_of(path: Path, *, from_disk: bool = False) -> Fingerprint:
 
 
 def fingerprint_of_bytes(data: bytes) -> Fingerprint:
-    """That of a file which holds them."""
+    """The fingerprint of a file with this content."""
     return Fingerprint(len(data), hashlib.sha256(data).hexdigest())
 
 

@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files but the manifest."""
+        """The bytes of all files but the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
     def to_bytes(self) -> bytes:

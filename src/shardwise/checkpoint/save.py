@@ -58,7 +58,7 @@ class Progress:
     step: int
     position: int
     tokens: int
-    """Those that the weights have learnt from, over all starts of the run."""
+    """Tokens that the weights have learnt from, over all starts of the run."""
 
     loss: float | None
     loss_scale: dict[str, float] | None
@@ -101,7 +101,7 @@ class Room:
     place: Path
     needed_bytes: int
     free_bytes: int | None
-    """None where the file system does not tell."""
+    """Free bytes; None where the file system does not tell."""
 
     @property
     def fits(self) -> bool:

@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of a whole one."""
+        """The manifest of a whole checkpoint."""
         return None if self.checkpoint is None else self.checkpoint.manifest
 
 

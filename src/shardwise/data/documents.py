@@ -18,7 +18,7 @@ class Documents:
     """The documents of one micro-batch, whose tokens form one row."""
 
     positions: torch.Tensor
-    """Of each token in its document, int64, [micro_batch, seq_len]."""
+    """The position of each token in its document, int64, [micro_batch, seq_len]."""
 
     starts: torch.Tensor
     """The first token of each document, int32; then the number of tokens until the room is full."""

@@ -27,7 +27,7 @@ class MicroBatch:
     """Labels that count."""
 
     documents: Documents | None = None
-    """Those that attention keeps apart; None where all of a sequence belongs together."""
+    """Documents that attention keeps apart; None where a sequence is one."""
 
     def pinned(self) -> MicroBatch:
         """The same in page-locked memory, from which copies to a GPU need not be waited for."""

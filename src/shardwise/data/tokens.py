@@ -22,7 +22,7 @@ class TokenFile:
     num_tokens: int
     num_documents: int
     sha256: str
-    """Of all bytes: the same wherever the same tokens lie."""
+    """The hash of all bytes: the same wherever the same tokens lie."""
 
     def open(self) -> NDArray[Any]:
         """The ids, memory-mapped: ranks share the pages, and each is read when it is used."""

@@ -47,10 +47,10 @@ class Calibration:
 
     rates: Rates
     inside: Link | None
-    """None where one rank was alone."""
+    """The link between ranks of one domain; None where one rank was alone."""
 
     between: Link | None
-    """Of all ranks together, where they form several domains."""
+    """The link between all ranks, where they form several domains."""
 
     curves: Curves = field(hash=False)
     """Every single measurement, by what was measured."""

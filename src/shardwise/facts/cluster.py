@@ -36,7 +36,7 @@ class ClusterSpec:
 
     device_name: str
     memory_bytes: int
-    """Of one device. Ranks on one CPU share its memory evenly."""
+    """The memory of one device. Ranks on one CPU share its memory evenly."""
 
     compute_formats: frozenset[str]
     """Which of fp32, fp16, bf16 and fp8 the device has arithmetic for."""
@@ -46,7 +46,7 @@ class ClusterSpec:
 
     interconnect: str | float = "auto"
     peak_tflops: float | Auto = "auto"
-    """As the user gave it."""
+    """Both as the user gave them."""
 
     datacenters: int = 1
     measured_inside: Link | None = None
@@ -85,7 +85,7 @@ class ClusterSpec:
         return None if self.gpu is None else self.gpu.peak_flops.get(fmt)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["gpu"] = self.gpu.to_dict() if self.gpu else None
         data["compute_formats"] = sorted(self.compute_formats)

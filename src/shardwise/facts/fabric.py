@@ -89,7 +89,7 @@ class Fabric:
         return min(self.inside.bytes_per_s, cards), self.between.hop_s
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod

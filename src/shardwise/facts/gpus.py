@@ -56,7 +56,7 @@ class GpuSpec:
         return COMPUTE_FORMATS & self.peak_flops.keys()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod

@@ -79,7 +79,7 @@ class ModelSpec:
     """Whether positions are rows of a table, so that there are none beyond `max_positions`."""
 
     attentions: tuple[str, ...] = ATTENTIONS
-    """Those that the family's class has, of `ATTENTIONS` and in their order."""
+    """Attentions that the family's class has, in the order of `ATTENTIONS`."""
 
     embedding_params: int
     """Token embedding, and positions where they are learned."""
@@ -108,7 +108,7 @@ class ModelSpec:
         return 3 * self.hidden_size * self.ffn_size * self.num_experts * (self.num_experts > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod

@@ -29,7 +29,7 @@ class Rates:
     """A matmul whose narrowest side is this wide reaches half of that."""
 
     attention_forward_flops: float
-    """Of causal attention over a long sequence; masked scores are not counted."""
+    """FLOP/s of causal attention over a long sequence; masked scores are not counted."""
 
     attention_backward_flops: float
     half_context: float = _HALF_CONTEXT
@@ -37,7 +37,7 @@ class Rates:
     tiles."""
 
     memory_bytes_per_s: float
-    """Of element-wise work, reads and writes together."""
+    """Bytes per second of element-wise work, reads and writes together."""
 
     launch_s: float
     """Host time that one kernel launch takes; short kernels wait for it."""
@@ -45,7 +45,7 @@ class Rates:
     source: Literal["catalogue", "measured"] = "catalogue"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod

@@ -35,7 +35,7 @@ _NOTHING_TO_SAVE_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Adviser:
-    """What torchrun's agent is told when ranks fail, and when they are to end.
+    """The advice that torchrun's agent gets when ranks fail, and when they are to end.
 
     PyTorch's own agent restarts ranks after any failure, also after a request to stop.
     """

@@ -32,7 +32,7 @@ class Hang:
     """Whether a rank could still take a request to stop, and has something to save."""
 
     logs: tuple[tuple[int, str], ...]
-    """By rank: where the stacks will be."""
+    """Where the stacks will be, by rank."""
 
 
 class Judge:

@@ -25,7 +25,7 @@ class Seen:
     pid: int
     state: str
     sign: Sign | None
-    """None before it has left one, and where it cannot."""
+    """Its last sign; None before it has left one, and where it cannot."""
 
     @property
     def is_stopped(self) -> bool:

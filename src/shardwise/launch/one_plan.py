@@ -1,6 +1,6 @@
-"""One plan for all ranks: the first rank makes it and sends it, the others put their paths in.
+"""One plan for all ranks: the first rank makes it and sends it, and the others insert their paths.
 
-Every node still says what it was given, so that nodes that were not started alike are told apart.
+Every node still reports what it was given, so nodes that were not started alike are found.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ _PLAN = "plan"
 
 
 def same_plan(plan: Plan) -> Agree:
-    """For ranks that have all read it from one file."""
+    """The plan for ranks that have all read it from one file."""
     return lambda peers: meet(peers, lambda: plan)
 
 
 def plan_of_first_rank(config: RunConfig, plan: Plan | None) -> Agree:
-    """For ranks that a launcher has started, each with a configuration of its own. `plan` is the
-    first rank's, and None on all others, which make none."""
+    """The plan for ranks that a launcher has started, each with a configuration of its own.
+
+    `plan` is the first rank's; it is None on all others, which make none.
+    """
 
     def agree(peers: Peers) -> Plan:
         if plan is not None:
             peers.send(_PLAN, json.dumps(plan.to_dict()))
-        # The first rank takes it from there, too: all hold what was sent, to the last bit.
+        # The first rank also reads it from there, so all ranks hold what was sent, to the last bit.
         sent = Plan.from_dict(json.loads(peers.receive(_PLAN)))
         look = (lambda: sent) if plan is not None else (lambda: _look_around(sent, config))
         return with_paths_of(meet(peers, look), sent)

@@ -36,7 +36,7 @@ class LeaseRecord:
 
     pid: int
     since: float
-    """By the holder's clock, for people only: clocks of hosts are never compared."""
+    """Seconds by the holder's clock, for people only: clocks of hosts are never compared."""
 
     beat: int
     """Changes for as long as the holder lives."""

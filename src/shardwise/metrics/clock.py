@@ -37,7 +37,7 @@ class Round:
 
     calls: int
     begun: tuple[float, ...]
-    """By rank, on the clock of its machine, which ranks of one machine share."""
+    """Times by rank, on the clock that ranks of one machine share."""
 
     ended: tuple[float, ...]
 

@@ -145,7 +145,7 @@ def _windows(events: Sequence[_Event]) -> list[_Window]:
 
 
 def _restores(events: Sequence[_Event]) -> list[float]:
-    """From the first event of each resumed start to the begin of its first step."""
+    """Seconds from the first event of each resumed start to the beginning of its first step."""
     found, began = [], None
     for event in events:
         if event["event"] == "data":

@@ -29,7 +29,7 @@ class PeakMemory:
 
 
 def peak_memory(device: torch.device) -> PeakMemory:
-    """From the CUDA allocator, or the process's resident set where there is no GPU."""
+    """The peak from the CUDA allocator, or the process's resident set where there is no GPU."""
     if device.type == "cuda":
         return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -43,7 +43,7 @@ class Row:
     calls: float
     seconds: float
     exposed_s: float
-    """Of communication; nothing else can be exposed."""
+    """Exposed seconds of communication; nothing else can be exposed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Record:
     """Every line that is an event."""
 
     whole: list[Event]
-    """Those that hold what one of their kind must hold, for who computes with them."""
+    """Events that have the fields of their kind, for code that computes with them."""
 
     num_lines: int
     first_malformed: int | None

@@ -112,7 +112,7 @@ class Trace:
     device: str
     steps: tuple[StepSpan, ...]
     spans: tuple[Span, ...]
-    """In the order of their starts."""
+    """Spans in the order of their starts."""
 
 
 def read_trace(path: Path) -> Trace:
@@ -254,7 +254,7 @@ class _HostSweep:
     steps: list[StepSpan] = field(default_factory=list)
     noted: list[Span | None] = field(default_factory=list)
     launches: dict[int, Launch] = field(default_factory=dict)
-    """By correlation id."""
+    """Launches by correlation id."""
 
     thread: object = None
     """The thread that trains."""

@@ -53,7 +53,7 @@ def validate_leftovers(
 
 
 def may_be_missing(model: nn.Module, names: Iterable[str]) -> set[str]:
-    """Those of `names` that the family's files need not have."""
+    """The `names` that the family's files need not have."""
     patterns = may_be_absent(model)
     return {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
 
@@ -70,7 +70,8 @@ def _family_patterns(model: nn.Module) -> list[str]:
 
 
 def _is_old_mask(key: str, shape: Sequence[int]) -> bool:
-    """By name and shape, so that a learned bias that nothing took stays an error."""
+    """Whether this is an old mask, by name and shape, so that a learned bias that nothing took
+    stays an error."""
     if _OLD_MASK_VALUE.search(key):
         return not shape
     is_square = len(shape) == 4 and shape[:2] == [1, 1] and shape[2] == shape[3] > 1

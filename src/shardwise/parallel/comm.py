@@ -40,7 +40,7 @@ class Carrier:
         group: ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gather the parameters of a unit, in one call."""
+        """All-gather the parameters of a unit, in one call."""
         if len(outputs) == 1:
             return dist.all_gather_into_tensor(outputs[0], inputs[0], group, async_op)
         options = AllgatherOptions()
@@ -48,7 +48,7 @@ class Carrier:
         work = group.allgather_into_tensor_coalesced(list(outputs), list(inputs), options)
         if async_op:
             return work
-        # NCCL has none for a call on the stream that asks for it: what follows there waits anyway.
+        # NCCL returns no work for a synchronous call: later kernels on the same stream wait anyway.
         if work is not None:
             work.wait()
         return None
@@ -62,19 +62,20 @@ class Carrier:
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Sum the gradients of a unit."""
+        """Reduce-scatter the gradients of a unit."""
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     def all_reduced(self, unit: str, group: ProcessGroup, gradients: Tensor) -> None:
-        """FSDP2 calls its all-reduce over the replicas itself, and this right after it."""
+        """Called right after FSDP2's own all-reduce over the replicas."""
 
 
 def apply_carrier(
     model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, given: Carrier | None
 ) -> None:
-    """Have the collectives of every unit, and of the root, go through one carrier: through the
-    `given` one, or through a plain one where this plan needs any."""
-    # With replicas a third stream sums over them in the same memory, and nobody here knows it.
+    """Let one carrier call the collectives of every unit and of the root: the `given` one, or a
+    plain one where this plan needs any."""
+    # With replicas a third stream all-reduces in the same memory, and nothing here could wait for
+    # it.
     shares = mesh.replicas is None and is_open(REDUCTIONS)
     in_place = gathers_in_place(plan)
     needs_any = in_place or (shares and plan.cluster.device == "cuda")
@@ -94,8 +95,11 @@ def apply_carrier(
 def apply_to_unit(
     module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True, in_place: bool = False
 ) -> None:
-    """Have one unit's all-gathers and reduce-scatters go through `carrier`. Where it `shares`
-    memory with activations, what is reduced is memory of the stream that computes."""
+    """Let `carrier` call one unit's all-gathers and reduce-scatters.
+
+    With `shares`, the result of a reduce-scatter takes memory of the compute stream, which
+    activations have left.
+    """
     gather, scatter = partial(carrier.all_gather, name), partial(carrier.reduce_scatter, name)
     # FSDP2's protocol for this is public, but its classes are not, so it is met by duck typing.
     if in_place:
@@ -108,8 +112,11 @@ def apply_to_unit(
 
 
 def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
-    """Where one rank trains alone, a sum over ranks is what goes into it. Given one memory for
-    both, FSDP2 has nothing to copy. To be called on the stream that will compute."""
+    """For one rank alone, where a sum over ranks is its own input. With one buffer for both, FSDP2
+    has nothing to copy.
+
+    Call it on the stream that will compute.
+    """
     if is_open(REDUCTIONS):
         computes = torch.get_device_module(device).current_stream()
         module.set_custom_reduce_scatter(cast(Any, _Comm(OneMemory(computes), _never)))
@@ -117,22 +124,22 @@ def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ComputeMemory:
-    """Memory of the stream that computes, whichever stream asks.
+    """Memory of the compute stream, whichever stream allocates.
 
-    FSDP2 asks for the output of a reduce-scatter on the stream that reduces. The caching allocator
-    keeps the memory of each stream apart, so all gradient shards would come on top of the
-    activations, whose memory they could have.
+    FSDP2 allocates the output of a reduce-scatter on the stream that reduces. The caching allocator
+    keeps a pool for each stream, so all gradient shards would come on top of the activations, whose
+    memory they could reuse.
 
-    It is right whoever asks, and in whatever order. The stream that asks first waits for the stream
-    whose memory it gets, so all earlier work on that memory is done. `record_stream` has the
-    allocator wait for the stream that asked before it hands the memory out again. On a GPU
-    shardwise computes on the default stream only.
+    This is right for any caller and any order. The stream that allocates first waits for the
+    compute stream, so all earlier work on that memory is done. `record_stream` makes the allocator
+    wait for the allocating stream before it reuses the memory. On a GPU shardwise computes on the
+    default stream only.
     """
 
     allocate: Callable[..., Tensor]
 
     def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """In FSDP2's form of the question."""
+        """Allocate, with the arguments that FSDP2 passes."""
         asked: dict[str, Any] = {"dtype": dtype, "device": device}
         if device.type != "cuda":
             return self.allocate(size, **asked)
@@ -147,14 +154,15 @@ class ComputeMemory:
 
 
 class OneMemory:
-    """One memory for the input and the output of a reduction over a group of one rank.
+    """One buffer for the input and the output of a reduction over a group of one rank.
 
     FSDP2 copies the gradients of a unit into the input, copies the input to the output, and makes
-    the sharded gradients views of the output. A tensor that is copied to itself stays as it is, so
-    both may be one tensor. FSDP2 asks for the input on the stream that computes, and for the output
-    on another one. What is asked for on the stream that computes is always new: it can never be
-    memory that holds gradients. What is asked for on another stream is the input that was asked for
-    last, once, where its shape and dtype are the same; otherwise it is new, and FSDP2 copies.
+    the sharded gradients views of the output. A tensor that is copied to itself does not change, so
+    both may be one tensor.
+
+    FSDP2 allocates the input on the compute stream, and the output on another one. A buffer for the
+    compute stream is always new, so it never holds gradients. For another stream it is the last
+    input, once, if shape and dtype are the same. Otherwise it is new, and FSDP2 copies.
     """
 
     def __init__(self, computes: Any) -> None:
@@ -162,7 +170,7 @@ class OneMemory:
         self._input: Tensor | None = None
 
     def __call__(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """In FSDP2's form of the question."""
+        """Allocate, with the arguments that FSDP2 passes."""
         is_input = torch.get_device_module(device).current_stream() == self._computes
         given, self._input = self._input, None
         if given is None or is_input or (given.shape, given.dtype) != (torch.Size(size), dtype):
@@ -175,7 +183,7 @@ class OneMemory:
 def _gather_flat(
     gather: Callable[..., Any], *, output_tensor: Tensor, input_tensor: Tensor, **how: Any
 ) -> Any:
-    """As FSDP2 asks for it: all parameters of a unit as one."""
+    """The all-gather as FSDP2 calls it: all parameters of a unit in one buffer."""
     return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
 
 
@@ -185,7 +193,7 @@ def _never(**tensors: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Comm:
-    """FSDP2's `Comm`: it asks for the memory of a collective, and then calls it."""
+    """FSDP2's `Comm`: it allocates the buffer of a collective, and then calls it."""
 
     allocate: Callable[..., Tensor]
     call: Callable[..., Any]

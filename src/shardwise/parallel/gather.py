@@ -45,7 +45,7 @@ from shardwise.plan.plan import Plan
 
 @dataclass(slots=True)
 class Gather:
-    """One all-gather under way."""
+    """One all-gather in progress."""
 
     unit: IntoParameters
     shards: list[Tensor] | None = None
@@ -56,7 +56,7 @@ _GATHERS = WeakTensorKeyDictionary()
 
 
 def gathers_in_place(plan: Plan) -> bool:
-    """As planned, where FSDP2 is as we know it."""
+    """Whether the plan gathers in place and this FSDP2 is one that we know."""
     return plan.decided.gather_in_place and is_open(GATHERS)
 
 
@@ -69,7 +69,8 @@ class IntoParameters:
         self._computes: Any = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is gathered into. Once places are known FSDP2 reads no more of it than its shape."""
+        """Allocate the all-gather's buffer. Once places are known, FSDP2 only reads the buffer's
+        shape."""
         memory = self._allocate([1] if self._places else size, dtype=dtype, device=device)
         _GATHERS[memory] = Gather(self)
         return memory.expand(size)
@@ -88,10 +89,11 @@ class IntoParameters:
         return self._gather(outputs=self._places, inputs=gather.shards, **how)
 
     def is_in(self, places: Sequence[Tensor], gather: Gather) -> bool:
-        """Whether this gather has written these places; if not, the next one will."""
+        """Whether this all-gather has written these places. If not, the next one will."""
         self._computes = _streams(places[0]).current_stream()
         if gather.shards is None:
-            # A tensor of its own for each: autograd counts what is written through FSDP2's.
+            # These are new tensors over the same memory, because autograd counts writes through
+            # FSDP2's.
             self._places = [place.data.view(-1) for place in places]
             return False
         found = [place.data_ptr() for place in places]
@@ -110,14 +112,14 @@ class IntoParameters:
 
 
 def can_gather_into(modules: Iterable[nn.Module]) -> bool:
-    """What is not cut into rows FSDP2 puts together out of a copy."""
+    """Whether a parameter is cut into rows. FSDP2 assembles any other one from a copy."""
     params = (param for module in modules for param in module.parameters())
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
 
 
 def keep_shards(shards: Sequence[Tensor], memory: Tensor, *_: Any) -> Any:
-    """`fsdp::all_gather_copy_in`: keep the shards of a unit whose places are known, and leave all
-    else to FSDP2."""
+    """`fsdp::all_gather_copy_in`: keep the shards of a unit whose places are known, and leave
+    all other units to FSDP2."""
     gather = _gather_of(memory)
     if gather is None or not gather.unit.knows_places:
         return NotImplemented
@@ -128,7 +130,8 @@ def keep_shards(shards: Sequence[Tensor], memory: Tensor, *_: Any) -> Any:
 def copy_unless_there(
     gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
 ) -> None:
-    """`fsdp::split_with_sizes_copy`: nothing where `out` was gathered into, else our copy."""
+    """`fsdp::split_with_sizes_copy`: do nothing where the all-gather wrote into `out`, else copy
+    by our kernel."""
     gather = _gather_of(gathered)
     if gather is None or not gather.unit.is_in(out, gather):
         unit_copies.split_with_sizes_copy(gathered, sizes, dim, out=out)

@@ -1,6 +1,6 @@
-"""Where the ranks of a job stand: the world, the axes of its mesh, and who works with whom.
+"""Where the ranks of a job are: the world, the axes of its mesh, and who works with whom.
 
-This module alone asks torch.distributed which rank this is and how many there are. All others ask a
+Only this module asks torch.distributed which rank this is and how many there are. All others ask a
 `Mesh`, or a `World` where there is no plan.
 """
 
@@ -19,21 +19,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwise.errors import ExitCode, UserError
 from shardwise.plan.plan import Plan
 
-# Neighbours on the last of these are neighbours in rank. `expert` is no factor of the world: its
-# ranks are those of `shard`, `context` and `tensor`, between which the experts are divided.
+# Neighbours on the last of these axes are neighbours in rank. `expert` is no factor of the world:
+# its ranks are those of `shard`, `context` and `tensor`, over which the experts are divided.
 FACTORS = ("site", "replicate", "pipeline", "shard", "context", "tensor")
 AXES = (*FACTORS, "expert")
 # Only these may have more than one rank so far.
 SUPPORTED = ("replicate", "shard")
-# Ranks along these read other sequences. All other ranks share a batch.
+# Ranks along these axes read different sequences. All other ranks share a batch.
 DATA_AXES = ("site", "replicate", "shard")
 _BATCH_AXES = tuple(name for name in FACTORS if name not in DATA_AXES)
-# Ranks along these hold other tokens of one step. Sites make steps of their own.
+# Ranks along these axes hold different tokens of one step. Sites make steps of their own.
 TOKEN_AXES = ("replicate", "shard", "context")
-# Ranks along these add up one loss. Only the last stage of a pipeline has one to add, and ranks
-# along `tensor` all have the same one, which must count once.
+# Ranks along these axes sum one loss. Only the last stage of a pipeline has a loss, and ranks along
+# `tensor` all have the same one, which must count once.
 LOSS_AXES = ("replicate", "pipeline", "shard", "context")
-# Ranks along these make one step together.
+# Ranks along these axes make one step together.
 STEP_AXES = ("replicate", "pipeline", "shard", "context", "tensor")
 
 T = TypeVar("T")
@@ -66,29 +66,33 @@ class World:
 
     @property
     def is_first_of_node(self) -> bool:
-        """Whether this rank does what its node needs once."""
+        """Whether this rank does the work that its node needs once."""
         return self.local_rank == 0
 
     def beside(self, backend: str) -> World:
-        """The same ranks in a group of their own, whose collectives run beside those of this one.
-        Called by all ranks together."""
+        """The same ranks in a process group of their own, whose collectives run beside those of
+        this one.
+
+        All ranks call this together.
+        """
         return replace(self, group=dist.new_group(backend=backend))
 
     def gather(self, mine: T) -> list[T]:
-        """What every rank gives, by rank. Called by all ranks together, as are the next two."""
+        """The values of all ranks, by rank. All ranks call this together, as they do the next
+        two."""
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
 
     def share(self, mine: T) -> T:
-        """What the first rank gives, on every rank."""
+        """The first rank's value, on every rank."""
         given = [mine]
         dist.broadcast_object_list(given, src=0, group=self.group)
         return given[0]
 
     def decide(self, act: Callable[[], T]) -> T:
-        """What `act` returns on the first rank, on every rank; its UserError ends every rank
-        alike."""
+        """The result of `act` on the first rank, on every rank. Its UserError is raised on every
+        rank."""
         outcome: Any = None
         if self.is_first:
             try:
@@ -104,7 +108,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """How many ranks stand along each axis. Pure arithmetic: no process group is needed."""
+    """The number of ranks along each axis. This is pure arithmetic and needs no process group."""
 
     site: int = 1
     replicate: int = 1
@@ -116,29 +120,29 @@ class Axes:
 
     @property
     def num_ranks(self) -> int:
-        """Of the whole mesh."""
+        """The number of ranks of the whole mesh."""
         return self.size(*FACTORS)
 
     def size(self, *names: str) -> int:
-        """How many ranks stand along these axes together."""
+        """The number of ranks along these axes together."""
         return math.prod(getattr(self, name) for name in names)
 
     def place(self, rank: int) -> dict[str, int]:
-        """Where a rank stands on each factor of the world."""
+        """The coordinate of a rank on each factor of the world."""
         place = {}
         for name in reversed(FACTORS):
             rank, place[name] = divmod(rank, getattr(self, name))
         return place
 
     def index(self, rank: int, *names: str) -> int:
-        """Which one a rank is of those along these axes."""
+        """The index of a rank among those along these axes."""
         place, index = self.place(rank), 0
         for name in names:
             index = index * getattr(self, name) + place[name]
         return index
 
     def ranks_along(self, rank: int, *names: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on these axes only, itself among them."""
+        """The ranks that differ from `rank` on these axes only, including itself."""
         fixed = [name for name in FACTORS if name not in names]
         own = self.index(rank, *fixed)
         everyone = range(self.num_ranks)
@@ -147,7 +151,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The ranks of a plan: where this one stands, and the groups that it works in."""
+    """The ranks of a plan: the place of this one, and the groups that it works in."""
 
     axes: Axes
     world: World
@@ -165,22 +169,22 @@ class Mesh:
 
     @property
     def data_degree(self) -> int:
-        """Into how many parts a global batch is divided."""
+        """The number of parts of a global batch."""
         return self.axes.size(*DATA_AXES)
 
     @property
     def data_rank(self) -> int:
-        """Which of these parts this rank reads."""
+        """The part that this rank reads."""
         return self.axes.index(self.world.rank, *DATA_AXES)
 
     @property
     def batch_ranks(self) -> tuple[int, ...]:
-        """The ranks that read the same part as this one, itself among them."""
+        """The ranks that read the same part as this one, including itself."""
         return self.axes.ranks_along(self.world.rank, *_BATCH_AXES)
 
     @property
     def counts_batch(self) -> bool:
-        """Whether this rank counts the tokens of its part, for all that read the same."""
+        """Whether this rank counts the tokens of its part, for all ranks that read the same."""
         return self.axes.index(self.world.rank, *_BATCH_AXES) == 0
 
     @property
@@ -190,7 +194,7 @@ class Mesh:
 
     @property
     def groups(self) -> list[ProcessGroup]:
-        """The world's and those of every axis."""
+        """The group of the world and those of every axis."""
         return [self.world.group, *self.devices.get_all_groups()]
 
     def group(self, axis: str) -> ProcessGroup | None:
@@ -199,7 +203,7 @@ class Mesh:
 
 
 def build_mesh(plan: Plan) -> Mesh:
-    """The mesh of a plan. Called by all ranks together, which have joined a process group."""
+    """The mesh of a plan. All ranks call this together, after they have joined a process group."""
     axes = Axes(replicate=plan.decided.replicate, shard=plan.decided.shard)
     world = World.joined()
     validate_axes(axes)

@@ -42,7 +42,7 @@ class Parcel:
     """On the device; None while it is in host memory alone, and after its last use."""
 
     like: Tensor
-    """Of the same kind, without memory."""
+    """A meta tensor of the same shape and dtype."""
 
     uses: int = 0
 

@@ -132,7 +132,7 @@ class Plan:
     cluster: ClusterSpec
     memory: MemoryEstimate
     forecast: Forecast | None
-    """None where the device's rates are not known: `shardwise plan --calibrate` measures them."""
+    """Speed and cost; None where no rates are known: `shardwise plan --calibrate` measures."""
 
     alternatives: list[Alternative]
     warnings: list[str]
@@ -238,7 +238,7 @@ class Plan:
 
 
 def _read_choices(data: Mapping[str, Any]) -> Choices:
-    """Those of a saved plan; ValueError where it lacks one that it must have."""
+    """The choices of a saved plan. Raises ValueError where it lacks one that it must have."""
     choices: Choices = {name: Choice(**choice) for name, choice in data.items()}
     if unknown := choices.keys() - set(explained()):
         raise ValueError(f"it has a choice that does not exist: {min(unknown)}")

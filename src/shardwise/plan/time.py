@@ -73,7 +73,7 @@ class Speed:
 
     step_s: float
     tokens_per_s: float
-    """Of one device."""
+    """Tokens per second of one device."""
 
     mfu: float | None
     hfu: float | None
@@ -95,7 +95,7 @@ class _Block:
 
     launch: float
     last_matmul: float
-    """Those of the forward matmuls whose result nothing in the block's backward needs."""
+    """Seconds of forward matmuls whose result nothing in the block's backward needs."""
 
     @property
     def matmul(self) -> float:

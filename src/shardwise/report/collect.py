@@ -83,7 +83,7 @@ class RunRecord:
         return [found[step] for step in sorted(found)]
 
     def times(self) -> list[float]:
-        """When something happened, in order of the record."""
+        """The times at which something happened, in the order of the record."""
         return [at for event in self.events if (at := number(event, "time")) is not None]
 
 

@@ -269,7 +269,7 @@ def environment_rows(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def median_of(run: RunRecord, *path: str) -> float | None:
-    """Of the steady steps, or of whatever there is."""
+    """The median over the steady steps, or over all steps where none is steady."""
     values = [number(event, *path) for event in run.steady or run.steps]
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None

@@ -38,7 +38,7 @@ class Account:
     rank: int
     host: str = field(default_factory=socket.gethostname)
     topics: dict[str, Values] = field(default_factory=dict)
-    """By the topic's name. A rank that leaves a topic out is not asked about it."""
+    """Values by the topic's name. A rank that leaves a topic out is not asked about it."""
 
     error: dict[str, Any] | None = None
 

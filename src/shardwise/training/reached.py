@@ -12,10 +12,10 @@ class Reached:
     step: int = 0
     position: int = 0
     tokens: int = 0
-    """Those that the weights have learnt from."""
+    """Tokens that the weights have learnt from."""
 
     last_loss: float | None = None
-    """As it was logged last."""
+    """The loss that was logged last."""
 
     bad_in_a_row: int = 0
     rollbacks: int = 0

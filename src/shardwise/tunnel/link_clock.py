@@ -90,7 +90,7 @@ class HostClock:
         return time.perf_counter()
 
     def seconds(self, start: float, end: float) -> float:
-        """By the host's clock."""
+        """The seconds by the host's clock."""
         return end - start
 
     def finish(self) -> None:
@@ -151,7 +151,7 @@ class CudaClock:
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """By the device's clock."""
+        """The seconds by the device's clock."""
         return start.elapsed_time(end) / 1e3
 
     def finish(self) -> None:

@@ -88,7 +88,7 @@ def _remember(result: Any, tensors: list[FakeTensor]) -> _Result | None:
 
 
 def _rebuild(known: _Result, tensors: list[FakeTensor]) -> FakeTensor:
-    """As FakeTensorMode makes its own results: a meta tensor inside, the real device outside."""
+    """A result as FakeTensorMode makes its own: a meta tensor inside, the real device outside."""
     like = tensors[0]
     with no_dispatch():
         if known.base is None:

@@ -64,10 +64,10 @@ class TunnelResult:
     links: Links
     memory: Memory
     timing: Timing | None
-    """None on fake tensors, where nothing takes time."""
+    """Measured times; None on fake tensors, where nothing takes time."""
 
     collectives: list[Collective]
-    """Of one step, in order."""
+    """The collectives of one step, in order."""
 
     notes: list[str]
     """Where this differs from the run itself."""

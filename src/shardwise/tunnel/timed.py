@@ -153,7 +153,7 @@ class _Stand:
         )
 
     def _batches(self) -> list[MicroBatch]:
-        """Of the next step."""
+        """The batches of the next step."""
         batches = self.rank.loader.step_batches(self.position)
         self.position += 1
         return [batch.pinned() for batch in batches] if self.device.type == "cuda" else batches

@@ -15,7 +15,7 @@ class Collective:
 
     kind: Kind
     num_bytes: int
-    """Of the whole tensor: an all-gather's output, a reduce-scatter's or all-reduce's input."""
+    """Bytes of the whole tensor: the output of an all-gather, the input of the others."""
 
     ranks: int
     stride: int

@@ -25,7 +25,7 @@ class Alert:
     labels: dict[str, str] = field(default_factory=dict)
 
     def to_rule(self) -> dict[str, Any]:
-        """As Prometheus reads it."""
+        """The rule as Prometheus reads it."""
         return {
             "alert": self.name,
             "expr": self.expr,

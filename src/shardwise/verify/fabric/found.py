@@ -29,7 +29,7 @@ class Request:
     """Bytes, rising."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return {"cluster": self.cluster.to_dict(), "kinds": self.kinds, "sizes": self.sizes}
 
     @classmethod
@@ -46,13 +46,13 @@ class Point:
     group: GroupName
     kind: Collective
     ranks: int
-    """Of one group."""
+    """The ranks of one group."""
 
     num_bytes: int
     """The whole tensor, as nccl-tests count it."""
 
     seconds: float
-    """Of one call, on the slowest rank."""
+    """Seconds of one call, on the slowest rank."""
 
     wrong: tuple[tuple[int, int], ...] = ()
     """(rank, elements) for every rank that received something else than it should have."""
@@ -85,7 +85,7 @@ class Pair:
 
     group: Literal["inside", "between"]
     num_bytes: int
-    """Of each flow."""
+    """Bytes of each flow."""
 
     flows: tuple[Flow, ...]
 
@@ -105,7 +105,7 @@ class Found:
     """Everything that was measured, or read from files."""
 
     hosts: tuple[str, ...] = ()
-    """By rank."""
+    """Names of hosts, by rank."""
 
     points: tuple[Point, ...] = ()
     pairs: tuple[Pair, ...] = ()
@@ -113,7 +113,7 @@ class Found:
     """What NCCL's log tells; None where there is none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod

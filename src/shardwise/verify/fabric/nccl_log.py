@@ -32,7 +32,7 @@ class Transports:
 
     version: str = ""
     networks: tuple[str, ...] = ()
-    """Such as IB, Socket or AWS Libfabric."""
+    """The network's name, such as IB, Socket or AWS Libfabric."""
 
     peer: int = 0
     """Channels from GPU to GPU of a node, directly."""
@@ -73,7 +73,7 @@ class Transports:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod
