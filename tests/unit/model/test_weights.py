@@ -29,7 +29,7 @@ from shardwise.model.weights import (
 
 CPU = torch.device("cpu")
 TINY = ("tiny-llama", "tiny-qwen", "tiny-gpt2", "tiny-mixtral")
-LLAMA_3_ROPE = PRESETS["llama-3.1-8b"]["rope_scaling"]
+LLAMA_3_ROPE = dict(PRESETS["llama-3.1-8b"]["rope_scaling"])  # transformers writes into it
 
 
 def initialised(
