@@ -95,7 +95,7 @@ def _live(run_dir: Path, writer: str, lease: Lease | None) -> int:
     with renewed(lease, RENEW_S), events:
         clear_partials(root)
         found = list_checkpoints(root)
-        step = found[-1].step if found else 0
+        step = resumed = found[-1].step if found else 0
         try:
             while not asked:
                 step += 1
@@ -105,7 +105,8 @@ def _live(run_dir: Path, writer: str, lease: Lease | None) -> int:
                 if step % EVERY == 0:
                     _save(run_dir, step, writer, lease)
                 time.sleep(STEP_S)
-            if step % EVERY:
+            # Whoever is asked to stop before the first step has nothing new to save.
+            if step % EVERY and step > resumed:
                 _save(run_dir, step, writer, lease)
         except LostLease as error:
             _say(f"error: {error}")
