@@ -62,6 +62,11 @@ def assert_same(left: PreTrainedModel, right: PreTrainedModel) -> None:
 @pytest.mark.parametrize("preset", TINY)
 def test_first_weights_have_the_familys_spread(preset: str) -> None:
     model = initialised(preset)
+    theirs = {}
+    if preset == "tiny-gpt2":  # its output projections are smaller, but not in every transformers
+        torch.manual_seed(0)
+        config = type(AutoConfig.for_model("gpt2")).from_dict(dict(PRESETS[preset]))
+        theirs = dict(AutoModelForCausalLM.from_config(config).named_parameters())
     for name, param in model.named_parameters():
         values = param.detach()
         assert torch.isfinite(values).all(), name
@@ -70,7 +75,7 @@ def test_first_weights_have_the_familys_spread(preset: str) -> None:
         elif name.endswith("bias"):
             assert not values.any(), name
         else:
-            usual = 0.02 / 8**0.5 if name.endswith("c_proj.weight") else 0.02
+            usual = theirs[name].std().item() if name.endswith("c_proj.weight") else 0.02
             assert values.std().item() == pytest.approx(usual, rel=0.1), name
             assert abs(values.mean().item()) < 5 * usual / values.numel() ** 0.5, name
 

@@ -113,7 +113,7 @@ def test_new_values_arrive_and_memory_is_given_back() -> None:
 
 def layer_places(layer: nn.Module) -> list[Tensor]:
     """By way of a name that is FSDP2's own: nothing public shows memory that it has given back."""
-    (group,) = layer._get_fsdp_state()._fsdp_param_groups  # type: ignore[operator,union-attr]
+    group = layer._get_fsdp_state()._fsdp_param_group  # type: ignore[operator,union-attr]
     return [place for param in group.fsdp_params for place in param.all_gather_outputs]
 
 
