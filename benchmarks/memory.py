@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from forked import import_torch, measure, plan_of
+from forked_measures import import_torch, measure, plan_of
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from forked import Sections, import_torch, measure, plan_of
+from forked_measures import Sections, import_torch, measure, plan_of
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.plan.batch import micro_batch_candidates

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from uuid import uuid4
 
 import torch
 
+from forkserver import forkserver
 from shardwise.checkpoint import files, store
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.index import read_index
@@ -40,12 +40,6 @@ LONG = os.environ.get("SHARDWISE_CHAOS") == "1"
 WORLD = 2
 STEPS = 6
 TIMEOUT_S = 120.0
-# Imported once, before the ranks are forked off.
-PRELOAD = [
-    "shardwise.launch.worker",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-]
 DEFAULTS: Mapping[str, Any] = {
     "model.overrides": {
         "hidden_size": 32,
@@ -132,8 +126,7 @@ class Job:
     def __init__(
         self, plan_path: Path, fault: Fault | None = None, bad: Collection[int] = ()
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context = forkserver()
         place = plan_path.parent.parent / f"rendezvous-{uuid4().hex}"
         self.processes = [
             context.Process(target=_live, args=(plan_path, rank, place, fault, bad), daemon=True)

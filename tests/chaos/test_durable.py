@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -25,9 +24,10 @@ from typing import Any
 import actions
 import pytest
 from actions import ACTIONS, MOMENTS, Action, Job, Moment, send
-from chaos_ranks import PRELOAD, config_of, end_state, events_of
+from chaos_ranks import config_of, end_state, events_of
 
 import forked
+from forkserver import forkserver
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import list_entries
 
@@ -127,14 +127,11 @@ class Life:
 
     def start(self) -> ForkedJob:
         """One more start of the command."""
-        context = multiprocessing.get_context("forkserver")
-        # One server forks for all tests of a process, with what any of them needs.
-        context.set_forkserver_preload([*PRELOAD, "small_trainer", "forked"])
         name = f"writer-{len(self.jobs)}"
         output = self.folder / f"{name}.txt"
         output.touch()
         words = ("train", str(self.config))
-        process = context.Process(
+        process = forkserver().Process(
             target=forked.launch, args=(self.kind, words, output, name, self.folder)
         )
         process.start()

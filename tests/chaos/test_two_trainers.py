@@ -6,7 +6,6 @@ Who wrote what is taken from a trail that every write leaves beside the run, not
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -21,9 +20,10 @@ from typing import Any
 import pytest
 import small_trainer
 from actions import Process
-from chaos_ranks import LONG, PRELOAD, config_of, events_of, newest_good
+from chaos_ranks import LONG, config_of, events_of, newest_good
 from interleavings import Stage, Sum
 
+from forkserver import forkserver
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode
@@ -66,10 +66,7 @@ class Small:
         self.name = name
         self._output = run_dir.with_name(f"{name}.txt")
         self._ranks = run_dir.with_name(f"{name}.ranks")
-        context = multiprocessing.get_context("forkserver")
-        # One server forks for all tests of a process, with what any of them needs.
-        context.set_forkserver_preload([*PRELOAD, "small_trainer"])
-        self._process = context.Process(
+        self._process = forkserver().Process(
             target=small_trainer.launch, args=(run_dir, name), kwargs={"own_host": own_host}
         )
         self._process.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import tempfile
 import time
@@ -14,17 +13,11 @@ from typing import Any
 
 import torch
 
+from forkserver import forkserver
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import join_process_group
 
 JOB_TIMEOUT_S = 180.0
-# Imported once, before the ranks are forked off.
-PRELOAD = [
-    "shardwise.launch.worker",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.mixtral.modeling_mixtral",
-    "transformers.models.qwen2.modeling_qwen2",
-]
 
 
 class Ranks:
@@ -59,8 +52,7 @@ class Ranks:
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context = forkserver()
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world):
             ours, theirs = context.Pipe()

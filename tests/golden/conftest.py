@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import forked
+from forkserver import forkserver
 
 GOLDEN = Path(__file__).with_name("losses.json")
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
@@ -20,11 +20,6 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TIMEOUT_S = 240
-# What every command and every rank imports.
-PRELOAD = [
-    *("shardwise.cli.main", "shardwise.launch.worker", "torch.distributed.run"),
-    *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto"),
-]
 
 
 def rank_environment() -> dict[str, str]:
@@ -62,8 +57,7 @@ def installed() -> Run:
 @pytest.fixture(scope="session")
 def shardwise(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The command in a process that is forked off, as are its ranks: none has to import torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = forkserver()
     folder = tmp_path_factory.mktemp("output")
     number = itertools.count()
 

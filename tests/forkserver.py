@@ -1,0 +1,27 @@
+"""One server forks the processes of all tests that a pytest process runs.
+
+Python has one fork server a process, and it imports modules only when it starts. So the list here
+has what any test needs; otherwise the first test decides and the others import torch in each fork.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+
+_PRELOAD = [
+    "forked",
+    "small_trainer",
+    "shardwise.launch.worker",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mixtral.modeling_mixtral",
+    "transformers.models.qwen2.modeling_qwen2",
+]
+
+
+def forkserver() -> ForkServerContext:
+    """The context whose processes are forked off the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
