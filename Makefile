@@ -1,5 +1,7 @@
 # make demo: set up, then train on two CPU ranks, stop half-way, resume, finish.
+# make quick: lint, type check and the fast tests, for a change under way.
 # make test: set up, then lint, type check and run all tests.
+# make compat: the tests of torch's and transformers' insides, with the oldest, our own and the newest.
 # make chaos: the long versions of the fault tests, an hour or so.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,17 +10,22 @@ READY := .venv/.ready
 FLOAT8 := .venv/float8
 # So is Triton: without a GPU it only interprets kernels, for the test of them.
 TRITON := .venv/triton
-# Tests that need it.
-WITH_FLOAT8 := $(addprefix tests/dist/test_,float8.py compile.py tunnel.py) \
-  tests/unit/parallel/test_float8_layers.py tests/unit/tunnel/test_fake.py
-# Others over ranks, so that no part is much longer than the rest.
-OF_FILES := $(addprefix tests/dist/test_,hf_roundtrip.py reshard.py dcp_import.py full_disk.py)
-WITHOUT := $(addprefix --ignore=,$(WITH_FLOAT8) $(OF_FILES))
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+# One worker for each core. A file's tests stay in one worker, because they share ranks and runs;
+# files go out in the order of their names, so the long ones (tests/chaos, tests/dist) come first.
+SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+FLOAT8_TESTS = $(shell grep -rl --include='*.py' 'mark[.]torchao' tests/dist tests/unit)
+# Fast tests of every room that a change may touch without a rank being started.
+QUICK = tests/unit/test_units.py $(addprefix tests/unit/,config data facts launch lease model plan verify)
+# Tests that touch the insides of torch and transformers.
+INSIDES = $(wildcard $(addprefix tests/unit/,internals kernels launch model parallel training tunnel)) \
+  $(addprefix tests/dist/test_,compile.py equivalence.py hf_roundtrip.py offload_activations.py own_loop.py \
+  precision.py replicas.py reshard.py resume.py router_loss.py tunnel.py uneven.py) \
+  tests/golden/test_golden_losses.py
 
-.PHONY: setup demo test test-alerts test-ranks test-command test-faults test-rest test-files test-float8 lint chaos clean
+.PHONY: setup demo lint quick test test-alerts test-all test-float8 compat compat-oldest compat-pinned compat-newest chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -40,34 +47,55 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Alerts are about time, so the test that makes them fire has little beside it. Of the others two
-# parts side by side keep two cores busy: three gain nothing, and four take 12% longer.
+quick: lint
+	$(PYTEST) $(SPREAD) $(QUICK) -m 'not slow and not dist and not torchao'
+
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
-	@echo "parts of the tests run side by side; each prints when it ends"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-rest test-faults test-ranks test-command test-float8 test-files
+	@$(MAKE) --no-print-directory test-all test-float8
 
+# Alerts are about time, so the test that makes them fire has little beside it.
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
 
-test-ranks: $(READY)
-	$(PYTEST) tests/dist $(WITHOUT)
-
-test-command: $(READY)
-	$(PYTEST) tests/golden
-
-test-faults: $(READY)
-	$(PYTEST) tests/chaos --ignore tests/chaos/test_live_alerts.py
-
-test-rest: $(READY)
-	$(PYTEST) tests --ignore tests/dist --ignore tests/golden --ignore tests/chaos $(WITHOUT)
-
-test-files: $(READY)
-	$(PYTEST) $(OF_FILES)
+test-all: $(READY)
+	$(PYTEST) $(SPREAD) tests --ignore tests/chaos/test_live_alerts.py -m 'not torchao'
 
 test-float8: $(READY)
-	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(WITH_FLOAT8)
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(SPREAD) -m torchao $(FLOAT8_TESTS)
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
+
+# Side environments. `pip` resolves them as for a user: torch comes with its CUDA libraries, which it
+# does not start without, so each takes 6 GB and some minutes. A torch that is to come:
+# make compat-newest NEWEST='torch==2.16.0 transformers'
+OLDEST := torch==2.11.0 transformers==5.10.1
+NEWEST := torch==2.15.0 transformers==5.23.0
+compat: compat-oldest compat-pinned compat-newest
+
+compat-oldest: .venv-oldest/.ready
+	$(call test_insides,.venv-oldest,.venv-oldest/float8,)
+
+compat-pinned: $(READY)
+	$(call test_insides,.venv,$(FLOAT8),$(TRITON))
+
+compat-newest: .venv-newest/.ready
+	$(call test_insides,.venv-newest,.venv-newest/float8,)
+
+.venv-oldest/.ready: WANTED = $(OLDEST)
+.venv-newest/.ready: WANTED = $(NEWEST)
+.venv-oldest/.ready .venv-newest/.ready: pyproject.toml Makefile
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(WANTED) -e '.[dev]'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D)/float8 torchao
+	touch $@
+
+# $(1): an environment, $(2): where its torchao is, $(3): where its Triton is, if beside.
+define test_insides
+@$(1)/bin/python -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'
+OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $(SPREAD) $(INSIDES) -m 'not torchao'
+PYTHONPATH=$(2) SHARDWISE_FLOAT8=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $(SPREAD) $(FLOAT8_TESTS) -m torchao
+PYTHONPATH=$(3) TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest tests/unit/kernels/test_interpreted.py
+endef
 
 # The long sweeps: every kill point, thousands of damaged files and inputs, every mesh to any other,
 # every way to spread a run against one process, every family against plain PyTorch, a step over a
@@ -79,4 +107,4 @@ chaos: $(READY)
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-oldest .venv-newest runs
