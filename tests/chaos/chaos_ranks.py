@@ -29,6 +29,7 @@ from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.errors import UserError
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
+from shardwise.launch.one_plan import same_plan
 from shardwise.launch.prepare import choose_plan
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
@@ -251,7 +252,8 @@ def _live(
     if rank == WORLD - 1:
         _poison(bad)
     try:
-        run_rank(Plan.load(plan_path))
+        plan = Plan.load(plan_path)
+        run_rank(same_plan(plan), plan.settings.train.hang_timeout_s)
     except UserError as error:
         sys.exit(error.code)
     (run_dir / f"calls-{rank}.json").write_text(json.dumps(calls), encoding="utf-8")
