@@ -239,7 +239,7 @@ def validate_axes(axes: Axes) -> None:
             raise UserError(
                 f"the mesh has {size} ranks along `{name}`, which is not supported",
                 why=f"more than one rank may stand along {' and '.join(SUPPORTED)} only",
-                fix=f"leave mesh.{name} at 1",
+                fix="write mesh.replicate=auto mesh.shard=auto, which take all ranks",
             )
 
 
