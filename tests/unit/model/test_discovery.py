@@ -93,7 +93,9 @@ def test_every_family_has_units_or_the_named_error(every: int) -> None:
         f"{', '.join(not_buildable)}"
     )
     assert not wrong
-    assert len(good) >= 0.85 * len(families)
+    # Which families build from their default config is up to each release of transformers.
+    assert len(not_buildable) <= 0.2 * len(families)
+    assert len(good) >= 0.95 * (len(families) - len(not_buildable))
 
 
 def test_units_come_in_forward_order() -> None:

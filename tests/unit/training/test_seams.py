@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
+from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
@@ -90,7 +91,8 @@ def test_an_outer_step_follows_each_update(
     outer: list[int] = []
     with EventLog(plan.run_dir / "events.jsonl", enabled=False) as events:
         channels = Channels(events, lambda text: None, StopRequest(), Heartbeat(0))
-        run = Loop(session, channels, outer.append)
+        timer = CollectiveTimer(session.device, session.mesh.world)
+        run = Loop(session, channels, timer, outer.append)
         try:
             run.run(None)
         finally:
