@@ -105,5 +105,6 @@ def test_dcp_writes_private_names_that_we_read(tmp_path: Path) -> None:
 
 
 def test_the_logger_of_pytrees_is_torchs() -> None:
-
-    assert names.PYTREE_LOGGER in logging.root.manager.loggerDict
+    # torch 2.11 logs nothing there, so that there is nothing to silence.
+    if torch.__version__ >= (2, 13):
+        assert names.PYTREE_LOGGER in logging.root.manager.loggerDict
