@@ -22,7 +22,7 @@ def few_tokens(plan: Plan, shift: int = 0) -> Tensor:
 
     Vocabularies may be smaller than the sequence, so tokens come again.
     """
-    ids = torch.arange(min(_LENGTH, plan.config.data.seq_len))
+    ids = torch.arange(min(_LENGTH, plan.settings.data.seq_len))
     ids[len(ids) // 2 :] += shift
     return (ids % plan.model.vocab_size)[None]
 

@@ -242,7 +242,8 @@ def test_float8_is_faster_but_not_twice(micro_batch: int) -> None:
 
 
 def test_launches_cost_only_where_kernels_are_short() -> None:
-    tiny = llama(hidden_size=256, intermediate_size=512, head_dim=64, num_attention_heads=4)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    tiny = llama(hidden_size=256, intermediate_size=512, **heads)
     decided = replace(EIGHT, micro_batch=1, seq_len=256)
     fabric, rates = fabric_of(H100, 8), rates_of(H100)
     compiled = estimate_time(tiny, fabric, decided, rates)
