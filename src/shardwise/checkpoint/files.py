@@ -9,6 +9,8 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -179,3 +181,15 @@ def plain_size(path: Path) -> int | None:
         validate_absent(path, error)
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def stats_below(directory: Path) -> Iterator[os.stat_result]:
+    """What the system says of every file below a directory.
+
+    A running job may remove any of them at the same time, and the directory too: `os.walk` passes
+    over what is gone, where `Path.rglob` raises.
+    """
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                yield os.lstat(os.path.join(folder, name))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.files import stats_below
 from shardwise.checkpoint.manifest import MANIFEST_NAME
 from shardwise.checkpoint.signature import read_key, sign, why_not_signed
 from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, remove
@@ -237,11 +237,7 @@ def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
 
 def _size_of(directory: Path) -> int:
     """The bytes that can be seen: a running job may remove the checkpoint at the same time."""
-    total = 0
-    for item in directory.rglob("*"):
-        with suppress(OSError):
-            total += 0 if item.is_dir() else item.lstat().st_size
-    return total
+    return sum(found.st_size for found in stats_below(directory))
 
 
 def _echo_table(rows: Iterable[tuple[str, ...]]) -> None:

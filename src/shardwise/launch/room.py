@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
+from shardwise.checkpoint.files import stats_below
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import free_bytes
@@ -59,8 +59,5 @@ def _saves_to_come(plan: Plan, start: int) -> int:
 
 def _partial_bytes(root: Path) -> int:
     """The bytes of an interrupted save, which the next start frees."""
-    total = 0
-    for path in (path for partial in root.glob("partial-step-*") for path in partial.rglob("*")):
-        with suppress(OSError):  # a job that still holds the directory may remove it
-            total += path.lstat().st_blocks * _BLOCK_BYTES
-    return total
+    files = (found for partial in root.glob("partial-step-*") for found in stats_below(partial))
+    return sum(found.st_blocks * _BLOCK_BYTES for found in files)

@@ -80,6 +80,21 @@ def test_what_goes_while_it_is_listed_is_not_listed(
     assert list_entries(run / "checkpoints") == []
 
 
+def test_what_goes_while_its_size_is_summed_is_no_error(
+    run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = os.scandir
+
+    def scan_late(path: Any = ".") -> Any:
+        if str(path) == str(final_path(run / "checkpoints", 20)):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_late)
+    assert command("checkpoint", "verify", run) == 0
+    assert "1 verified, 0 damaged" in capsys.readouterr().out
+
+
 def test_an_export_of_what_goes_says_so(run: Path, tmp_path: Path) -> None:
     import torch
 
