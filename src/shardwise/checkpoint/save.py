@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -137,6 +136,8 @@ class Saver:
         self._buffers: dict[str, Tensor] = {}
         self._needed_bytes = 0
         self._pending: Future[SaveOutcome] | None = None
+        # The step of a published save that could not be read back, and what this rank wrote of it.
+        self._unread: tuple[int, dict[str, Fingerprint]] | None = None
 
     def start(self, progress: Progress, *, hurried: bool = False) -> list[SaveOutcome]:
         """Stage now and write in the background. Returns the outcome of the save before, if any.
@@ -196,7 +197,11 @@ class Saver:
         hurried: bool,
     ) -> SaveOutcome:
         """Write, commit and read back, or say why not. It runs in the background thread of every
-        rank."""
+        rank.
+
+        A save that is published and could not be read back is only read again: its step has the
+        same tensors, and nothing is ever written over a checkpoint.
+        """
         started = time.perf_counter()
         commit_s = check_s = 0.0
         small: dict[str, Fingerprint] = {}
@@ -212,14 +217,17 @@ class Saver:
 
         error, no_room, misread = None, False, False
         try:
-            directory = self._begin(progress.step)
-            writer = ShardWriter(directory, self.world.rank, commit)
-            planner = StagedPlanner(staged)
-            group = self.world.group
-            dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
+            if self._unread is not None and self._unread[0] == progress.step:
+                _, written = self._unread
+            else:
+                writer = ShardWriter(self._begin(progress.step), self.world.rank, commit)
+                planner = StagedPlanner(staged)
+                group = self.world.group
+                dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
+                written = {**writer.written, **small}
             write_s = time.perf_counter() - started - commit_s
             if not hurried:
-                error = self._read_back(progress.step, {**writer.written, **small})
+                error = self._read_back(progress.step, written)
                 check_s = time.perf_counter() - started - commit_s - write_s
                 misread = error is not None
         except (CheckpointException, OSError) as failure:
@@ -228,7 +236,7 @@ class Saver:
             self._give_space_back(progress.step)
         return SaveOutcome(progress.step, 0.0, write_s, commit_s, error, no_room, check_s, misread)
 
-    def _read_back(self, step: int, written: Mapping[str, Fingerprint]) -> str | None:
+    def _read_back(self, step: int, written: dict[str, Fingerprint]) -> str | None:
         """Whether the disk holds what was written. Only then may an older checkpoint be removed.
 
         Each rank reads its own file past the page cache. A checkpoint that differs is quarantined,
@@ -249,6 +257,7 @@ class Saver:
         everyone = self.world.gather((wrong, unread))
         wrong = sorted(damage for damages, _ in everyone for damage in damages)
         unread = next((what for _, what in everyone if what is not None), None)
+        self._unread = (step, written) if unread is not None and not wrong else None
         if self.world.is_first:
             # The checkpoint is there; an old one that cannot be removed does not change that.
             with suppress(OSError, UserError):
