@@ -15,12 +15,11 @@ from launched import Node, Started, run_nodes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import shardwise
+from calibrations import flat_rates, make_calibration
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode
-from shardwise.facts.calibration import Calibration, device_key
 from shardwise.facts.cluster import resolve_cluster
 from shardwise.facts.fabric import Link
-from shardwise.facts.rates import Rates
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -73,29 +72,8 @@ class Site:
     def measured(self, name: str, flops: float) -> dict[str, str]:
         """A cache of its own that holds a calibration of this machine for two such nodes."""
         cluster = resolve_cluster(load_config(str(self.config), []).cluster, {})
-        rates = Rates(
-            matmul_flops={"fp32": flops},
-            half_width=0,
-            attention_forward_flops=flops,
-            attention_backward_flops=flops,
-            half_context=0,
-            memory_bytes_per_s=1e10,
-            launch_s=0.0,
-            source="measured",
-        )
         link = Link(name="measured", bytes_per_s=1e9, hop_s=1e-5)
-        found = Calibration(
-            device=device_key(cluster),
-            device_name=cluster.device_name,
-            created="2026-11-15 06:00:00",
-            torch="2.11.0",
-            ranks=cluster.world_size,
-            domain=cluster.nvlink_domain,
-            rates=rates,
-            inside=None,
-            between=link,
-            curves={},
-        )
+        found = make_calibration(cluster, flat_rates(flops), inside=None, between=link)
         file = self.folder / name / "calibration" / found.path().name
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(asdict(found)))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from calibrations import make_calibration
 
+from calibrations import make_calibration
 from shardwise.errors import UserError
 from shardwise.facts.calibration import (
     Calibration,

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calibrations import make_calibration
 
+from calibrations import flat_rates, make_calibration
 from shardwise.config.load import load_config
 from shardwise.config.plain import config_to_dict
 from shardwise.facts.fabric import Link
-from shardwise.facts.rates import Rates
 from shardwise.launch.identity import TOPICS, flatten, identity_of, with_paths_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
@@ -34,19 +33,6 @@ def plan(tmp_path: Path) -> Plan:
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG.replace("TEXT", str(text)))
     return choose_plan(load_config(str(file), []), environ={})
-
-
-def slow_rates(flops: float) -> Rates:
-    return Rates(
-        matmul_flops={"fp32": flops},
-        half_width=0,
-        attention_forward_flops=flops,
-        attention_backward_flops=flops,
-        half_context=0,
-        memory_bytes_per_s=1e10,
-        launch_s=0.0,
-        source="measured",
-    )
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str:
@@ -83,7 +69,7 @@ def test_measurements_are_told_by_their_content(
     for folder, speed in (("a", 1e11), ("b", 1e11), ("c", 2e11), ("none", None)):
         monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / folder))
         if speed is not None:
-            make_calibration(plan.cluster, slow_rates(speed), inside=link).save()
+            make_calibration(plan.cluster, flat_rates(speed), inside=link).save()
         found.append(identity_of(plan, FIRST))
     same, copied, other, none = found
     assert difference(same, copied) == ""

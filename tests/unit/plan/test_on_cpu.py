@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from calibrations import make_calibration
 
+from calibrations import make_calibration
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates

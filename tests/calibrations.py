@@ -1,4 +1,4 @@
-"""A calibration as `shardwise plan --calibrate` would keep it, for tests of several rooms."""
+"""A calibration as `shardwise plan --calibrate` would keep it, for tests of several folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from shardwise.facts.calibration import Calibration, device_key
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates
+
+
+def flat_rates(flops: float) -> Rates:
+    """Rates of a device that computes everything at `flops`, whatever the shapes."""
+    return Rates(
+        matmul_flops={"fp32": flops},
+        half_width=0,
+        attention_forward_flops=flops,
+        attention_backward_flops=flops,
+        half_context=0,
+        memory_bytes_per_s=1e10,
+        launch_s=0.0,
+        source="measured",
+    )
 
 
 def make_calibration(
