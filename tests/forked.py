@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,9 +116,10 @@ class Forked:
         assert start_new_session
         self.args = args
         self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(args, env, {1: stdout, 2: stderr}, pass_fds)
+        with _signals_held():
+            self.pid = os.fork()
+            if self.pid == 0:
+                _become(args, env, {1: stdout, 2: stderr}, pass_fds)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -146,6 +147,25 @@ class Forked:
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Inside, signals with a handler are noted, and sent again afterwards.
+
+    torchrun's handler raises, and Python drops what is raised in the functions that it calls around
+    a fork: the signal would be lost. `subprocess` calls none of them.
+    """
+    heard: list[int] = []
+    numbers = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+    before = {
+        number: signal.signal(number, lambda number, _: heard.append(number)) for number in numbers
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for number in heard:
+        os.kill(os.getpid(), number)
 
 
 def _become(
