@@ -16,7 +16,8 @@ from tiny_runs import tiny_plan
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from shardwise.checkpoint.export import Exporter, export_checkpoint
+from shardwise.checkpoint.export import export_checkpoint
+from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.parallel.mesh import build_mesh

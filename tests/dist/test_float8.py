@@ -25,7 +25,8 @@ from tiny_runs import (
     whole_params,
 )
 
-from shardwise.checkpoint.export import Exporter, export_checkpoint
+from shardwise.checkpoint.export import export_checkpoint
+from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.state import model_tensors

@@ -69,7 +69,9 @@ def export(  # noqa: PLR0913  (each is an option)
     _quieten_transformers()
     import torch
 
-    from shardwise.checkpoint.export import Exporter, export_checkpoint, validate_target
+    from shardwise.checkpoint.export import export_checkpoint
+    from shardwise.checkpoint.export_target import validate_target
+    from shardwise.checkpoint.exporter import Exporter
     from shardwise.units import format_bytes
 
     validate_target(to)

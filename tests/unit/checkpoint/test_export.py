@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.checkpoint import export
-from shardwise.checkpoint.export import Exported, Exporter, export_checkpoint
+from shardwise.checkpoint import export_target, exporter
+from shardwise.checkpoint.export import Exported, export_checkpoint
+from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.files import HashedFile
 from shardwise.checkpoint.index import Index, Piece, StoredTensor, dump_index
 from shardwise.checkpoint.manifest import Manifest
@@ -158,17 +159,17 @@ def test_a_killed_export_leaves_nothing_under_its_name(
     script = f"""
         import os, signal
         from pathlib import Path
-        from shardwise.checkpoint import export, read
+        from shardwise.checkpoint import read
+        from shardwise.checkpoint.export import export_checkpoint
+        from shardwise.checkpoint.exporter import Exporter
 
         def die(self, group):
             os.kill(os.getpid(), signal.SIGKILL)
 
         checkpoint = read.verify_checkpoint(read.find_checkpoint(Path({str(run)!r})))
-        exporter = export.Exporter(checkpoint, None, print)
-        export.Exporter._read = die
-        export.export_checkpoint(
-            exporter, Path("out"), layout="safetensors", max_shard_size="8KB"
-        )
+        exporter = Exporter(checkpoint, None, print)
+        Exporter._read = die
+        export_checkpoint(exporter, Path("out"), layout="safetensors", max_shard_size="8KB")
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, timeout=120, check=False
@@ -187,7 +188,7 @@ def test_a_failed_write_is_told_and_leaves_nothing(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "sync_handle", full)
+    monkeypatch.setattr(export_target, "sync_handle", full)
     with pytest.raises(UserError, match="cannot write") as caught:
         run_export(run, tmp_path / "out")
     assert caught.value.code == ExitCode.ENVIRONMENT
@@ -301,7 +302,7 @@ def test_a_writer_holds_one_tensor_at_a_time(
 ) -> None:
     alive: list[weakref.ref[Tensor]] = []
     most = 0
-    read = export.read_tensor
+    read = exporter.read_tensor
 
     def watched(*args: Any) -> Tensor:
         nonlocal most
@@ -310,8 +311,8 @@ def test_a_writer_holds_one_tensor_at_a_time(
         most = max(most, sum(ref() is not None for ref in alive))
         return tensor
 
-    monkeypatch.setattr(export, "read_tensor", watched)
-    monkeypatch.setattr(export, "_NUM_WRITERS", 1)
+    monkeypatch.setattr(exporter, "read_tensor", watched)
+    monkeypatch.setattr(exporter, "_NUM_WRITERS", 1)
     run_export(run, tmp_path / "out")
     assert len(alive) > 10
     assert most <= 2  # the last one is let go when the next has been read

@@ -164,7 +164,7 @@ def _read_data(words: tuple[str, ...]) -> None:
 
 
 def _find_export(words: tuple[str, ...]) -> None:
-    from shardwise.checkpoint.export import validate_target
+    from shardwise.checkpoint.export_target import validate_target
 
     given = dict(zip(words[1::2], words[2::2], strict=True))
     step = given.get("--step")
