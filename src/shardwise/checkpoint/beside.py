@@ -57,4 +57,4 @@ def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
         return [f"tokenizer: {len(found)} files from {printable(str(folder))}"]
     if name == "byte" or is_own:
         return ["no tokenizer files: the model was trained on bytes"]
-    return [f"no tokenizer files: {name} is no directory; add them with save_pretrained"]
+    return [f"no tokenizer files: {name} is not a directory; add them with save_pretrained"]

@@ -39,7 +39,7 @@ def check_files(checkpoint: Checkpoint, names: Iterable[str]) -> list[Damaged]:
 def check_written(
     directory: Path, files: Mapping[str, Fingerprint], *, from_disk: bool = False
 ) -> list[Damaged]:
-    """The same for files with these fingerprints."""
+    """Hash these files and name every one that does not have its fingerprint."""
     found = []
     for name, expected in files.items():
         try:

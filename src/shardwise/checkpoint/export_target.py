@@ -20,7 +20,7 @@ def validate_target(target: Path) -> None:
         return
     if target.exists() or target.is_symlink():
         raise UserError(
-            f"{target} is there already and not empty",
+            f"{target} exists and is not empty",
             why="an export overwrites nothing",
             fix=f"write --to {quote(str(free_name(target)))}, or another new directory",
         )
@@ -28,8 +28,8 @@ def validate_target(target: Path) -> None:
 
 @contextmanager
 def written_aside(target: Path) -> Iterator[Path]:
-    """A directory beside `target`. It takes the target's name when everything is on disk, and is
-    removed otherwise."""
+    """A directory beside `target`. It is renamed to `target` once everything is on disk, and
+    removed after an error."""
     validate_target(target)
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)  # left by an export that was killed

@@ -55,8 +55,8 @@ class _Group:
 class Exporter:
     """The weights of one checkpoint, laid out for writing.
 
-    `code_dir` holds the code of a model that has its own. The exporting user names it; what the
-    checkpoint says about code is not believed.
+    `code_dir` holds the code of a model that has its own. The exporting user names it. What the
+    checkpoint says about code is ignored.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Exporter:
         if tensor.dtype == torch.float16 and not torch.isfinite(tensor).all():
             raise UserError(
                 f"{name} does not fit into fp16",
-                why="it holds values beyond 65504 or that are not finite",
+                why="it holds values that are beyond 65504 or not finite",
                 fix="export with --dtype bf16",
             )
         return tensor
@@ -184,7 +184,7 @@ class Exporter:
             )
         except ValueError as error:
             raise UserError(
-                f"{max_shard_size!r} is no size of a file",
+                f"{max_shard_size!r} is not a file size",
                 why=str(error),
                 fix="write --max-shard-size 5GB, or --max-shard-size 500MB",
             ) from error
@@ -207,8 +207,8 @@ class Exporter:
                     file.write(tensor.view(-1).view(torch.uint8).numpy().data)
 
     def _write_torch(self, path: Path) -> None:
-        """Write one file with torch.save, which needs all tensors at once. They lie in
-        memory-mapped files, which the system may write out."""
+        """Write one file with torch.save, which needs all tensors at once. They are memory-mapped
+        files, so that the system can write their pages back and free the memory."""
         scratch = path.with_name("scratch")
         scratch.mkdir()
         state: dict[str, Tensor] = {}
@@ -228,7 +228,7 @@ def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTr
             f"the model of {checkpoint.path} has code of its own, and no code is run on a "
             "checkpoint's word",
             why="plan.json in it has model.trust_remote_code=true, which anyone could have written",
-            fix="where you trust that code, name the directory that you have it in: --code DIR",
+            fix="if you trust that code, name the directory that holds it: --code DIR",
         )
     # Nothing is computed, so `eager`, which every family has, will do.
     code = None if code_dir is None else str(code_dir)
@@ -245,7 +245,7 @@ def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTr
 
 
 def _named_as_saved(model: PreTrainedModel, index: Index) -> dict[str, StoredTensor]:
-    """The model's tensors under the names that save_pretrained keeps of tied ones."""
+    """The stored tensors of the model. A tied tensor has the name that save_pretrained keeps."""
     stored = {
         name.removeprefix("model."): tensor
         for name, tensor in index.items()

@@ -1,6 +1,7 @@
 """Files that survive a power cut, and their hashes. Every write of a checkpoint comes here.
 
-Reading distinguishes what is not as it was written from what cannot be read now.
+Readers tell two faults apart: a file that is not as it was written, and a file that cannot be read
+now.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ def validate_absent(path: Path, error: OSError) -> None:
 
 
 def unreadable(path: Path, reason: str) -> Unreadable:
-    """The error for a path that cannot be looked at."""
+    """The error for a path that cannot be read."""
     error = Unreadable(
         f"{path} cannot be read: {reason}",
-        why="whether it is whole is not known, so nothing was set aside and nothing begins anew",
-        fix=f"make it readable for this user on this machine: ls -ld {quote(str(path))}; then the "
-        "same command again",
+        why="it may be good, so it was not set aside, and the run does not begin without it",
+        fix=f"make it readable for this user on this machine: ls -ld {quote(str(path))}; then run "
+        "the same command again",
         code=ExitCode.ENVIRONMENT,
     )
     error.reason = f"{path.name}: {reason}"
@@ -125,12 +126,12 @@ def sync_directory(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """The moment at which a directory becomes a checkpoint."""
+    """Rename a directory. At this moment it becomes a checkpoint."""
     source.rename(target)
 
 
 def write_file(path: Path, data: bytes) -> Fingerprint:
-    """A whole small file."""
+    """Write a small file, durable on return."""
     with HashedFile(path) as file:
         file.write(data)
         return file.fingerprint()
@@ -164,7 +165,7 @@ def fingerprint_of_bytes(data: bytes) -> Fingerprint:
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:
-    """A whole small file; ValueError where it is larger."""
+    """The content of a small file. Raises ValueError where it has more than `max_bytes`."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
@@ -184,7 +185,7 @@ def plain_size(path: Path) -> int | None:
 
 
 def stats_below(directory: Path) -> Iterator[os.stat_result]:
-    """What the system says of every file below a directory.
+    """The `lstat` of every file below a directory.
 
     A running job may remove any of them at the same time, and the directory too: `os.walk` passes
     over what is gone, where `Path.rglob` raises.

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as torch knows them: dtypes, and what DCP plans with."""
+"""The tensors of a checkpoint with torch's dtypes, and as the metadata that DCP plans with."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def index_of_metadata(metadata: Metadata, starts: Mapping[MetadataIndex, tuple[s
 
 
 def metadata_of_index(index: Index) -> Metadata:
-    """What DCP's planner needs to know of a checkpoint to lay it over another mesh."""
+    """The metadata from which DCP's planner loads a checkpoint onto another mesh."""
     entries: dict[str, Any] = {
         name: TensorStorageMetadata(
             TensorProperties(dtype=tensor.dtype),

@@ -21,7 +21,7 @@ PLAN_NAME = "plan.json"
 SIGNATURE_NAME = "manifest.hmac"
 FORMAT = 1
 _FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
-# A manifest is a few kilobytes a rank; anything larger is not one.
+# A manifest has a few kilobytes per rank; anything larger is not one.
 _MAX_BYTES = 64 * 2**20
 
 
@@ -55,7 +55,7 @@ class Manifest:
     files: dict[str, Fingerprint]
 
     data: str | None = None
-    """Which tokens were trained on: their hash. None in checkpoints older than this field."""
+    """The hash of the training tokens. None in checkpoints older than this field."""
 
     @property
     def total_bytes(self) -> int:

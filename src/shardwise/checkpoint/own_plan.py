@@ -1,7 +1,7 @@
 """The plan inside a checkpoint: plain data that carries no authority.
 
-A resume compares its plan with it, and it says which model the tensors belong to. Neither code nor
-a place to read code from is ever taken from it. Needs no torch.
+A resume compares its own plan with this one. This plan also says which model the tensors belong to.
+Neither code nor the path of code is ever taken from it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def wants_own_code(plan: Mapping[str, Any]) -> bool:
 def _faults(plan: Any) -> Iterator[str]:
     """Faults in what every reader relies on."""
     if not isinstance(plan, dict):
-        yield "it is no mapping"
+        yield "it is not a mapping"
         return
     if _is_deep(plan):
         yield "it is nested too deeply"
         return
     for name in ("config", "hf_config", "choices"):
         if not isinstance(plan.get(name), dict):
-            yield f"its {name} is no mapping"
+            yield f"its {name} is not a mapping"
             return
     if any(not isinstance(choice, dict) for choice in plan["choices"].values()):
-        yield "it has a choice that is no mapping"
+        yield "it has a choice that is not a mapping"
 
 
 def _is_deep(tree: Any) -> bool:

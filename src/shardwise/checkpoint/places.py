@@ -83,7 +83,7 @@ def _validate_pieces(name: str, tensor: PlacedTensor, file_sizes: Mapping[str, i
     """Raise unless pieces lie inside their files and inside the tensor, and cover it."""
     for piece in tensor.pieces:
         if piece.file not in file_sizes:
-            raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is no shard")
+            raise Damaged(INDEX_NAME, f"{name} lies in {piece.file!r}, which is not a shard")
         size = file_sizes[piece.file]
         if not piece.lies_in(tensor.shape) or size is None:
             raise Damaged(INDEX_NAME, f"{name} has a piece outside of its tensor or file")
@@ -91,7 +91,7 @@ def _validate_pieces(name: str, tensor: PlacedTensor, file_sizes: Mapping[str, i
         if end > size:
             raise Damaged(INDEX_NAME, f"{name} ends at byte {end}, beyond {piece.file}")
     if not cover_once(tensor.shape, tensor.pieces):
-        raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover it once")
+        raise Damaged(INDEX_NAME, f"{name}: its pieces do not cover each element once")
 
 
 def _validate_apart(tensors: Mapping[str, PlacedTensor]) -> None:

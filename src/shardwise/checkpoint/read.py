@@ -31,7 +31,7 @@ class VerifiedCheckpoint:
 
 
 def find_checkpoint(run: Path, step: int | None = None) -> Path:
-    """The newest checkpoint of a run directory, or the one of `step`. `run` may itself be one.
+    """The newest checkpoint of a run directory, or that of `step`. `run` may be a checkpoint too.
 
     A damaged one is found like any other: skipping it would silently give an older model. One that
     cannot be read is an error.
@@ -65,7 +65,7 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
 def verify_checkpoint(path: Path, key: bytes | None = None) -> VerifiedCheckpoint:
     """Hash every file of a checkpoint, then read its plan and index; damage is a UserError.
 
-    With a key, so is a checkpoint that was not signed with it.
+    With a key, a checkpoint that was not signed with it is a UserError too.
     """
     damages = check_checkpoint(path)
     if not damages and key is not None and (unsigned := why_not_signed(path, key)):
@@ -89,7 +89,7 @@ def verify_checkpoint(path: Path, key: bytes | None = None) -> VerifiedCheckpoin
 
 
 def read_tensor(directory: Path, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-    """The whole of one tensor, cast piece by piece."""
+    """One whole tensor, cast to `dtype` piece by piece."""
     try:
         return _assemble(directory, stored, dtype)
     except OSError as error:

@@ -57,10 +57,10 @@ def restore_checkpoint(
     optimizer: torch.optim.Optimizer,
     world: World,
 ) -> None:
-    """Fill model and optimizer from `checkpoint`, each rank its own part.
+    """Load model and optimizer from `checkpoint`. Each rank loads its own shards.
 
-    The checkpoint must hold their tensors and no others. Hashes only say that its files belong
-    together.
+    The checkpoint must hold their tensors and no others. Its hashes do not show that: they only
+    show that its files belong together.
     """
     model_state = model_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)

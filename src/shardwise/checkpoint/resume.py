@@ -68,14 +68,14 @@ class Resumption:
 
     @property
     def position(self) -> int:
-        """The global batch to go on with."""
+        """The global batch that is read next."""
         return 0 if self.restarts_data else self.checkpoint.manifest.position
 
 
 def validate_resume(plan: Plan) -> None:
     """Raise where the run directory holds checkpoints that this plan cannot resume from.
 
-    Only settings are read. Whether the tokens are the same is known once they are there.
+    Only settings are compared here. Ranks compare the tokens once they have them.
     """
     entries = list_entries(plan.run_dir / "checkpoints")
     found = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
@@ -124,8 +124,9 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
 def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
     return UserError(
         f"{found.path} is damaged",
-        why=f"{damage}; checkpoint.verify=false has left it unfound",
-        fix="leave checkpoint.verify out: then it is set aside, and the one before it is taken",
+        why=f"{damage}; with checkpoint.verify=false it was not verified before it was chosen",
+        fix="leave checkpoint.verify out: a damaged checkpoint is then set aside, and the run "
+        "resumes from the one before it",
         code=ExitCode.VERIFY_FAILED,
     )
 
@@ -140,7 +141,7 @@ def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
     )
     raise UserError(
         f"{plan.run_dir} has checkpoints, and none of them is good:{shown}",
-        why="the run would begin at step 1 again, and what it has learnt be lost",
+        why="the run would begin at step 1 again, and its training so far would be lost",
         fix="restore it from a backup, or give the run another name: "
         f"name={free_name(plan.run_dir).name}, or begin at step 1 and leave them where they are: "
         "checkpoint.begin_anew=true",
@@ -149,8 +150,8 @@ def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
 
 
 def _changes(found: Checkpoint, old: Values, new: Values) -> Iterator[Change]:
-    """Changed settings in the order of the configuration, then what the planner decides
-    otherwise."""
+    """Changed settings in the order of the configuration, then changed decisions of the
+    planner."""
     now = dict(_flat(new["config"]))
     before = now
     if old["config"]:

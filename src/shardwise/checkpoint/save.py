@@ -78,7 +78,7 @@ class SaveOutcome:
     """Whether it failed because the disk is full."""
 
     check_s: float = 0.0
-    """Reading it back, in the background like the writing."""
+    """The time to read the checkpoint back, which happens in the background too."""
 
     misread: bool = False
     """Whether it failed because the disk does not give back what was written to it."""
@@ -95,7 +95,7 @@ class SaveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the next save takes, and what the disk has."""
+    """The bytes that the next save needs, and those that are free on the disk."""
 
     place: Path
     needed_bytes: int
@@ -140,10 +140,10 @@ class Saver:
         self._unread: tuple[int, dict[str, Fingerprint]] | None = None
 
     def start(self, progress: Progress, *, hurried: bool = False) -> list[SaveOutcome]:
-        """Stage now and write in the background. Returns the outcome of the save before, if any.
+        """Stage now and write in the background. Returns the outcome of the previous save, if any.
 
-        A save waits for the one before, because both would share the staging memory. A hurried save
-        is not read back, so it lets no older checkpoint be removed.
+        A save waits for the previous one, because both use the same staging buffers. A hurried save
+        is not read back, so no older checkpoint is removed after it.
         """
         before = self.finish()
         started = time.perf_counter()
@@ -175,8 +175,7 @@ class Saver:
         self._thread.shutdown(wait=True)
 
     def _stage(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy tensors to the host, into memory that is reused, and page-locked where a GPU
-        fills it."""
+        """Copy tensors to host memory. The buffers are reused, and pinned where there is a GPU."""
         for name, tensor in tensors.items():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if name not in self._buffers:
@@ -196,11 +195,11 @@ class Saver:
         *,
         hurried: bool,
     ) -> SaveOutcome:
-        """Write, commit and read back, or say why not. It runs in the background thread of every
-        rank.
+        """Write, commit and read back; the outcome says what failed. Runs in the background thread
+        of every rank.
 
-        A save that is published and could not be read back is only read again: its step has the
-        same tensors, and nothing is ever written over a checkpoint.
+        A published save that could not be read back is only read again. The tensors of its step
+        are the same, and a checkpoint is never overwritten.
         """
         started = time.perf_counter()
         commit_s = check_s = 0.0
@@ -237,10 +236,10 @@ class Saver:
         return SaveOutcome(progress.step, 0.0, write_s, commit_s, error, no_room, check_s, misread)
 
     def _read_back(self, step: int, written: dict[str, Fingerprint]) -> str | None:
-        """Whether the disk holds what was written. Only then may an older checkpoint be removed.
+        """Why the disk does not hold what was written; None where it does.
 
-        Each rank reads its own file past the page cache. A checkpoint that differs is quarantined,
-        and every older one stays.
+        Only a checkpoint that was read back may replace an older one. Each rank reads its own file
+        past the page cache. A checkpoint that differs is quarantined, and every older one stays.
         """
         final = final_path(self.root, step)
         wrong: list[str] = []
@@ -249,7 +248,7 @@ class Saver:
             # Hosts of a shared file system may see a new name late, which is no damage.
             unseen = [name for name in written if plain_size(final / name) is None]
             if unseen:
-                unread = f"{final / unseen[0]} is not to be seen on this host"
+                unread = f"{final / unseen[0]} is not visible on this host"
             else:
                 wrong = [str(damage) for damage in check_written(final, written, from_disk=True)]
         except Unreadable as error:
@@ -269,8 +268,7 @@ class Saver:
         return f"the disk does not hold what was written: {'; '.join(wrong)}" if wrong else unread
 
     def _begin(self, step: int) -> Path:
-        """Rank 0 makes the directory. Its failure reaches the other ranks as any other failure
-        does."""
+        """The directory, which rank 0 makes. Its error is raised on every rank."""
         found: Path | OSError = self.root
         if self.world.is_first:
             try:
@@ -306,7 +304,7 @@ class Saver:
 
 
 def software_versions() -> dict[str, str]:
-    """What a run is computed with."""
+    """Versions of the software that a run is computed with."""
     return {
         "shardwise": __version__,
         "transformers": transformers.__version__,

@@ -16,7 +16,7 @@ from shardwise.checkpoint.files import read_small, sync_directory, validate_abse
 from shardwise.checkpoint.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from shardwise.errors import ExitCode, UserError
 
-# No one signs anything else with the key under these words.
+# This prefix keeps the signature apart from anything else that is signed with the same key.
 _PURPOSE = b"shardwise checkpoint 1\n"
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 32, 64 * 1024
 _MAX_MANIFEST_BYTES = 64 * 2**20
@@ -34,7 +34,7 @@ def read_key(path: Path) -> bytes:
         ) from error
     if len(key) < _MIN_KEY_BYTES:
         raise UserError(
-            f"the key {path} has {len(key)} bytes, and a key has at least {_MIN_KEY_BYTES}",
+            f"the key {path} has {len(key)} bytes, but a key needs at least {_MIN_KEY_BYTES}",
             fix="make one, and keep it where only you can read it: head -c 32 /dev/urandom > FILE",
         )
     return key
@@ -55,7 +55,7 @@ def sign(directory: Path, key: bytes) -> None:
     except OSError as error:
         raise UserError(
             f"{path} cannot be written: {error.strerror}",
-            fix="sign it where you may write, on a disk that has room",
+            fix="sign a copy in a directory that you may write to, on a disk that has room",
             code=ExitCode.ENVIRONMENT,
         ) from error
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from shardwise.parallel.float8 import bare
 
-# One flat name a tensor, so that any mesh can read what any other wrote.
+# One flat name per tensor, so that any mesh can read what any other wrote.
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 

@@ -59,7 +59,7 @@ class ShardWriter(StorageWriter):
         """What this rank has written, to be compared with what the disk holds."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """All pieces of this rank, one after the other; a rank without any writes no file."""
+        """Write all pieces of this rank to one file. A rank without pieces writes no file."""
         if not plan.items:
             return _done([])
         written: list[tuple[MetadataIndex, int, int]] = []
@@ -82,7 +82,7 @@ class ShardWriter(StorageWriter):
         )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, when all ranks have written."""
+        """Commit. DCP calls this on the coordinator when all ranks have written."""
         places = {result.index: result.storage_data for rank in results for result in rank}
         starts = {
             MetadataIndex(index.fqn, index.offset): (place.file, place.start)

@@ -47,7 +47,7 @@ _REMOVED = ".removed"
 State = Literal["not verified", "damaged", "unreadable", "partial", "quarantined"]
 _NAME = re.compile(r"(?:(partial|quarantined)-)?step-(\d{8})(?:\.\d+)?")
 _REASON_NAME = "reason.txt"
-# A line a file of the checkpoint, and no more is shown.
+# reason.txt has one line per damaged file. No more than this is read.
 _MAX_REASON_BYTES = 64 * 1024
 
 
@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def is_published(self) -> bool:
-        """Whether a save of it ended and nobody has set it aside."""
+        """Whether its save ended and it has not been quarantined."""
         return self.state in ("not verified", "damaged", "unreadable")
 
     @property
@@ -127,7 +127,7 @@ def final_path(root: Path, step: int) -> Path:
 def clear_partials(root: Path) -> None:
     """Remove unfinished saves, and free their space.
 
-    Whoever reads a directory that cannot be looked into says so.
+    A directory that cannot be listed is no error here: `list_entries` reports it.
     """
     with suppress(OSError):
         for path in root.glob("partial-step-*"):
@@ -196,7 +196,7 @@ def quarantine(path: Path, reasons: Iterable[str]) -> Path:
             f"{path} is damaged and cannot be set aside: {error.strerror}",
             why="; ".join(reasons),
             fix=f"give this user the right to rename it: ls -ld {quote(str(path.parent))}; then "
-            "the same command again",
+            "run the same command again",
             code=ExitCode.ENVIRONMENT,
         ) from error
     text = ("\n".join(reasons) + "\n").encode(errors="backslashreplace")
@@ -218,7 +218,8 @@ def validate_kept(path: Path) -> None:
     if not os.path.lexists(path):
         raise Pruned(
             f"{path} was removed while it was read",
-            why="a job goes on with this run, and checkpoint.keep lets its oldest ones go",
+            why="a job is training in this run directory, and removes checkpoints beyond "
+            "checkpoint.keep",
             fix="run the same command again; it finds the newer ones",
             code=ExitCode.ENVIRONMENT,
         )
@@ -290,7 +291,7 @@ def _judge(path: Path, step: int) -> Checkpoint:
 
 
 def _reason(path: Path) -> str:
-    """The first of it; what is no plain file says nothing."""
+    """The beginning of reason.txt; empty where there is no such plain file."""
     try:
         with open_plain(path / _REASON_NAME) as file:
             return file.read(_MAX_REASON_BYTES).decode("utf-8", errors="replace").strip()
@@ -299,8 +300,8 @@ def _reason(path: Path) -> str:
 
 
 def _write_reason(directory: Path, text: bytes) -> None:
-    """Write the reason into this very directory and into a new file, through no link that
-    someone put there."""
+    """Write the reason to a new file in this directory. Links are not followed: someone else may
+    have put them there."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with suppress(FileNotFoundError):

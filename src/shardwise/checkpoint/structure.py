@@ -33,7 +33,7 @@ class NotCompared(Exception):
 def check_structure(path: Path) -> list[Damaged]:
     """What is wrong with the tensors of a checkpoint whose bytes are good, by its own plan.
 
-    Raises NotCompared where only the model's own code could tell, because none is run.
+    Raises NotCompared where that would take the model's own code, which is never run here.
     """
     plan = read_own_plan(path)
     if wants_own_code(plan):
@@ -49,7 +49,8 @@ def check_structure(path: Path) -> list[Damaged]:
 
 
 def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
-    """The same for a model that is there. Adam's state is compared with its parameters."""
+    """What differs between a checkpoint and a model. Adam's state is compared with its
+    parameters."""
     params = dict(model.named_parameters(remove_duplicate=False))
     state = {name: tensor for name, tensor in index.items() if name.startswith(_STATE)}
     rest = {name: tensor for name, tensor in index.items() if name not in state}
@@ -63,15 +64,15 @@ def check_tensors(index: Index, live: Mapping[str, Tensor]) -> list[Damaged]:
 
 
 def refuse_tensors(path: Path, wrong: list[Damaged]) -> UserError:
-    """The error where something differs."""
+    """The error for tensors that differ from the model's."""
     more = len(wrong) - _MOST_NAMED
     shown = "".join(f"\n    {printable(str(damage))}" for damage in wrong[:_MOST_NAMED])
     return UserError(
         f"{path} does not hold the model that its plan describes:{shown}"
         + (f"\n    and {more} more" if more > 0 else ""),
-        why="its hashes are right: another program altered it, or this transformers names the "
-        "tensors otherwise than the one that manifest.json names",
-        fix=f"take the one before it: mv {quote(str(path))} "
+        why="its hashes are right, so another program has altered it, or the installed "
+        "transformers uses other tensor names than the version in manifest.json",
+        fix=f"set it aside, to use the one before it: mv {quote(str(path))} "
         f"{quote(str(path.with_name('quarantined-' + path.name)))}; or restore it from a backup",
         code=ExitCode.VERIFY_FAILED,
     )

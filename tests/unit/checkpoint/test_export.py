@@ -262,7 +262,7 @@ def test_damage_of_the_newest_names_the_others(run: Path, model_dir: Path) -> No
 
 
 def test_a_size_that_is_none_is_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'5 potatoes' is no size"):
+    with pytest.raises(UserError, match="'5 potatoes' is not a file size"):
         run_export(run, tmp_path / "out", size="5 potatoes")
 
 

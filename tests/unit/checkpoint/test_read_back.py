@@ -110,7 +110,7 @@ def test_what_cannot_be_read_back_is_not_set_aside(
         patched.setattr("shardwise.checkpoint.save.plain_size", lambda path: None)
         outcome = save(session, saver, 3)
     assert outcome.misread
-    assert "is not to be seen on this host" in str(outcome.error)
+    assert "is not visible on this host" in str(outcome.error)
     root = session.plan.run_dir / "checkpoints"
     assert states(root) == dict.fromkeys((1, 2, 3), "not verified")
     # The second try reads the same files again. Only then the older ones go.

@@ -290,7 +290,7 @@ def test_what_only_a_signature_tells(path: Path, capfd: pytest.CaptureFixture[st
     assert f"rm {path / 'manifest.hmac'}" in capfd.readouterr().err
     key.write_bytes(b"short")
     assert run_command("checkpoint", "verify", path, "--key", key) == 2
-    assert "a key has at least 32" in capfd.readouterr().err
+    assert "a key needs at least 32" in capfd.readouterr().err
 
 
 # ---- many ------------------------------------------------------------------------------------

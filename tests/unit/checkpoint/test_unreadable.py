@@ -120,7 +120,7 @@ def test_a_disk_that_fails_to_read_is_no_damage(run: Path, monkeypatch: pytest.M
     finally:
         dist.destroy_process_group()
     assert caught.value.code == ExitCode.ENVIRONMENT
-    assert "nothing was set aside" in caught.value.why
+    assert "it was not set aside" in caught.value.why
     assert sorted(os.listdir(run / "checkpoints")) == ["step-00000002", "step-00000004"]
 
 
