@@ -68,16 +68,19 @@ def verify(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Only this one; else all.")] = None,
     key: Annotated[
-        Path | None, typer.Option(help="Refuse what was not signed with the key in this file.")
+        Path | None, typer.Option(help="Refuse checkpoints that this key file did not sign.")
     ] = None,
     hashes_only: Annotated[
-        bool, typer.Option("--hashes-only", help="Do not build the model: needs no torch.")
+        bool,
+        typer.Option(
+            "--hashes-only", help="Do not compare tensors with the model: needs no torch."
+        ),
     ] = False,
 ) -> None:
     """Hash every file of every published checkpoint, and compare its tensors with its model.
 
-    Exits 5 where one is damaged, and 4 where one cannot be read. One that a running job prunes
-    meanwhile is passed over. With --hashes-only the tensors are not compared with the model.
+    Exits 5 where one is damaged, and 4 where one cannot be read. A checkpoint that a running job
+    removes meanwhile is skipped. With --hashes-only the tensors are not compared with the model.
 
     \b
     Examples:
@@ -111,7 +114,7 @@ def sign_run(
     key: Annotated[Path, typer.Option(help="File with at least 32 bytes that only you know.")],
     step: Annotated[int | None, typer.Option(help="Only this one; else all.")] = None,
 ) -> None:
-    """Sign checkpoints with a key of yours, so that `verify --key` and `export --key` know them.
+    """Sign checkpoints with your key, so that `verify --key` and `export --key` accept them.
 
     Each is verified first. Make a key with: head -c 32 /dev/urandom > signing.key
 
@@ -134,8 +137,10 @@ def sign_run(
 @app.command("prune")
 def prune_run(
     run: Run,
-    keep: Annotated[int, typer.Option(min=1, help="How many of the newest whole ones stay.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest whole ones to keep.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be removed.")
+    ] = False,
 ) -> None:
     """Remove the oldest whole checkpoints, and what unfinished saves left behind.
 
@@ -170,7 +175,7 @@ def prune_run(
     for path, size in sizes.items():
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path.name}  {format_bytes(size)}")
     total = sum(sizes.values())
-    typer.echo(f"{format_bytes(total)} ({total} bytes) {'to return' if dry_run else 'returned'}")
+    typer.echo(f"{format_bytes(total)} ({total} bytes) {'to free' if dry_run else 'freed'}")
 
 
 def _entries_of(run: Path) -> list[Entry]:
@@ -210,7 +215,7 @@ def _echo_judged(judged: JudgedCheckpoint) -> None:
 def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
     if all(check_checkpoint(found.path) for found in reversed(kept)):
         raise UserError(
-            f"nothing was removed: of the {len(kept)} checkpoints that would stay none is whole",
+            f"nothing was removed: none of the {len(kept)} checkpoints that would stay is whole",
             why="an older one may be the last good one",
             fix=f"see which are damaged: shardwise checkpoint verify {quote(str(run))}",
             code=ExitCode.VERIFY_FAILED,
@@ -236,7 +241,7 @@ def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
 
 
 def _size_of(directory: Path) -> int:
-    """The bytes that can be seen: a running job may remove the checkpoint at the same time."""
+    """The bytes of the files that are still there: a running job may remove the checkpoint."""
     return sum(found.st_size for found in stats_below(directory))
 
 

@@ -32,7 +32,7 @@ class JudgedCheckpoint:
     state: str
     problems: tuple[str, ...] = ()
     note: str = ""
-    """What of a good one could not be looked at."""
+    """What could not be checked, where the verdict is good."""
 
 
 def as_listed(entry: Entry) -> JudgedCheckpoint:
@@ -41,9 +41,10 @@ def as_listed(entry: Entry) -> JudgedCheckpoint:
 
 
 def judge(entry: Entry, key: bytes | None = None, *, hashes_only: bool = False) -> JudgedCheckpoint:
-    """Judge a checkpoint by all its bytes, with a key by its signature, and by its model.
+    """Judge a checkpoint: hash all its bytes, verify its signature where a key is given, and
+    compare its tensors with its model.
 
-    The model is what torch is needed for; `hashes_only` leaves it out.
+    Only the model needs torch; `hashes_only` leaves it out.
     """
     if not entry.is_published:
         return as_listed(entry)
@@ -98,18 +99,18 @@ _REFUSALS = {
     ),
     "other model": _Refusal(
         "checkpoints in {run} do not hold the model that their plan describes",
-        "their hashes are right: another program altered them, or this transformers names the "
-        "tensors otherwise than the one that manifest.json names",
+        "their hashes are right, so another program has altered them, or the installed "
+        "transformers uses other tensor names than the version in manifest.json",
         "verify it with that transformers, or restore it from a backup",
     ),
     "not signed": _Refusal(
         "checkpoints in {run} are not signed with this key",
-        "who does not hold the key may have written them",
+        "someone who does not have the key may have written them",
         "restore it from a backup, or name the file of the key that signed it: --key FILE",
     ),
     "unreadable": _Refusal(
         "checkpoints in {run} cannot be read",
-        "whether they are whole is not known",
+        "it is not known whether they are whole",
         "make them readable for this user on this machine: ls -l {checkpoints}",
         ExitCode.ENVIRONMENT,
     ),

@@ -53,7 +53,7 @@ def copy_example(
     name: Annotated[str, typer.Argument(help="An example that `shardwise config ls` lists.")],
     dest: Annotated[Path, typer.Argument(help="The new file, or a directory to put it in.")],
 ) -> None:
-    """Copy an example, to be changed. Nothing is ever overwritten.
+    """Copy an example to a new file, for you to change. Nothing is overwritten.
 
     \b
     Example:
@@ -71,7 +71,9 @@ def show_schema(
     field: Annotated[
         str | None, typer.Argument(help="A field (optim.lr) or a section (optim).")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Tables, not JSON Schema.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown tables instead of JSON Schema.")
+    ] = False,
 ) -> None:
     """Print the settings: as JSON Schema for editors, as Markdown, or one field's own text.
 

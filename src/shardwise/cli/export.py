@@ -43,7 +43,7 @@ def export(  # noqa: PLR0913  (each is an option)
         typer.Option(help="Directory of the model's own code, which you trust and which is run."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="Refuse what was not signed with the key in this file.")
+        Path | None, typer.Option(help="Refuse checkpoints that this key file did not sign.")
     ] = None,
 ) -> None:
     """Write a checkpoint as a directory that from_pretrained loads. No GPU and no ranks needed.
@@ -61,7 +61,7 @@ def export(  # noqa: PLR0913  (each is an option)
 
     if code is not None and not (code / "config.json").is_file():
         raise UserError(
-            f"{code} is no directory with a model's code",
+            f"{code} is not the directory of a model",
             why="it has no config.json",
             fix="name the directory of the model, with config.json and its .py files: --code DIR",
         )
@@ -87,7 +87,7 @@ def export(  # noqa: PLR0913  (each is an option)
 
 
 def _quieten_transformers() -> None:
-    """Its notes on configurations are for people who write code with it."""
+    """Silence its notes on configurations, which are for people who write code with it."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""`shardwise fabric`: do the links carry what they should? Exits 4 where they do not."""
+"""`shardwise fabric`: do the links reach the expected bandwidth? Exits 4 where they do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardwise.facts.fabric import Collective
     from shardwise.verify.fabric.found import Found
 
-# Of a log of NCCL or of nccl-tests.
+# The largest log of NCCL, or output of nccl-tests, that is read.
 _MAX_LOG_BYTES = 2**28
 _SIZES = {"cuda": (1 * MIB, 32 * MIB, 1 * GIB), "cpu": (64 * KIB, 1 * MIB, 8 * MIB)}
 
@@ -33,12 +33,13 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG] [cluster.KEY=VALUE]...",
-            help="A run's file, for its cluster; changes, such as cluster.interconnect=efa-3200.",
+            help="The file of a run, for its cluster; then changes, such as "
+            "cluster.interconnect=efa-3200.",
             show_default=False,
         ),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="What is here, such as 4x8xH100 or 2xCPU.")
+        str | None, typer.Option(help="The cluster to measure, such as 4x8xH100 or 2xCPU.")
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help="Sizes of whole tensors, such as 1MiB,64MiB,1GiB.")
@@ -47,7 +48,7 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
         str | None, typer.Option(help="Some of all_gather,reduce_scatter,all_reduce,all_to_all.")
     ] = None,
     min_share: Annotated[
-        float, typer.Option(help="Of the expected bandwidth; below it the gate fails.")
+        float, typer.Option(help="Share of the expected bandwidth below which the gate fails.")
     ] = 0.8,
     nccl_log: Annotated[
         list[Path] | None,
@@ -59,10 +60,10 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Measure collectives and pairs of ranks, beside what the fabric should reach.
+    """Measure collectives and pairs of ranks, and compare them with the expected bandwidth.
 
-    Starts its own ranks; inside torchrun it is one rank, and the first one prints. Exits 4 when
-    data arrives wrong or a figure stays below its share of what is expected.
+    The command starts its own ranks. Inside torchrun it is one rank, and rank 0 prints. It exits
+    with 4 where data arrives wrong, or where a bandwidth is below its share of the expected one.
 
     \b
     Examples:
@@ -76,7 +77,7 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     place = _cluster_of(words or [], cluster)
     if not 0 < min_share <= 1:
         raise UserError(
-            f"--min-share {min_share:g} is no share",
+            f"--min-share {min_share:g} is not a share",
             fix="write --min-share 0.8, or another number above 0 and up to 1",
         )
     if nccl_log or nccl_tests:
@@ -123,7 +124,7 @@ def _read_files(logs: Sequence[Path], tests: Sequence[Path]) -> Found:
         transports = read_log("\n".join(_text(path) for path in logs))
         if not transports.channels:
             raise UserError(
-                f"{', '.join(map(str, logs))}: no channel of NCCL's is named",
+                f"{', '.join(map(str, logs))}: no NCCL channel is named",
                 why="there should be lines such as `NCCL INFO Channel 00/0 : 0[0] -> 1[1] via ...`",
                 fix="run the job with NCCL_DEBUG=INFO and NCCL_DEBUG_FILE=nccl.%h.%p.log",
             )
@@ -203,7 +204,7 @@ def _validate_launch(place: ClusterSpec) -> None:
 def _validate_several(place: ClusterSpec) -> None:
     if place.world_size == 1:
         raise UserError(
-            "one rank has nobody to exchange with",
+            "one rank has no other rank to communicate with",
             why=f"{place.name} is one device: {place.device_name}",
             fix="try it on this CPU with --cluster 2xCPU; torchrun starts it on several nodes",
             code=ExitCode.ENVIRONMENT,

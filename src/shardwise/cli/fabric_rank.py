@@ -16,7 +16,7 @@ from shardwise.verify.fabric.found import Found, Request
 from shardwise.verify.fabric.nccl_log import captured_log
 
 MODULE = "shardwise.cli.fabric_rank"
-# A link that is silent for so long is dead, however slow it is.
+# A link without an answer for this long counts as dead.
 _TIMEOUT = timedelta(minutes=5)
 
 

@@ -96,17 +96,18 @@ def _run() -> None:
 
 
 def _leave(end: SystemExit) -> NoReturn:
-    """End now, without Python's own way to end.
+    """Exit at once, without Python's own shutdown.
 
-    After a signal torchrun leaves its rendezvous open for other nodes, and with it a daemon thread
-    that writes to torch's store several times a minute. Where Python 3.11 ends meanwhile, it
-    unwinds that thread as it comes out of the store, through C++ that must not be unwound: SIGABRT
-    ("terminate called without an active exception") takes the place of the exit code. What else
-    Python does at its end is done by then: the ranks have ended, and the agent's files are gone.
+    After a signal torchrun leaves its rendezvous open for other nodes. A daemon thread of it then
+    still writes to torch's store several times a minute. If Python 3.11 shuts down while that
+    thread is inside the store, it unwinds the thread through C++ frames that must not be unwound.
+    The process then dies of SIGABRT ("terminate called without an active exception") and its exit
+    code is lost. Nothing is left for Python's shutdown to do: the ranks have ended, and the agent's
+    files are removed.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it is gone
+        with suppress(OSError, ValueError):  # the reader is gone
             stream.flush()
     os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
@@ -130,8 +131,8 @@ def _print_any_text() -> None:
 
 
 def _hush_torchao() -> None:
-    """Silence two warnings of torch about torchao's enums, which no user of a command could
-    mend. transformers imports torchao where it is installed."""
+    """Silence two warnings of torch about torchao's enums: the user of a command cannot fix
+    them. transformers imports torchao where it is installed."""
     torch_log = logging.getLogger(PYTREE_LOGGER)
     torch_log.addFilter(lambda record: "is an Enum subclass" not in record.getMessage())
 

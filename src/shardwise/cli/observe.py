@@ -46,7 +46,7 @@ def write_rules(
     if not MIN_SCALE <= scale <= MAX_SCALE:
         raise UserError(
             f"--scale {scale:g} is not between {MIN_SCALE:g} and {MAX_SCALE:g}",
-            why="windows must hold a few scrapes, and servers forget after days",
+            why="a window must hold several scrapes, and Prometheus keeps its data for days only",
             fix="write --scale 1 for runs of days, or --scale 0.1 for runs of an hour",
         )
     _write(rules_text(scale), to)
@@ -68,7 +68,7 @@ def write_dashboard(to: To = None) -> None:
 
 @app.command("scrape")
 def write_scrape(
-    on: Annotated[Place, typer.Option(help="Where runs are: static, slurm or kubernetes.")] = (
+    on: Annotated[Place, typer.Option(help="How runs are found: static, slurm or kubernetes.")] = (
         "static"
     ),
     nodes: Annotated[

@@ -34,11 +34,12 @@ Changes = Annotated[
     typer.Option("--set", help="Show the difference that this change makes (k=v; repeatable)."),
 ]
 Budget = Annotated[
-    float | None, typer.Option(help="A budget of tokens, such as 15e9: hours and cost of it.")
+    float | None,
+    typer.Option(help="Show the hours and the cost of this many tokens, such as 15e9."),
 ]
 Aim = Annotated[
     str,
-    typer.Option("--for", help="fastest (all devices), cheapest (a token) or fewest (devices)."),
+    typer.Option("--for", help="fastest (all devices), cheapest (per token) or fewest (devices)."),
 ]
 Measure = Annotated[
     bool,
@@ -98,7 +99,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
 
 
 def _end_without_config(*, calibrated: bool) -> None:
-    """Enough to calibrate, and an error for all else."""
+    """End where no configuration is named, which is an error unless this run calibrated."""
     if not calibrated:
         raise UserError(
             "no configuration is named",

@@ -1,4 +1,4 @@
-"""`shardwise profile`: where the time of profiled steps went, and what nothing hid."""
+"""`shardwise profile`: where the time of profiled steps went, and what was exposed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def profile(
 ) -> None:
     """Say where the time of profiled steps went: compute, exposed communication, copies, idle.
 
-    Communication by kind and by unit with the part that no compute hid, the gaps in which the
-    device had nothing to do and what came after them, and the kernels that took longest. A run
-    directory stands for rank 0's newest trace.
+    It shows communication by kind and by unit, with the part that no compute hid. It shows the gaps
+    in which the device was idle, with the kernel that ended them, and the kernels that took
+    longest. A run directory stands for rank 0's newest trace.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def _show(found: Profile, path: Path, top: int) -> None:
     if found.gaps:
         show_table(list(_gap_rows(found, min(top, _GAPS))))
     what = "kernels" if found.device == "cuda" else "operators"
-    typer.echo(f"{what} that took longest, a step:")
+    typer.echo(f"{what} that took longest, per step:")
     show_table(list(_kernel_rows(found, top)))
 
 
@@ -91,7 +91,7 @@ def _communication_line(found: Profile) -> str:
     if not moved:
         return "communication: none"
     return (
-        f"communication: {short_seconds(moved)} a step, of which {short_seconds(exposed)} "
+        f"communication: {short_seconds(moved)} per step, of which {short_seconds(exposed)} "
         f"({exposed / moved:.0%}) exposed"
     )
 
@@ -121,7 +121,7 @@ def _gap_line(found: Profile) -> str:
     total = sum(gap.seconds for gap in found.gaps) / len(found.steps)
     return (
         f"gaps of {short_seconds(GAP_S)} or more with nothing to do: "
-        f"{len(found.gaps) / len(found.steps):.0f} a step, {short_seconds(total)} "
+        f"{len(found.gaps) / len(found.steps):.0f} per step, {short_seconds(total)} "
         f"({total / found.step_s:.1%}); the longest:"
     )
 

@@ -26,7 +26,7 @@ def report(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write it again and again until the runs end.")
+        bool, typer.Option("--watch", help="Rewrite the page until the runs end.")
     ] = False,
     every: Annotated[
         float, typer.Option(min=0.5, help="Seconds between two writes of --watch.")
@@ -34,9 +34,9 @@ def report(
 ) -> None:
     """Write one HTML file of what runs did: needs no network, no GPU, and no torch.
 
-    Loss, speed, MFU, memory and step time beside the plan, where the time went, checkpoints and
-    restarts on a time line, the plan with its reasons, gates and environment. Several runs share
-    the plots. With --watch an open page keeps itself up to date while training goes on.
+    The page shows loss, speed, MFU, memory and step time beside the plan, where the time went,
+    checkpoints and restarts on a time line, the plan with its reasons, gates and environment.
+    Several runs share the plots. With --watch an open page stays up to date while training goes on.
 
     \b
     Examples:

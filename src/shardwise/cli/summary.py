@@ -65,7 +65,7 @@ def _memory_line(last: dict[str, Any]) -> str:
 
 
 def _gate_lines(gates: Sequence[Gate]) -> Iterator[str]:
-    """The names of those that passed on one line, and one line with advice for each other one."""
+    """One line with the gates that passed, and one line with advice for each of the others."""
     named = [
         f"{word}: {', '.join(gate.name for gate in gates if gate.verdict == verdict)}"
         for verdict, word in _QUIET.items()

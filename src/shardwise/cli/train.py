@@ -20,7 +20,7 @@ def train(
         list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
     ] = None,
 ) -> None:
-    """Train. Starts one rank a device; run the same command again to resume.
+    """Train. Starts one rank per device; run the same command again to resume.
 
     \b
     Examples:

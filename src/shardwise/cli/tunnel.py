@@ -27,7 +27,7 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     steps: Annotated[int, typer.Option(help="Steps to measure in each pass.")] = 8,
     link_speed: Annotated[
         float,
-        typer.Option(help="What if all links had this factor of their speed; inf: no time."),
+        typer.Option(help="Multiply the speed of all links by this; inf: links take no time."),
     ] = 1.0,
     device: Annotated[
         str,

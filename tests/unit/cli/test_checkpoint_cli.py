@@ -204,11 +204,11 @@ def test_prune_says_what_it_removed(
     assert capsys.readouterr().out.startswith(f"would remove step-00000020  {oldest}\n")
     assert shardwise(monkeypatch, "prune", run, "--keep", 2) == 0
     assert names(run) == ["step-00000040", "step-00000060"]
-    returned = held - bytes_in(run / "checkpoints")
+    freed = held - bytes_in(run / "checkpoints")
     assert capsys.readouterr().out.splitlines() == [
         f"removed step-00000020  {oldest}",
         "removed partial-step-00000080  1000 B",
-        f"{format_bytes(returned)} ({returned} bytes) returned",
+        f"{format_bytes(freed)} ({freed} bytes) freed",
     ]
 
 
@@ -237,7 +237,7 @@ def test_prune_keeps_the_last_good_one(
     shard_of(run, 60).write_bytes(b"\1" + bytes(SHARD_BYTES - 1))
     before = names(run)
     assert shardwise(monkeypatch, "prune", run, "--keep", 1) == 5
-    assert "none is whole" in capsys.readouterr().err
+    assert "none of the 1 checkpoints that would stay is whole" in capsys.readouterr().err
     assert names(run) == before
     assert shardwise(monkeypatch, "prune", run, "--keep", 2) == 0
     assert names(run) == ["step-00000040", "step-00000060"]

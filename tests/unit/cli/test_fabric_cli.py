@@ -104,13 +104,13 @@ def test_the_cluster_of_a_run_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [
-        ((), "one rank has nobody to exchange with", 4),
+        ((), "one rank has no other rank to communicate with", 4),
         (("--cluster", "2x2xCPU"), "-m shardwise fabric", 4),
         (("--cluster", "8xH100"), "cluster 8xH100 needs 8 GPUs", 4),
         (("--cluster", "2xCPU", "--sizes", "1MiB,lots"), "'lots' is no size", 2),
         (("--cluster", "2xCPU", "--sizes", "4B"), "4 bytes are too few for 2 ranks", 2),
         (("--collectives", "all_gather,gossip"), "gossip is not known", 2),
-        (("--min-share", "80"), "--min-share 80 is no share", 2),
+        (("--min-share", "80"), "--min-share 80 is not a share", 2),
         (("cluster.interconnect=string", "--cluster", "2xCPU"), "unknown network 'string'", 2),
         (("cluster.interconect=ethernet-1",), "unknown key `interconect`", 2),
         (("--nccl-log", "missing.log"), "missing.log cannot be read", 2),
@@ -128,7 +128,7 @@ def test_a_log_without_nccl_in_it_is_no_pass(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("step 1 loss 2.0\n")
     _, error = run("--nccl-log", "train.log")
     assert error is not None
-    assert "no channel of NCCL's is named" in error.what
+    assert "no NCCL channel is named" in error.what
 
 
 def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int, *, world: int, of_a_node: int) -> None:

@@ -194,8 +194,8 @@ def test_the_command_takes_the_newest_trace_of_the_lowest_rank(tmp_path: Path) -
     done = CliRunner().invoke(app, ["profile", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "step-10-rank-0.json.gz: steps 7 to 8, rank 3 of 8, cuda" in done.output
-    assert "communication: 230.0 us a step, of which 130.0 us (57%) exposed" in done.output
-    assert "gaps of 10.0 us or more with nothing to do: 1 a step, 100.0 us (10.0%)" in done.output
+    assert "communication: 230.0 us per step, of which 130.0 us (57%) exposed" in done.output
+    assert "gaps of 10.0 us or more with nothing to do: 1 per step, 100.0 us (10.0%)" in done.output
     kernels = done.output.partition("kernels that took longest")[2]
     assert "model.layers.*" in kernels
 
