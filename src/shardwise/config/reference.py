@@ -232,7 +232,7 @@ def _field_schemas(section: str, cls: type) -> dict[str, Any]:
 
 
 def markdown_reference() -> str:
-    """The tables of docs/configuration.md, one a section."""
+    """The tables of docs/configuration.md, one per section."""
     top = _markdown_section("Top level", "Fields outside any section.", TOP_LEVEL)
     rest = [
         _markdown_section(f"`{section}`", inspect.getdoc(cls) or "", section)

@@ -27,7 +27,7 @@ class Fault:
 
 
 def raise_faults(faults: list[Fault]) -> NoReturn:
-    """Raise one error for all faults, so that a file is mended in one go."""
+    """Raise one error for all faults, so that the user can fix all of them at once."""
     if len(faults) == 1:
         raise UserError(faults[0].headline, fix=faults[0].fix)
     lines = [f"  {fault.headline}\n    fix: {fault.fix}" for fault in faults]
@@ -118,6 +118,6 @@ def path_rule(field: str) -> Rule:
         f"{field}-is-a-path",
         field,
         holds,
-        "no file can be called so: a name has at most 255 bytes, a path 4095, and neither a NUL",
+        "a file name has at most 255 bytes, a path at most 4095, and neither contains a NUL byte",
         f"write {field}=A_SHORTER_NAME",
     )

@@ -56,8 +56,8 @@ def _prefetch_rule(direction: str) -> Rule:
         f"{field}-limit",
         field,
         holds,
-        "shard.all_gather_limit is {c.shard.all_gather_limit}, which leaves room for one unit "
-        "less than that ahead of the one in use",
+        "shard.all_gather_limit={c.shard.all_gather_limit} counts the unit in use too, so one "
+        "less than that can be gathered ahead",
         lambda config: (
             f"write shard.all_gather_limit={value_at(config, field) + 1}, or leave {field} out"
         ),
@@ -232,7 +232,7 @@ RULES: tuple[Rule, ...] = (
         "one-way-to-find-units",
         "shard.unit_min_params",
         lambda c: c.shard.unit_classes is None or c.shard.unit_min_params is None,
-        "shard.unit_classes is given too, and a unit is found by one of them",
+        "shard.unit_classes is given too, and only one of them can define the units",
         "leave shard.unit_min_params out, or leave shard.unit_classes out",
     ),
     Rule(
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
             isinstance(c.shard.reshard_after_forward, bool | str)
             or c.shard.reshard_after_forward >= 2
         ),
-        "as a number it is a group of ranks, and a group has 2 or more",
+        "a number is the size of a group of ranks, which is 2 or more",
         "write shard.reshard_after_forward=true, or shard.reshard_after_forward=false, or the "
         "number of ranks of a group",
     ),
@@ -286,8 +286,8 @@ RULES: tuple[Rule, ...] = (
         "bf16-state-is-ours",
         "optim.state",
         lambda c: c.optim.state == "fp32" or _may_use_own_adamw(c),
-        "torch's AdamW keeps its state as wide as the parameters; ours is fused, on the device, "
-        "and one of our kernels",
+        "torch's AdamW keeps its state in the dtype of the parameters; only our own fused kernel, "
+        "on the device, keeps it in bf16",
         _without_bars,
     ),
     Rule(
@@ -308,7 +308,7 @@ RULES: tuple[Rule, ...] = (
         "remote-code-is-pinned",
         "model.trust_remote_code",
         _code_is_pinned,
-        "no model.revision says which code of {c.model.name} that is, and it can change any day",
+        "without model.revision the code of {c.model.name} is not pinned and can change any time",
         "write model.revision=COMMIT_HASH, or model.name=DIR of a local copy",
     ),
     Rule(

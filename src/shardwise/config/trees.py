@@ -314,7 +314,7 @@ class _YamlWalk:
     def _scalar(self, node: yaml.Node) -> Any:
         _, convert = _SCALARS.get(node.tag.removeprefix(_TAG), ("", None))
         if convert is None:
-            raise _syntax_error("YAML", self._place(node), f"the tag {node.tag} is not taken")
+            raise _syntax_error("YAML", self._place(node), f"the tag {node.tag} is not allowed")
         try:
             value = convert(node.value)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a user may say: one frozen dataclass a section, a docstring under every field.
+"""What a user may say: one frozen dataclass per section, a docstring under every field.
 
 The docstrings are the reference: `shardwise config schema` and docs/configuration.md print them.
 `auto` means that the planner decides and gives its reason.

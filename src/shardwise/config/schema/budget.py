@@ -10,21 +10,21 @@ from shardwise.config.schema.words import Auto, DtypeName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig:
-    """Which number formats are used. Master weights and Adam state are always fp32."""
+    """Which number formats are used. Master weights are always fp32."""
 
     param: DtypeName | Auto = "auto"
     """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,
     fp16 with loss scaling where it has only that, else fp32."""
 
     linear: Literal["auto", "param", "float8", "float8_rowwise"] = "auto"
-    """What the linear layers of blocks multiply in. `float8`: one scale a tensor, weights gathered
-    in eight bits; `float8_rowwise`: one scale a row, weights gathered in `param`. Both need a GPU
-    that computes float8, torch.compile and `pip install shardwise[float8]`. `auto` is `param`, the
-    format above: float8 changes the numbers, so it is never chosen for you."""
+    """Format of the matmuls in the linear layers of blocks. `float8`: one scale per tensor, weights
+    gathered in eight bits; `float8_rowwise`: one scale per row, weights gathered in `param`. Both
+    need a GPU with float8 matmuls, torch.compile and `pip install shardwise[float8]`. `auto` is
+    `param`, the format above: float8 changes the numbers, so it is never chosen for you."""
 
     float8_min_features: int = 1024
-    """The least width, in and out, of a layer that float8 is used for: casts grow with the width,
-    what they gain with its square. Unused otherwise."""
+    """The smallest in_features and out_features of a layer that float8 is used for. The cost of
+    casts grows with the width, and the gain grows with its square. Unused without float8."""
 
     reduce: DtypeName | Auto = "auto"
     """Format of the gradient reduction. `auto` is fp32; bf16 can diverge on long runs."""
@@ -37,7 +37,8 @@ class PrecisionConfig:
 
     loss_scale: float = 65536.0
     """The first loss scale when `param` is fp16. It falls by half when gradients overflow, and the
-    batch is computed again; it doubles after 2000 steps without an overflow. Unused otherwise."""
+    batch is computed again; it doubles after 2000 steps without an overflow. Unused without
+    fp16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +55,13 @@ class MemoryConfig:
     offload_activations: float = 0.0
     """Share of the blocks, 0 to 1, whose activations are in host memory until backward. The copies
     run beside compute and cost little as long as PCIe is fast enough for them. `shardwise plan`
-    says how much host memory that is, and what is waited for."""
+    says how much host memory that takes, and how much of the copies is exposed."""
 
     offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps parameters, gradients and optimizer state in host memory."""
 
     pin_memory: bool = True
-    """With offload to a host that feeds a GPU: page-locked memory, so copies overlap."""
+    """With `offload` and a GPU: use pinned host memory, so that copies overlap with compute."""
 
     loss: Literal["auto", "chunked", "full"] = "auto"
     """`chunked` computes head and cross-entropy together, a slice of tokens at a time, and never

@@ -48,8 +48,8 @@ class OptimConfig:
     """Fused AdamW; `auto`: where the device of the parameters has it."""
 
     state: Literal["fp32", "bf16"] = "fp32"
-    """How Adam keeps its two moments. bf16 halves them. It is rounded stochastically, so that
-    changes smaller than its steps add up."""
+    """Format of Adam's two moments. bf16 halves their memory. They are then rounded
+    stochastically, so that changes smaller than bf16's precision add up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TrainConfig:
     """The loop."""
 
     steps: int = 1000
-    """Optimizer steps of the whole run; the schedule is laid over them."""
+    """Optimizer steps of the whole run; the learning-rate schedule spans them."""
 
     global_batch: int | Auto = "auto"
     """Sequences in one optimizer step over all ranks = micro_batch x accumulation x ranks."""
@@ -81,27 +81,27 @@ class TrainConfig:
     """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
 
     max_nonfinite: int = 3
-    """Batches in a row that may give a loss or gradient which is not finite; each is skipped and
-    named. One more goes back to the newest checkpoint and on past these batches."""
+    """How many batches in a row may give a loss or gradient that is not finite. Each is skipped and
+    named. After one more, the run goes back to the newest checkpoint and skips these batches."""
 
     max_restarts: int = 3
     """How often `shardwise train`, and on one node `shardwise torchrun`, starts its ranks again
     after one died or hung."""
 
     hang_timeout_s: float = 900.0
-    """Seconds without a finished step, or with a rank that is stopped, after which ranks are taken
-    to hang. They are ended with their stacks in their logs, and started again. All else that a rank
-    does (importing, compiling, evaluating, saving) has at least 1800 s, reading 6 hours."""
+    """Seconds without a finished step, or with a stopped rank, after which the ranks count as hung.
+    Their stacks are written to their logs, and they are ended and started again. Importing,
+    compiling, evaluating and saving have at least 1800 s; reading data and weights has 6 hours."""
 
     gc_every: int = 50
-    """Steps between garbage collections, at the same step edge on all ranks."""
+    """Steps between Python's garbage collections, which all ranks run after the same step."""
 
     compare_replicas_every: int = 100
-    """Steps between comparisons of what replicas hold, bit by bit, where there are several
-    (`hybrid_shard`, `no_shard`). A difference stops the run and names tensor, ranks and hosts. They
-    are compared at the start and before each save too; 0: only then. It takes as long as reading
-    the shard and its moments: 7 ms for a billion parameters on an H200, about a second on a host
-    that keeps them."""
+    """Steps between comparisons of replicas, bit by bit, where there are several (`hybrid_shard`,
+    `no_shard`). A difference stops the run and names tensor, ranks and hosts. Replicas are compared
+    at the start and before each save too; 0: only then. A comparison takes as long as reading the
+    shard and its moments: 7 ms for a billion parameters on an H200, about a second where they are
+    in host memory."""
 
     router_aux_loss: Literal["auto", "off"] | float = "auto"
     """The coefficient of the load-balancing loss of a mixture of experts, which is added to the
@@ -109,7 +109,7 @@ class TrainConfig:
     `router_aux_loss_coef`); a number turns it on for any model whose routers transformers finds."""
 
     kernels: Literal["auto", "own", "torch"] = "auto"
-    """Who computes AdamW, the loss, SwiGLU, copies around collectives and the casts of float8.
+    """Which kernels compute AdamW, the loss, SwiGLU, copies around collectives and float8's casts.
     `own`: Triton kernels that move and keep fewer bytes (SwiGLU on Hopper in the epilogue of its
     matmuls, with `shardwise[quack]`). `torch`: torch, its compiler and torchao. The numbers
     agree to rounding. `auto`: our own on GPUs; without Triton torch's, and the run says so."""

@@ -32,8 +32,8 @@ class ModelConfig:
     ] = "auto"
     """The attention implementation that transformers is asked for; `auto` is `sdpa`, cuDNN's where
     it is faster, or `eager` for a family whose class has no `sdpa`. `flash_attention_4` (Hopper and
-    later, with `shardwise[flash4]`) is ours: plainly causal, faster still, and compiled with its
-    block."""
+    later, with `shardwise[flash4]`) is our own: it does causal attention only, is faster still, and
+    is compiled with its block."""
 
     revision: str | None = None
     """The hub revision (a commit hash) to read; required with `trust_remote_code`."""
@@ -65,19 +65,20 @@ class DataConfig:
     """The split of a `datasets` source to train on."""
 
     tokenizer: str = "auto"
-    """`byte` (embedded, 257 tokens), a local directory or a hub id. `auto` takes the model's own
-    tokenizer; without one it takes bytes for a vocabulary of about that size, and is an error for
-    any other."""
+    """`byte` (built in, 257 tokens), a local directory or a hub id. `auto` takes the model's own
+    tokenizer. For a model without one it takes `byte` where the vocabulary has about that size, and
+    is an error otherwise."""
 
     seq_len: int = 2048
     """Tokens in one training sequence. Documents are packed back to back to this length."""
 
     document_mask: bool = False
-    """Tokens attend only to their own document, and its positions start at 0. No mask is built for
-    `model.attention: flash_attention_4`; for others it is, and bars their fast kernels."""
+    """Tokens attend only to their own document, and its positions start at 0.
+    `model.attention: flash_attention_4` needs no mask for this. The others get an explicit mask,
+    with which their fast kernels cannot be used."""
 
     shuffle: bool = True
-    """Visit sequences in a seeded random order, another one each epoch."""
+    """Read sequences in a seeded random order, a different one in each epoch."""
 
     eval_fraction: float = 0.0
     """Share of the documents that is held out for the evaluation loss, 0 to 0.5."""

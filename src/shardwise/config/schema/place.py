@@ -16,16 +16,17 @@ class ClusterConfig:
     `4x8xH100`, `2x8xA100-40GB`; `2xCPU` is two ranks on this machine's CPU."""
 
     nvlink_domain: int | Auto = "auto"
-    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node, and then a name
-    with more GPUs in a node than its kind comes in is refused (`64xH100`: write `8x8xH100`)."""
+    """GPUs that reach each other over NVLink; `auto` is all the GPUs of a node. With `auto`, a name
+    with more GPUs per node than such servers have is refused (`64xH100`: write `8x8xH100`)."""
 
     interconnect: str | float = "auto"
     """The network between nodes: a name such as `infiniband-ndr`, `efa-3200` or `ethernet-100`,
-    or the GB/s of all the cards of one node, one way; `auto` is what such servers usually have."""
+    or the GB/s of all network cards of a node, in one direction; `auto` is what such servers
+    usually have."""
 
     peak_tflops: float | Auto = "auto"
-    """Dense peak of one device in the format that the run computes in, which MFU is a share of;
-    `auto` is the vendor's figure, and no MFU for devices that the catalogue does not know."""
+    """Dense peak of one device in the format that the run computes in; MFU is a share of it. `auto`
+    is the vendor's figure; devices that the catalogue does not know then have no MFU."""
 
     usd_per_gpu_hour: float | Auto = "auto"
     """Price of one GPU for an hour; `auto` looks it up in `prices`."""
@@ -34,7 +35,7 @@ class ClusterConfig:
     """A YAML of prices to use instead of the sample that comes with the package."""
 
     datacenters: int = 1
-    """Sites that the workers sit in. FSDP needs one: more is refused, with the reason."""
+    """Number of sites that the ranks are in. FSDP needs one: more is refused, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

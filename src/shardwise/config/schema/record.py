@@ -41,7 +41,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatesConfig:
-    """What a run must meet, as its end and `shardwise verify` judge it."""
+    """What a run must meet. It is judged at its end, and by `shardwise verify`."""
 
     enforce: bool = False
     """`shardwise train` exits with 5 where a gate failed at the end of a run, as `verify` does."""
@@ -71,7 +71,7 @@ class ObserveConfig:
     """Steps between lines on the console and step events in events.jsonl."""
 
     collectives: bool = True
-    """Take the time of every collective and name the rank that the others wait for."""
+    """Time every collective, and name the rank that the others wait for."""
 
     profile: int | None = None
     """The first step to profile, on every rank: RUN/profile holds the traces, and `shardwise
@@ -81,9 +81,9 @@ class ObserveConfig:
     """How many steps are profiled, one after the other."""
 
     memory_history: bool = False
-    """Note where every block of GPU memory was taken, so that running out of it leaves a snapshot
-    for pytorch.org/memory_viz. Costs a stack for each allocation, so it is for looking, not for
-    long runs."""
+    """Record the stack of every allocation of GPU memory, so that an out-of-memory error leaves a
+    snapshot for pytorch.org/memory_viz. Recording takes time at each allocation, so it is meant for
+    debugging, not for long runs."""
 
     tensorboard: bool = False
     """Write the curves of events.jsonl to RUN/tensorboard too."""
@@ -99,5 +99,5 @@ class ObserveConfig:
     """Serve GET /metrics on this port, from the first rank of every node; unset: not at all."""
 
     prometheus_host: str = "127.0.0.1"
-    """The address that the endpoint listens on. Loopback is seen by this machine only; 0.0.0.0
-    is every network of it, and the endpoint asks nobody for a password."""
+    """The address that the endpoint listens on. Loopback can be reached from this machine only;
+    0.0.0.0 from all of its networks. The endpoint has no password."""
