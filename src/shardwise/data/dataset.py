@@ -71,7 +71,8 @@ def _load(path: str, config: DataConfig) -> Any:
 
 
 def _validate_plain(directory: Path) -> None:
-    """The library opens whatever it finds in a directory, and would wait for a pipe for ever."""
+    """Raise for a pipe or a device: the library opens every file that it finds, and would wait for
+    a pipe forever."""
     for path in directory.rglob("*"):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(

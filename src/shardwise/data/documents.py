@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# The number of documents a sequence that there is room for. Where there are more, the room is the
-# next power of two, because the compiler makes a graph for each size.
+# `starts` has room for this many documents per sequence. Where there are more, its size is the next
+# power of two, because the compiler makes a graph for each size.
 _USUAL = 16
 
 
@@ -21,7 +21,7 @@ class Documents:
     """The position of each token in its document, int64, [micro_batch, seq_len]."""
 
     starts: torch.Tensor
-    """The first token of each document, int32; then the number of tokens until the room is full."""
+    """The index of the first token of each document, int32. The rest holds the number of tokens."""
 
     def pinned(self) -> Documents:
         """The same in page-locked memory."""

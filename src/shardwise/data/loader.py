@@ -27,10 +27,10 @@ class MicroBatch:
     """Labels that count."""
 
     documents: Documents | None = None
-    """Documents that attention keeps apart; None where a sequence is one."""
+    """Documents that attention keeps apart; None where attention covers the whole sequence."""
 
     def pinned(self) -> MicroBatch:
-        """The same in page-locked memory, from which copies to a GPU need not be waited for."""
+        """The same in pinned memory, from which copies to a GPU are asynchronous."""
         return MicroBatch(
             self.inputs.pin_memory(),
             self.labels.pin_memory(),

@@ -247,5 +247,5 @@ def _damaged(directory: Path, why: str) -> UserError:
     return UserError(
         f"the token cache {directory} is damaged",
         why=why,
-        fix=f"delete it, it is made again: rm -r {quote(str(directory))}",
+        fix=f"delete it, and the next run makes it again: rm -r {quote(str(directory))}",
     )

@@ -99,7 +99,7 @@ def _validate_length(file: TokenFile, seq_len: int) -> None:
     if file.num_tokens <= seq_len:
         raise UserError(
             f"the training data has {file.num_tokens} tokens, which is not one full sequence",
-            why=f"data.seq_len {seq_len} needs {seq_len + 1}: a token to predict after the last",
+            why=f"data.seq_len={seq_len} needs {seq_len + 1} tokens: the last one is only a label",
             fix=_shorter(file.num_tokens),
         )
 

@@ -151,7 +151,7 @@ def _eos_id(name: str, backend: Any) -> int:
     if backend.eos_token_id is None:
         raise UserError(
             f"tokenizer {name!r} has no end-of-sequence token",
-            why="packed documents are told apart by it",
+            why="it separates packed documents",
             fix="add an eos_token to its tokenizer_config.json, or choose another: "
             "data.tokenizer=DIR",
         )

@@ -74,5 +74,5 @@ class TokenWriter:
 
 
 def smallest_dtype(vocab_size: int) -> str:
-    """Two bytes a token where the ids fit into them."""
+    """Two bytes per token where the ids fit into them, else four."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
