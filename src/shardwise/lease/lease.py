@@ -97,7 +97,7 @@ class Lease:
         self._write(replace(self._record, beat=time.monotonic_ns()))
 
     def release(self) -> None:
-        """Record that nobody has to wait, then release the lock."""
+        """Record that the directory is free, then release the lock."""
         # If the record cannot be written, the next job on another host waits, and no more.
         with suppress(OSError, LostLease):
             self.validate()
@@ -105,13 +105,14 @@ class Lease:
         self.close()
 
     def close(self) -> None:
-        """Release the handles without a record, as a process does that shares the lease with
-        others."""
+        """Close the handles and write no record. A process that shares the lease with others calls
+        this."""
         os.close(self._handle)
         os.close(self._lock)
 
     def _is_in_place(self) -> bool:
-        """Opened anew each time: NFS asks its server only when a file is opened."""
+        """Whether the record is this job's. The file is opened each time, because NFS asks its
+        server only when a file is opened."""
         try:
             found = os.open(record_path(self.run_dir, self.epoch), os.O_RDONLY)
         except OSError as error:

@@ -37,7 +37,7 @@ class Held(UserError):
 
 
 def _say_nothing(text: str) -> None:
-    """For callers whom a wait does not matter to."""
+    """For callers that do not tell the user that they wait."""
 
 
 @contextmanager
@@ -66,7 +66,10 @@ def take_lease(run_dir: Path, patience_s: float, say: Say) -> Lease:
     try:
         is_locked = _lock(lock, path, patience_s, say)
         if not is_locked:
-            say(f"the file system of {run_dir} has no locks: signs of life alone keep others out")
+            say(
+                f"the file system of {run_dir} has no locks: only the holder's heartbeat keeps "
+                "other jobs out"
+            )
         before = newest_record(run_dir)
         # On one kernel the lock is proof that the holder of an older record is gone.
         if before is not None and not (is_locked and before.kernel == this_kernel()):
@@ -86,7 +89,7 @@ def _explained(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"the run directory {run_dir} cannot be written: {error.strerror}",
-            fix="mend that, or choose another place with runs_dir=DIRECTORY",
+            fix="make it writable, or choose another place with runs_dir=DIRECTORY",
             code=ExitCode.ENVIRONMENT,
         ) from error
 
@@ -106,7 +109,7 @@ def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
                 raise
             return False
         record, pids = newest_record(path.parent.parent), lock_holders(path)
-        # These are ranks whose launcher died: they save and leave.
+        # These are ranks whose launcher died: they save and exit.
         orphans = pids if record is not None and record.pid not in pids else []
         now = time.monotonic()
         seen = now if orphans else seen
@@ -166,7 +169,7 @@ def _held(run_dir: Path, record: LeaseRecord | None, orphans: list[int]) -> Held
         return Held(
             f"{run_dir} is in use by processes {_listed(orphans)} on {here}, whose launcher is "
             "gone",
-            why="they were told to save and leave when it died, and have not left yet",
+            why="they were told to save and exit when it died, and have not ended yet",
             fix=f"wait for them, end them with `kill -9 {' '.join(map(str, orphans))}`, or {other}",
             code=ExitCode.ENVIRONMENT,
         )
