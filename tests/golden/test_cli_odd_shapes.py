@@ -85,6 +85,6 @@ def test_sizes_that_a_counted_family_cannot_compute_are_refused_before_a_rank_st
     words = ("model.name=model", "model.weights=random", "data.source=synthetic")
     Path("run.yaml").write_text("name: run\ncluster: 2xCPU\ndata: {seq_len: 16}\n")
     said = shardwise("train", "run.yaml", *words, expect=2).stderr
-    assert "transformers cannot compute a qwen3_moe of these sizes" in said
+    assert "transformers cannot run a qwen3_moe model of these sizes" in said
     assert "fix: mend config.json or model.overrides" in said
     assert not list(Path("runs").rglob("rank-*.log"))

@@ -43,14 +43,14 @@ class Adviser:
     watchdog: Watchdog
     lookout: Lookout
     shutdown_timeout_s: int
-    """For ranks that save after a signal. torch 2.11 names no limit then, and would kill them after
-    30 s."""
+    """The time that ranks have to save after a signal. torch 2.11 has no option for it, and would
+    kill them after 30 s."""
 
     heard: HeardSignals
 
     def before_a_look(self) -> None:
         """Raise for a signal that the agent does not know of. PyTorch's handler raises too, but
-        where that was swallowed the agent goes on as if no signal had come."""
+        where its exception was swallowed, the agent goes on as if no signal had come."""
         if (missed := self.heard.first()) is not None:
             raise SignalException(f"{missed.name} came, and its exception was lost", sigval=missed)
 
@@ -69,8 +69,8 @@ class Adviser:
     def time_to_end_s(self, named_s: int | None, *, after_signal: bool) -> int:
         """How long ranks may take to end: long only where they have something to save.
 
-        A rank that has not made its first step dies of the request, and one that already handles
-        signals would wait for it.
+        A rank that has not made its first step dies of the request. A rank that already handles
+        signals would then wait for the dead one.
         """
         if named_s is None:
             named_s = self.shutdown_timeout_s if after_signal else _SAVES_WITHIN_S

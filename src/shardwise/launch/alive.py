@@ -1,4 +1,5 @@
-"""The first actions of a rank: it can be seen, asked to stop, and made to show its stacks."""
+"""The first actions of a rank. After them it can be watched, asked to stop, and made to dump its
+stacks."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Hang:
     """Ranks that make no progress."""
 
     what: str
-    """What they have not done, for how long."""
+    """What the ranks have not done, and for how long."""
 
     timeout_s: float
     culprit: int | None
@@ -51,7 +51,7 @@ class Judge:
         self._stopped: dict[int, float] = {}
 
     def judge(self, ranks: Sequence[Seen]) -> Hang | None:
-        """How they hang; None where they do not, or too little is known."""
+        """How the ranks hang; None where they do not hang, or too little is known."""
         now = self._clock.read()
         self._note(ranks, now)
         # A rank that has not read its configuration yet has the same one as the others.

@@ -27,7 +27,7 @@ from shardwise.version import __version__
 T = TypeVar("T")
 _SAME_FILES = "give every node the same file and changes, data and model"
 _SAME_SOFTWARE = "install the same packages on every node"
-# Of one file of a model's own code.
+# The largest file of a model's own code.
 _MAX_SOURCE_BYTES = 2**24
 _HASH_LENGTH = hashlib.sha256().digest_size * 2
 # Topics in the order in which they are reported. Content is no part of the configuration: paths may
@@ -42,8 +42,8 @@ TOPICS = (
     Topic(
         "calibration",
         ExitCode.ENVIRONMENT,
-        "let all nodes have the same measurements: copy those of rank 0's node, or name a "
-        "directory that all nodes share: export SHARDWISE_CACHE=DIR",
+        "use one calibration on all nodes: copy that of rank 0's node, or name a directory that "
+        "all nodes share: export SHARDWISE_CACHE=DIR",
     ),
 )
 # Settings that are compared by content, or that belong to one host.
@@ -69,8 +69,8 @@ _OF_ONE_HOST = (
 
 
 def identity_of(plan: Plan, environ: Mapping[str, str]) -> dict[str, Values]:
-    """Values by topic, for what `plan` has of this node. Only the first rank of a node looks at the
-    node's files and hardware."""
+    """What this node was given, by topic. `plan` holds its settings and paths. Only the first rank
+    of a node reads the node's files and hardware."""
     topics = {
         "settings": _settings(plan),
         "model": _model(plan),

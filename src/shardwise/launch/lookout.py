@@ -85,7 +85,8 @@ class Lookout:
         return {sign.rank: sign for sign in signs}
 
     def _find_children(self) -> Iterator[tuple[int, int]]:
-        """(process, rank) of the launcher's children; ranks are so from their first moment on."""
+        """(process, rank) of the launcher's children. This finds ranks that have left no sign
+        yet."""
         if self._launcher is None:
             return
         for pid in _children_of(self._launcher):

@@ -25,8 +25,8 @@ _SEES, _RUNS_DIR = "sees", "runs_dir"
 
 
 def meet(peers: Peers, look: Callable[[], Plan]) -> Plan:
-    """What `look` returns: the plan for what this rank was given. Raises the same error on every
-    rank unless all can train together, also where one of them cannot look."""
+    """The plan that `look` makes of what this rank was given. Raises the same error on every rank
+    where they cannot train together, or where `look` fails on one of them."""
     own = _settle_identity(peers, look)
     if peers.world_size > int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         _settle_directory(peers, Path(own.config.runs_dir))
@@ -42,7 +42,7 @@ def _settle_identity(peers: Peers, look: Callable[[], Plan]) -> Plan:
         validate_world_size(own, peers.world_size)
         topics = identity_of(own, os.environ)
     except Exception as error:
-        # Whatever it is: the others would wait for this rank.
+        # Any error is told to the others, which would wait for this rank.
         settle(Account(rank=peers.rank, error=as_user_error(error, log="").to_dict()))
         raise
     settle(Account(rank=peers.rank, topics=topics))

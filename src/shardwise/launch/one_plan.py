@@ -20,7 +20,7 @@ from shardwise.plan.inputs import choose_tokenizer, choose_weights
 from shardwise.plan.plan import Plan
 
 Agree = Callable[[Peers], Plan]
-"""How a rank comes to its plan; an error is raised on all ranks alike."""
+"""How a rank gets its plan. An error is raised on all ranks."""
 
 _PLAN = "plan"
 
@@ -48,7 +48,7 @@ def plan_of_first_rank(config: RunConfig, plan: Plan | None) -> Agree:
 
 
 def _look_around(sent: Plan, config: RunConfig) -> Plan:
-    """The decisions of the first rank, for what this node was given."""
+    """The first rank's decisions with this node's configuration and files, checked on this node."""
     own = with_own_inputs(sent, config)
     if os.environ["LOCAL_RANK"] == "0":
         validate_run(own)

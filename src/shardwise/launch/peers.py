@@ -104,7 +104,7 @@ class Peers:
     def _absent(self, ranks: list[int]) -> AbsentError:
         named = ", ".join(map(str, ranks[:8])) + (" and more" if len(ranks) > 8 else "")
         return AbsentError(
-            f"rank {named} did not come within {self._timeout_s:.0f} s",
+            f"rank {named} did not arrive within {self._timeout_s:.0f} s",
             why=f"the launcher has started {self.world_size} ranks, which wait for each other",
             fix="look for an error on the nodes of these ranks, and start all nodes again",
             code=ExitCode.ENVIRONMENT,
@@ -133,9 +133,9 @@ def _first_error(accounts: Sequence[Account]) -> UserError | None:
 
 
 def _wait(store: dist.Store, names: list[str], timeout_s: float, unless: str | None = None) -> bool:
-    """Whether all keys came in time, or before the other one.
+    """Whether all keys were set in time, and before the key `unless`.
 
-    It polls instead of blocking: inside the store Python would handle no signal.
+    It polls, because Python handles no signal while it blocks inside the store.
     """
     deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while names and not store.check(names):

@@ -74,7 +74,7 @@ def check_attention(plan: Plan) -> list[Finding]:
     """Whether the package that an attention implementation needs is installed."""
     wanted, device = plan.decided.attention, plan.cluster.device
     if wanted in ("flash_attention_2", "flex_attention") and device == "cpu":
-        why = "torch has no backward pass of it there" if wanted.startswith("flex") else ""
+        why = "torch has no backward pass for it on a CPU" if wanted.startswith("flex") else ""
         return [_no_attention(f"model.attention={wanted} does not train on a CPU", why)]
     needs = {"flash_attention_2": "flash_attn.flash_attn_interface"}
     needs["flash_attention_4"] = "flash_attn.cute"

@@ -77,7 +77,7 @@ def validate_family(plan: Plan) -> None:
         validate_trainable(model, plan, torch.device("cpu"))
     except RuntimeError as error:
         raise UserError(
-            f"transformers cannot compute a {plan.model.model_type} of these sizes",
+            f"transformers cannot run a {plan.model.model_type} model of these sizes",
             why=brief(error),
             fix="mend config.json or model.overrides; a model of `shardwise config ls` shows what "
             "such a file holds",

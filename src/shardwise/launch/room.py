@@ -31,8 +31,8 @@ def validate_free_space(plan: Plan) -> None:
         f"{root} has no room for {more} more checkpoint{'s' * (more > 1)} of "
         f"{format_bytes(size)}: {format_bytes(more * size)} are needed, {format_bytes(free)} are "
         "free",
-        why=f"checkpoint.keep={keep} of them stay, and the next one is written before the oldest "
-        "one goes",
+        why=f"checkpoint.keep={keep} of them are kept, and the next one is written before the "
+        "oldest one is removed",
         fix=f"make room there, {keeps}or choose another place with runs_dir=DIRECTORY",
         code=ExitCode.ENVIRONMENT,
     )

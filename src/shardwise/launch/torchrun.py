@@ -186,7 +186,8 @@ def _stopped(
     if signs and all(sign.has_begun for sign in signs.values()):
         return UserError(
             f"stopped by {number.name}, and no rank has saved",
-            why="SIGHUP and SIGQUIT end ranks at once; others have --shutdown-timeout to save in",
+            why="SIGHUP and SIGQUIT end ranks at once; after other signals ranks must save within "
+            "--shutdown-timeout",
             fix="the same command goes on from the newest checkpoint",
             code=ExitCode.WORKER_DIED,
         )
@@ -194,8 +195,8 @@ def _stopped(
 
 
 def _may_have_saved(words: list[RankFailure], signs: Mapping[int, Sign]) -> bool:
-    """Whether ranks may have saved. One that has not made its first step dies of the signal, and
-    the others of its death."""
+    """Whether ranks may have saved. A rank that has not made its first step dies of the signal, and
+    the other ranks then fail too."""
     return all(sign.has_begun for sign in signs.values()) or any(
         one.exitcode == ExitCode.PREEMPTED for one in words
     )

@@ -66,7 +66,9 @@ class Watchdog:
         while (hang := self.wait_for_hang()) is not None:
             self.hang = hang
             for pid in stop_ranks(self._lookout, hang):
-                self._say(f"ALERT: process {pid} sits in the kernel, and SIGKILL does not end it")
+                self._say(
+                    f"ALERT: process {pid} is stuck in the kernel, and SIGKILL does not end it"
+                )
 
     def _count_lost(self, ranks: list[Seen]) -> None:
         """Report signs of life that could not be written, once they can be written again."""
