@@ -73,7 +73,7 @@ VOCABULARY = (
     ),
     Words(r"save the (model|checkpoint)|save model\.state_dict\(\)", "the program that made it"),
     Words(r"load it where you trust it", "whom the user trusts"),
-    Words(r'add the family that it is of, such as "model_type"', "what the directory holds"),
+    Words(r'add the family of the model, such as "model_type"', "what the directory holds"),
     Words(r"add an eos_token", "which token ends the user's documents"),
     Words(r"give (more text|the text as several documents)", "the user's text"),
     Words(r"mend the records", "the user's text"),

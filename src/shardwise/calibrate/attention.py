@@ -43,7 +43,7 @@ def fit_attention(points: Sequence[dict[str, Any]]) -> tuple[float, float, float
         name: fit_saturation([(point["length"], point[name]) for point in points])[1]
         for name in ("forward", "backward")
     }
-    # Backward takes about 5 of 7 parts. One length says for both what short sequences lose.
+    # One half context describes both passes. Backward takes about 5/7 of the time and weighs so.
     half = (2 * halves["forward"] + 5 * halves["backward"]) / 7
     longest = points[-1]
     scale = 1 + half / longest["length"]

@@ -19,7 +19,7 @@ def fit_saturation(points: Sequence[tuple[float, float]]) -> tuple[float, float]
 
 
 def fit_link(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """(seconds a hop, bytes per second) from triples of hops, bytes and seconds."""
+    """(seconds per hop, bytes per second) from triples of hops, bytes and seconds."""
     terms = [(hops / seconds, moved / seconds) for hops, moved, seconds in points]
     hop_s, byte_s = _least_squares(terms)
     return hop_s, 1 / byte_s if byte_s > 0 else float("inf")

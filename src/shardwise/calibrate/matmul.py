@@ -55,9 +55,9 @@ def fit_matmul(points: Sequence[dict[str, Any]], base: str) -> tuple[dict[str, f
 def why_no_float8(device: torch.device) -> str | None:
     """None where the device computes float8."""
     if device.type != "cuda":
-        return "a CPU has none"
+        return "CPUs have no float8 arithmetic"
     if torch.version.hip is not None:
-        return "AMD's formats are others"
+        return "AMD GPUs use other float8 formats"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < FLOAT8_CAPABILITY:
         return f"compute capability {major}.{minor} is below 8.9"
@@ -86,7 +86,7 @@ def linear_work(
 
 
 def float8_work(device: torch.device, tokens: int, wide_in: int, wide_out: int) -> Work:
-    """The same three on tensors that are float8 already."""
+    """The same three matmuls on tensors that are float8 already."""
     scale = torch.ones((), device=device)
 
     def operands(rows: int, inner: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,7 +53,7 @@ class MeasurementLog:
             sys.stderr.flush()
 
     def follow(self, what: str, points: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Measure all of them."""
+        """Report what is measured, and keep every point of it."""
         self.say(f"measuring {what}")
         self.curves[what] = list(points)
         return self.curves[what]
@@ -63,7 +63,7 @@ class MeasurementLog:
 def main(question_path: str, answer_path: str) -> None:
     """Measure the cluster that this process is one rank of, and write the result."""
     leave_with_launcher()
-    # 2.13 warns of names that 2.11 needs, and of formats that a CPU only emulates.
+    # torch 2.13 warns about names that 2.11 needs, and about formats that a CPU only emulates.
     warnings.simplefilter("ignore")
     question = json.loads(Path(question_path).read_text(encoding="utf-8"))
     cluster = ClusterSpec.from_dict(question["cluster"])
@@ -80,7 +80,7 @@ def main(question_path: str, answer_path: str) -> None:
 
 
 def measure(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Calibration:
-    """Everything, in the order in which it is said."""
+    """Measure the rates of the device, then the links between ranks."""
     rates = _measure_rates(cluster, clock, progress)
     share = clock.cpu_share()
     inside, between = _measure_links(cluster, clock, progress)
@@ -130,7 +130,7 @@ def _measure_rates(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog)
 def _measure_links(
     cluster: ClusterSpec, clock: Clock, progress: MeasurementLog
 ) -> tuple[Link | None, Link | None]:
-    """(between the ranks of a domain, between all of them)."""
+    """The links (between the ranks of a domain, between all ranks)."""
     world, domain = cluster.world_size, cluster.nvlink_domain
     found: list[Link | None] = []
     for what, ranks in (("inside", domain), ("between", world)):

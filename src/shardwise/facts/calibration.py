@@ -32,7 +32,7 @@ class Calibration:
     """Measurements of one kind of device, made on all ranks of one machine at the same time."""
 
     device: str
-    """The kind, as files are named after it."""
+    """The kind of device. The file is named after it."""
 
     device_name: str
     created: str
@@ -43,7 +43,7 @@ class Calibration:
 
     ranks: int
     domain: int
-    """Ranks that `inside` was measured between."""
+    """The number of ranks that `inside` was measured between."""
 
     rates: Rates
     inside: Link | None
@@ -57,7 +57,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        """The inverse of `asdict`. Raises ValueError where a rate is not one."""
+        """The inverse of `asdict`. Raises ValueError where a rate is not above 0."""
         links = {name: Link(**data[name]) if data[name] else None for name in ("inside", "between")}
         found = cls(**{**data, "rates": Rates.from_dict(data["rates"]), **links})
         _validate(found)
@@ -68,14 +68,14 @@ class Calibration:
         return calibration_folder() / f"{self.device}-{_layout(self.ranks, self.domain)}.json"
 
     def save(self) -> Path:
-        """Write it whole or not at all, over an earlier one; returns the path."""
+        """Write it atomically, over an earlier one, and return the path."""
         path = self.path()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
         except OSError as error:
             raise UserError(
-                f"cannot keep the measurements in {path}",
+                f"cannot save the measurements in {path}",
                 why=str(error),
                 fix="name a directory that you may write to: export SHARDWISE_CACHE=DIR",
                 code=ExitCode.ENVIRONMENT,
@@ -148,7 +148,7 @@ def _calibrations(cluster: ClusterSpec) -> Iterator[Calibration]:
 
 
 def _files(cluster: ClusterSpec) -> tuple[list[Path], list[Path]]:
-    """Of the cluster's devices: in its own layout, and in others, where rates hold for them too."""
+    """(files of the cluster's own layout, files of other layouts whose rates hold for it too)."""
     folder, key = calibration_folder(), device_key(cluster)
     own = folder / f"{key}-{_layout(cluster.world_size, cluster.nvlink_domain)}.json"
     others = [] if cluster.device == "cpu" else folder.glob(f"{key}-*.json")

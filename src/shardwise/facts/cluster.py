@@ -46,7 +46,7 @@ class ClusterSpec:
 
     interconnect: str | float = "auto"
     peak_tflops: float | Auto = "auto"
-    """Both as the user gave them."""
+    """The network and the peak as the user gave them."""
 
     datacenters: int = 1
     measured_inside: Link | None = None
@@ -221,9 +221,9 @@ def _the_only_kind(gpus: list[ProbedGpu], environ: Mapping[str, str]) -> ProbedG
             for kind in kinds
         ]
         raise UserError(
-            f"this machine shows different GPUs: {', '.join(kinds)}",
+            f"different kinds of GPUs are visible here: {', '.join(kinds)}",
             why="all ranks hold equal shards and wait for the slowest",
-            fix=f"show it one kind: export CUDA_VISIBLE_DEVICES={alike[0]} (or {alike[1]})",
+            fix=f"make one kind visible: export CUDA_VISIBLE_DEVICES={alike[0]} (or {alike[1]})",
             code=ExitCode.ENVIRONMENT,
         )
     return gpus[0]

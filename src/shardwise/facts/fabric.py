@@ -40,10 +40,10 @@ class Link:
 
     name: str
     bytes_per_s: float
-    """What a large message reaches: of one device inside a domain, of a node's cards between."""
+    """What large messages reach: per device inside a domain, per node between domains."""
 
     hop_s: float
-    """Each step of a ring waits this long whatever it carries."""
+    """The latency of each step of a ring, however small its message is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Fabric:
     def seconds(self, kind: Collective, num_bytes: float, ranks: int, stride: int = 1) -> float:
         """Time of one collective over `ranks` devices, every `stride`-th of the cluster.
 
-        `num_bytes` is the whole tensor: what an all-gather gives, what a reduce-scatter or an
-        all-reduce takes, what one rank holds before an all-to-all.
+        `num_bytes` is the whole tensor: the output of an all-gather, the input of a reduce-scatter
+        or an all-reduce, or what one rank holds before an all-to-all.
         """
         if ranks <= 1:
             return 0.0
@@ -81,7 +81,7 @@ class Fabric:
         return hops * hop_s + moved / rate
 
     def _path(self, ranks: int, stride: int) -> tuple[float, float]:
-        """(bytes per second, seconds a hop) of the slowest part of the ring."""
+        """(bytes per second, seconds per hop) of the slowest part of the ring."""
         if ranks * stride <= self.domain:
             return self.inside.bytes_per_s, self.inside.hop_s
         members = max(1, self.domain // stride)
@@ -205,12 +205,12 @@ def _tcp(interconnect: str | float, loopback: Link) -> Link:
 def _network(interconnect: str | float) -> Link:
     if isinstance(interconnect, int | float):
         rate = float(interconnect) * 1e9
-        return Link(name=f"{interconnect:g} GB/s a node", bytes_per_s=rate, hop_s=10e-6)
+        return Link(name=f"{interconnect:g} GB/s per node", bytes_per_s=rate, hop_s=10e-6)
     if interconnect not in _NETWORKS:
         near = difflib.get_close_matches(interconnect, NETWORK_NAMES, n=2, cutoff=0.4)
         raise UserError(
             f"unknown network {interconnect!r} in cluster.interconnect",
-            why="known are " + ", ".join(NETWORK_NAMES),
+            why="the known networks are " + ", ".join(NETWORK_NAMES),
             fix=f"did you mean {' or '.join(f'cluster.interconnect={name}' for name in near)}?"
             if near
             else "write one of these, or the GB/s of a node's cards: cluster.interconnect=NUMBER",

@@ -27,7 +27,7 @@ class Efficiency:
 def efficiency_of(
     spec: ModelSpec, seq_len: int, mode: str | float, tokens_per_s: float, peak_flops: float
 ) -> Efficiency:
-    """The efficiency at `tokens_per_s` on one device, with so much recomputed."""
+    """The efficiency at `tokens_per_s` on one device, with recompute by `mode`."""
     useful = flops_per_token(spec, seq_len)
     again = recompute_flops_per_token(spec, seq_len, recomputed_share(mode))
     rate = tokens_per_s / peak_flops

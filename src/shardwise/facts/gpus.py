@@ -2,9 +2,9 @@
 
 Peaks are dense (no 2:4 sparsity) with fp32 accumulation, because that is what training uses:
 GeForce cards print twice as much for fp16 accumulation. A format is listed only where the chip
-has arithmetic for it, so V100 and T4 have no bf16. Memory is meant as `nvidia-smi` reports it,
-not the round number on the box, so that a plan for a named GPU and one for the same GPU probed
-agree; B200's bandwidth is its bus width times its clock, which is below the printed 8 TB/s.
+has arithmetic for it, so V100 and T4 have no bf16. Memory is what `nvidia-smi` reports, not the
+round number on the box, so a plan is the same whether a GPU was named or probed. B200's bandwidth
+is its bus width times its clock, which is below the printed 8 TB/s.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GpuSpec:
     """Bytes per second."""
 
     nvlink_domain: int = 1
-    """GPUs that NVLink (or the vendor's like) joins at most; 1: they meet over PCIe."""
+    """The most GPUs that NVLink, or the vendor's equivalent, joins; 1 where only PCIe does."""
 
     nvlink_bandwidth: float | None = None
     """Bytes per second in one direction: half of what datasheets print, which is both."""

@@ -214,11 +214,11 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
 
 def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     if config.get("add_cross_attention"):
-        raise UnknownFamily("a gpt2 with cross-attention is an encoder's partner")
+        raise UnknownFamily("a gpt2 with cross-attention needs an encoder")
     size = _reader(config)
     hidden, layers, heads = size("n_embd"), size("n_layer"), size("n_head")
     if hidden % heads:
-        raise UnknownFamily("heads of this size are transformers' to refuse")
+        raise UnknownFamily("transformers decides whether heads of this size work")
     vocab, positions = size("vocab_size"), size("n_positions")
     ffn = _given(config, "n_inner") or 4 * hidden
     tied = bool(config.get("tie_word_embeddings", True))
@@ -267,7 +267,7 @@ def _router_aux_loss(config: Mapping[str, Any]) -> float | None:
         return None
     coefficient = config.get("router_aux_loss_coef")
     if not isinstance(coefficient, int | float):
-        raise UnknownFamily("config.json leaves router_aux_loss_coef to its class")
+        raise UnknownFamily("config.json leaves router_aux_loss_coef to the class's default")
     return float(coefficient)
 
 
@@ -290,20 +290,20 @@ def _validate_heads(config: Mapping[str, Any], heads: int, kv_heads: int, head_d
     """Raise where attention could not be computed."""
     if heads % kv_heads:
         raise UserError(
-            f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}",
-            why="each head of keys and values serves as many heads of queries as any other",
+            f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}",
+            why="every key and value head serves the same number of query heads",
             fix=f"write model.overrides.num_key_value_heads={gcd(heads, kv_heads)}, or mend "
             "config.json",
         )
     if head_dim % 2 or (config.get("head_dim") is None and config["hidden_size"] % heads):
-        raise UnknownFamily("heads of this size are transformers' to refuse")
+        raise UnknownFamily("transformers decides whether heads of this size work")
 
 
 def _validate_experts(experts: int, experts_per_token: int) -> None:
     if experts_per_token > experts:
         raise UserError(
             f"num_experts_per_tok={experts_per_token}, but there are {experts} experts",
-            why="a token goes to different experts",
+            why="a token goes to each expert at most once",
             fix=f"write model.overrides.num_experts_per_tok={experts}, or mend config.json",
         )
 

@@ -204,7 +204,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file} names no model_type",
             why="transformers needs it to choose the model class",
-            fix='add the family that it is of, such as "model_type": "llama"',
+            fix='add the family of the model, such as "model_type": "llama"',
         )
     return content
 

@@ -16,7 +16,7 @@ _NAMES = (
     *("pytorch_model_fsdp.bin", ".metadata"),
 )
 _FETCH_ANEW = "fetch or save the file anew, or name another copy: model.weights_from=DIR"
-# As safetensors itself allows; an index has a line a tensor.
+# As safetensors itself allows; an index has one line per tensor.
 _MAX_INDEX_BYTES = 100 * 2**20
 
 
@@ -68,23 +68,23 @@ def _index_faults(index: Path) -> Iterator[tuple[Path, str]]:
     for name, tensors in sorted(listed.items()):
         path = index.with_name(name)
         if not path.is_file():
-            yield path, f"{index.name} names it, and it is not there"
+            yield path, f"{index.name} lists it, but it does not exist"
         elif (why := _why_not_whole(path)) is not None:
             yield path, why
         elif absent := sorted(tensors - _tensor_names(path)):
-            yield path, f"{index.name} promises {absent[0]!r} in it, which it does not hold"
+            yield path, f"{index.name} lists {absent[0]!r} in it, but it has no such tensor"
 
 
 def _read_index(index: Path) -> dict[str, set[str]]:
-    """The tensors that the index promises, by file."""
+    """The tensors that the index lists, by file."""
     content = read_json(index, _MAX_INDEX_BYTES)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError("it has no weight_map, which says the file of each tensor")
+        raise ValueError("it has no weight_map, which names the file of each tensor")
     listed: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name or why_no_path(name) or Path(name).name != name:
-            raise ValueError(f"it has {tensor!r} in {name!r}, which is no file beside it")
+            raise ValueError(f"it lists {tensor!r} in {name!r}, which is not a file beside it")
         listed.setdefault(name, set()).add(tensor)
     return listed
 

@@ -55,8 +55,8 @@ def check_record(record: Record) -> list[Gate]:
         return []
     figure = f"{record.num_malformed} of {record.num_lines} lines malformed"
     advice = (
-        f"no other gate counts them; the first is line {record.first_malformed} of events.jsonl, "
-        "which a kill has cut off, or a disk or a hand has changed"
+        f"the other gates ignore them; the first is line {record.first_malformed} of events.jsonl; "
+        "a kill has cut it off, or the file was changed"
     )
     return [Gate("record", figure, "all whole", "warn", advice)]
 
@@ -76,7 +76,7 @@ def _mfu_gate(gates: GatesConfig, steps: Steps) -> Gate:
     shares = [s["efficiency"]["mfu"] for s in _steady(steps) if s["efficiency"] is not None]
     bound = f"at least {gates.min_mfu:.0%}"
     if not shares:
-        why = "the device's peak is not known; cluster.peak_tflops tells it"
+        why = "the device's peak is not known; set cluster.peak_tflops"
         return Gate("mfu", "-", bound, "skip", why)
     found = statistics.median(shares)
     advice = "compare with `shardwise plan`, then `shardwise tunnel`: compute, links or data?"
@@ -118,7 +118,7 @@ def _loss_gate(plan: Plan, steps: Steps) -> Gate:
     if plan.settings.data.source == "synthetic":
         why = "random tokens: there is nothing to learn"
         return Gate("loss", f"{first:.4f} -> {last:.4f}", "falls", "skip", why)
-    advice = "a loss that does not fall: optim.lr, the schedule, or data that was seen before"
+    advice = "check optim.lr and the schedule, and whether the data was seen before"
     return _judged("loss", f"{first:.4f} -> {last:.4f}", "falls", last < first, advice)
 
 
@@ -127,14 +127,14 @@ def _gradient_gate(gates: GatesConfig, steps: Steps) -> Gate:
     usual, largest = statistics.median(norms), max(norms)
     bound = f"at most {gates.grad_spike:g} x the median"
     good = math.isfinite(largest) and largest <= gates.grad_spike * usual
-    advice = "a spike is learning rate or data, almost never sharding"
+    advice = "a spike comes from the learning rate or the data, almost never from sharding"
     return _judged("gradient norm", f"{largest:.2f} (median {usual:.2f})", bound, good, advice)
 
 
 def _plan_gate(plan: Plan, steps: Steps) -> Gate:
     if plan.forecast is None:
         return Gate(
-            "plan", "-", "in its bands", "skip", "no rates known: shardwise plan --calibrate"
+            "plan", "-", "in its bands", "skip", "no rates are known: shardwise plan --calibrate"
         )
     misses = list(plan_misses(plan, steps))
     figure = f"{len(misses)} figures missed" if misses else "met"
@@ -158,7 +158,7 @@ def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
     own time includes it."""
     bound = f"at most {gates.max_exposed:.0%} of a step exposed"
     if plan.cluster.device == "cpu" or plan.world_size == 1:
-        why = "a CPU waits in every collective, and one rank has none"
+        why = "a CPU waits in every collective, and a single rank has none"
         return Gate("overlap", "-", bound, "skip", why)
     if not profiles:
         return Gate("overlap", "-", bound, "skip", "no step was profiled: set observe.profile=20")

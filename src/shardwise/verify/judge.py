@@ -46,7 +46,7 @@ def validate_passed(run: Path, gates: Sequence[Gate]) -> None:
     if failed:
         raise UserError(
             f"{run} did not pass: {', '.join(failed)}",
-            fix=f"beside each gate stands what to do: shardwise verify {quote(str(run))}",
+            fix=f"the advice stands beside each gate: shardwise verify {quote(str(run))}",
             code=ExitCode.VERIFY_FAILED,
         )
 

@@ -81,7 +81,7 @@ def test_files_are_judged_by_the_same_gates(tmp_path: Path) -> None:
     assert error is not None
     assert error.code == 4
     assert error.what == "the fabric of 2x8xH100 did not pass: inside a node, nccl network"
-    assert "NVLink of H100 should do more" in error.why
+    assert "NVLink of H100 should be faster" in error.why
     assert "NCCL_IB_HCA" in error.why
     for words in ("119.30 GB/s", "368.", "all_reduce 32%", "1 of 1 channels over TCP sockets"):
         assert words in out
@@ -98,7 +98,7 @@ def test_the_cluster_of_a_run_is_taken(tmp_path: Path) -> None:
     (tmp_path / "nccl.log").write_text(LOG)
     out, error = run("run.yaml", "--nccl-log", "nccl.log")
     assert error is None
-    assert "between ethernet-100 (11.25 GB/s of data a node, one way)" in out
+    assert "between ethernet-100 (11.25 GB/s of data per node, one way)" in out
 
 
 @pytest.mark.parametrize(

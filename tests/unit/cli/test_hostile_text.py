@@ -253,7 +253,7 @@ def test_an_index_that_names_no_file_is_refused(command: Command) -> None:
     index = {"weight_map": {"lm_head.weight": ""}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     write_run(model="model")
-    assert "which is no file beside it" in refused(command, "train", "run.json")
+    assert "which is not a file beside it" in refused(command, "train", "run.json")
 
 
 def test_a_device_of_thousands_of_digits_is_none(

@@ -269,8 +269,8 @@ def test_an_index_is_held_against_its_files(train: Train, tmp_path: Path) -> Non
     index.write_text(json.dumps({"weight_map": weight_map}))
     code, said = train(f"model.name={place}", "data.tokenizer=byte")
     assert code == 2
-    assert "promises 'y' in it, which it does not hold" in said
-    assert "b.safetensors" in said and "it is not there" in said
+    assert "lists 'y' in it, but it has no such tensor" in said
+    assert "b.safetensors" in said and "it does not exist" in said
     assert "2 things would stop this run" in said
 
 
@@ -280,7 +280,7 @@ def test_an_index_names_files_beside_it(train: Train, tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"x": ""}}))
     code, said = train(f"model.name={place}", "data.tokenizer=byte")
     assert code == 2
-    assert "it has 'x' in '', which is no file beside it" in said
+    assert "it lists 'x' in '', which is not a file beside it" in said
 
 
 @pytest.mark.parametrize("runs_dir", ["/proc", "/sys/x", "/dev/full", "a-file", "a-file/below"])

@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="cannot keep the measurements") as caught:
+    with pytest.raises(UserError, match="cannot save the measurements") as caught:
         calibration_of(parse_cluster("8xH100")).save()
     assert "SHARDWISE_CACHE" in caught.value.fix
 

@@ -193,7 +193,7 @@ def test_shared_memory_chips_report_no_memory(tmp_path: Path) -> None:
 
 def test_mixed_gpus_are_refused(tmp_path: Path) -> None:
     environ = fake_nvidia_smi(tmp_path, [H200, ("Tesla T4", "15360", "7.5")])
-    with pytest.raises(UserError, match="different GPUs") as caught:
+    with pytest.raises(UserError, match="different kinds of GPUs") as caught:
         probe_cluster(environ)
     assert caught.value.code is ExitCode.ENVIRONMENT
     assert probe_cluster(environ | {"CUDA_VISIBLE_DEVICES": "1"}).device_name == "Tesla T4"

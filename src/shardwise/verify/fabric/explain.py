@@ -27,7 +27,7 @@ def headline(found: Found, cluster: ClusterSpec) -> str:
     parts = [f"inside {fabric.inside.name}"]
     if cluster.world_size > cluster.nvlink_domain:
         rate = format_rate(fabric.between.bytes_per_s)
-        parts.append(f"between {fabric.between.name} ({rate} of data a node, one way)")
+        parts.append(f"between {fabric.between.name} ({rate} of data per node, one way)")
     ranks = f"{len(found.hosts)} ranks" if found.hosts else "the log"
     return f"{ranks} on {cluster.name}, {_library(cluster)}; expected: {', '.join(parts)}"
 

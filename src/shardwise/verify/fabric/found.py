@@ -11,10 +11,10 @@ from shardwise.facts.fabric import Collective, bus_rate
 from shardwise.verify.fabric.nccl_log import Transports
 
 GroupName = Literal["inside", "between", "all"]
-"""Ranks of one fast domain; each rank with its like in the other domains; all ranks."""
+"""Ranks of one fast domain; ranks at the same place of all domains; all ranks."""
 
 SOME_RANK = -1
-"""Stands where a file does not tell which rank it was."""
+"""Used where a file does not tell which rank it was."""
 
 KINDS: tuple[Collective, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
@@ -55,7 +55,7 @@ class Point:
     """Seconds of one call, on the slowest rank."""
 
     wrong: tuple[tuple[int, int], ...] = ()
-    """(rank, elements) for every rank that received something else than it should have."""
+    """(rank, number of wrong elements) for every rank that received wrong data."""
 
     @property
     def algorithm_rate(self) -> float:
@@ -76,7 +76,7 @@ class Flow:
     receiver: int
     seconds: float
     wrong: int = 0
-    """Elements that arrived as something else."""
+    """The number of elements that arrived with wrong values."""
 
 
 @dataclass(frozen=True, slots=True)

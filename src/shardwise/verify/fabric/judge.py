@@ -44,7 +44,7 @@ class JudgedPair:
 
     pair: Pair
     expected: float
-    """Bytes per second: what the links should carry, or more where other pairs show it."""
+    """Bytes per second: what the links should carry, or more where other pairs reach more."""
 
     word: Word
 
@@ -213,9 +213,9 @@ def _group_gate(
 def _group_advice(group: GroupName, cluster: ClusterSpec) -> str:
     fabric = cluster.fabric
     if group == "inside":
-        return f"{fabric.inside.name} should do more: nvidia-smi topo -m, nvidia-smi nvlink -s"
+        return f"{fabric.inside.name} should be faster: nvidia-smi topo -m, nvidia-smi nvlink -s"
     return (
-        f"{fabric.between.name} should do more: look at the pairs below; for another network write "
+        f"{fabric.between.name} should be faster: see the pairs below; for another network write "
         "cluster.interconnect=NAME, or a node's GB/s"
     )
 

@@ -50,7 +50,7 @@ class Transports:
     """Channels between nodes on which the host copies for the card."""
 
     nvls: int = 0
-    """Devices that say that NVLink's switches can add up for them."""
+    """Devices that report NVLS: NVLink switches that reduce for them."""
 
     no_nvls: int = 0
 
@@ -135,8 +135,9 @@ def _network_gate(found: Transports, cluster: ClusterSpec) -> Gate:
     if not expected.startswith(_DIRECT):
         return Gate("nccl network", figure, expected, "pass")
     advice = (
-        "NCCL found no such card: ibv_devinfo inside the job, NCCL_IB_HCA, NCCL_IB_DISABLE unset, "
-        "the devices and the memlock limit of the container; on EFA the aws-ofi-nccl plugin"
+        "NCCL found no such card: check ibv_devinfo inside the job, NCCL_IB_HCA, that "
+        "NCCL_IB_DISABLE is unset, the devices and the memlock limit of the container; on EFA the "
+        "aws-ofi-nccl plugin"
     )
     return Gate("nccl network", figure, expected, "fail", advice)
 
@@ -159,8 +160,8 @@ def _peer_gate(found: Transports, cluster: ClusterSpec) -> Gate:
     if not found.shared or not has_nvlink:
         return Gate("nccl peer access", figure, "all" if has_nvlink else "any", "pass")
     advice = (
-        "NVLink is not used: NCCL_P2P_DISABLE unset, all GPUs of the node visible to every rank, "
-        "nvidia-smi topo -m, the fabric manager running"
+        "NVLink is not used: check that NCCL_P2P_DISABLE is unset, that every rank sees all GPUs "
+        "of the node, that the fabric manager runs, and nvidia-smi topo -m"
     )
     return Gate("nccl peer access", figure, "all", "fail", advice)
 
@@ -173,8 +174,8 @@ def _nvls_gate(found: Transports, cluster: ClusterSpec) -> Gate:
     if not found.no_nvls:
         return Gate("nccl nvls", figure, "all", "pass")
     advice = (
-        "all-reduce inside a node is about a quarter slower without: the fabric manager must run, "
-        "NCCL_NVLS_ENABLE must not be 0"
+        "without NVLS all-reduce inside a node is about a quarter slower: the fabric manager must "
+        "run, and NCCL_NVLS_ENABLE must not be 0"
     )
     return Gate("nccl nvls", figure, "all", "warn", advice)
 

@@ -28,7 +28,7 @@ def read_nccl_tests(text: str, name: str) -> Found:
     hosts = {int(match[1]): match[2] for match in map(_RANK.match, text.splitlines()) if match}
     if len(hosts) < 2:
         raise UserError(
-            f"{name} names no ranks of nccl-tests",
+            f"{name} does not list the ranks of nccl-tests",
             why="the lines `#  Rank  0 Group  0 Pid ... on HOST device ...` tell how many there "
             f"were, and {len(hosts)} were found",
             fix="keep the whole output: all_reduce_perf ... > all_reduce_perf.txt",
@@ -42,13 +42,13 @@ def read_nccl_tests(text: str, name: str) -> Found:
 
 
 def _kind(text: str, name: str) -> Collective:
-    """The program's name: newer versions print it, and the file may have it."""
+    """The collective, by the program's name. Old versions leave it to the file's name."""
     for word in _BINARY.findall(f"{text}\n{name}"):
         if word in _BINARIES:
             return _BINARIES[word]
     raise UserError(
         f"{name} does not say which collective it shows",
-        why="older nccl-tests print no name; shardwise reads " + ", ".join(_BINARIES),
+        why="older nccl-tests do not print their name; shardwise reads " + ", ".join(_BINARIES),
         fix="name the file after its binary, such as all_reduce_perf.txt",
     )
 

@@ -95,7 +95,7 @@ class Sender:
 def shared_seconds(couples: Sequence[Couple], found: Round) -> list[float]:
     """The seconds of each flow, counted from the start of the first one.
 
-    A flow that begins late has had the link to itself, but the link has not carried more for it.
+    A flow that begins late has the link to itself at its end, but the link carries no more for it.
     """
     first = [min(found.begun[couple[side]] for couple in couples) for side in (0, 1)]
     return [

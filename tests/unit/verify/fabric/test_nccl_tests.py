@@ -64,7 +64,7 @@ def test_wrong_elements_fail_the_gate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [(ROWS, "names no ranks"), (device_lines(NODE), "holds no results")]
+    ("text", "says"), [(ROWS, "does not list the ranks"), (device_lines(NODE), "holds no results")]
 )
 def test_half_a_file_is_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
