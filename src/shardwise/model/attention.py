@@ -66,7 +66,7 @@ def _attend(
     if attention_mask is not None or dropout > 0 or is_causal is False or extras:
         raise UserError(
             f"flash_attention_4 does not do what {type(module).__name__} needs",
-            why="it is plainly causal here: no window, no dropout, no cap, no bias",
+            why="here it is plain causal attention: no window, no dropout, no soft cap, no bias",
             fix="leave model.attention out",
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -43,7 +43,7 @@ class UnitMap:
 def find_units(
     model: nn.Module, *, classes: Sequence[str] | None = None, min_params: int | None = None
 ) -> UnitMap:
-    """The units of `model`. Without blocks it is an error: the model is one giant all-gather."""
+    """The units of `model`. Raises where it has no blocks: it would be one giant all-gather."""
     blocks, found_by = _find_blocks(model, classes, min_params)
     _validate_blocks(model, blocks, found_by)
     head, tail = _find_ends(model, blocks)
@@ -168,8 +168,8 @@ def _blocks_by_class(model: nn.Module, classes: Sequence[str]) -> list[nn.Module
 
 
 def _blocks_by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
-    """Units by size, in post-order: a module becomes a unit when enough parameters are left to
-    it by the units inside it."""
+    """Units by size, in post-order: a module becomes a unit when it has enough parameters that no
+    unit inside it holds."""
     blocks: list[nn.Module] = []
     sizes = {id(p): p.numel() for p in model.parameters()}
 
@@ -193,8 +193,8 @@ def _blocks_by_metadata(model: nn.Module) -> list[nn.Module]:
 
     Every stack of the model counts. A second decoder or an unused vision tower would otherwise be
     part of the root, which stays gathered for the whole forward.
-    A list of one member counts where that member is declared, or where the model has no longer
-    list: it has one layer.
+    A list of one member counts where the member's class is declared, and in a model of one layer,
+    which has no longer list.
     """
     return _blocks_in_lists(model, shortest=2) or _blocks_in_lists(model, shortest=1)
 
@@ -235,7 +235,7 @@ def _validate_blocks(model: nn.Module, blocks: Sequence[nn.Module], found_by: st
     raise UserError(
         f"found {len(blocks)} units in {type(model).__name__} (by {found_by}); at least 2 are "
         "needed",
-        why="with fewer, the whole model is one all-gather: no overlap, and the peak is the model",
+        why="with fewer, one all-gather moves the whole model, and nothing overlaps with it",
         fix="name the class of the repeated block: shard.unit_classes=[CLASS], or the size of "
         f"units: shard.unit_min_params=NUMBER; its classes: {', '.join(classes[:12])}",
     )

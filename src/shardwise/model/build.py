@@ -45,7 +45,7 @@ def build_on_meta(
 def build_model(
     hf_config: Mapping[str, Any], *, attention: str | None, code_dir: str | None, device: str
 ) -> PreTrainedModel:
-    """The same on any device; on others than meta its weights are random."""
+    """The same on any device. On a device other than meta its weights are random."""
     _validate_counts(hf_config)
     try:
         config = _transformers_config(_with_floats(hf_config), code_dir)

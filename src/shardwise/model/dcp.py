@@ -94,21 +94,21 @@ class _Item:
             or tensor.dtype != self.dtype
             or tuple(tensor.shape) != self.piece.sizes
         ):
-            raise self._broken("it is not the tensor that .metadata speaks of")
+            raise self._broken("it is not the tensor that .metadata describes")
         return tensor.detach()
 
     def _find_data(self, view: _FilePart) -> range:
-        """Where the tensor's bytes lie. Nothing may be packed: it could unpack to any size."""
+        """Where the tensor's bytes lie. Compressed data is refused: it could grow to any size."""
         try:
             with zipfile.ZipFile(cast(BinaryIO, view)) as archive:
                 members = archive.infolist()
                 if any(m.compress_type != zipfile.ZIP_STORED for m in members):
-                    raise ValueError("it is packed")
+                    raise ValueError("it is compressed")
                 if sum(m.file_size for m in members) > self.piece.length:
                     raise ValueError("it claims more bytes than it has")
                 orders = {archive.read(m) for m in members if m.filename.endswith("/byteorder")}
             if not orders <= {sys.byteorder.encode()}:
-                raise ValueError("its numbers are of another byte order")
+                raise ValueError("its numbers have another byte order")
             (data,) = (m for m in members if _DATA_MEMBER.fullmatch(m.filename))
             view.seek(data.header_offset)
             lengths = _MEMBER_HEADER.unpack(view.read(_MEMBER_HEADER.size))

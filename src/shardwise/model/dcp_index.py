@@ -106,7 +106,7 @@ def _reason(error: Exception) -> str:
 
 def _read_whole(path: Path) -> bytes:
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_METADATA_BYTES:
-        raise ValueError("it is no plain file, or far too large")
+        raise ValueError("it is not a regular file, or far too large")
     return path.read_bytes()
 
 
@@ -130,7 +130,7 @@ def _entries(values: Any) -> Iterable[tuple[str, Described]]:
     for key, entry in values.items():
         # Error messages show names as they are.
         if type(key) is not str or not key.isprintable() or type(entry) is not Described:
-            raise ValueError("it describes something else than tensors by name")
+            raise ValueError("it describes something other than named tensors")
         yield key, entry
 
 
@@ -146,7 +146,7 @@ def _tensor_of(key: str, fields: Mapping[str, Any], places: _Places) -> DcpTenso
         start, length = validate_sizes([place["offset"], place["length"]])
         pieces.append(DcpPiece(offsets, sizes, place["relative_path"], start, length))
     if not all(piece.lies_in(shape) for piece in pieces) or not cover_once(shape, pieces):
-        raise ValueError(f"the pieces of {key} do not cover it once")
+        raise ValueError(f"the pieces of {key} do not cover it exactly once")
     return DcpTensor(dtype, shape, tuple(pieces))
 
 
@@ -172,7 +172,7 @@ def _paths_of(keys: Iterable[str], planner_data: Any) -> dict[str, tuple[str, ..
     for key in keys:
         path = known.get(key, (key,))
         if type(path) is not tuple or not path or not all(type(p) in (str, int) for p in path):
-            raise ValueError(f"{key} has no place in what was saved")
+            raise ValueError(f"it does not say where {key} was in the saved dictionary")
         paths[key] = tuple(str(part) for part in path)
     return paths
 
@@ -205,7 +205,7 @@ def _validate_files(directory: Path, index: DcpIndex) -> None:
     for name, ranges in items.items():
         file = directory / name
         if file.is_symlink() or not file.is_file():
-            raise ValueError(f"{name} is not there as a plain file")
+            raise ValueError(f"{name} is missing, or is not a regular file")
         ranges.sort()
         if ranges[-1][1] > file.stat().st_size:
             raise ValueError(f"{name} is shorter than its items: it may have been cut")
@@ -231,5 +231,5 @@ def _sizes(value: Any) -> Sizes:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError("it names a tensor by other than text")
+        raise ValueError("the name of a tensor is not text")
     return value

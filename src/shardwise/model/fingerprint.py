@@ -45,7 +45,7 @@ def fingerprint_weights(place: Path) -> str:
 
 
 def _files_of(found: Path) -> list[Path]:
-    """All files that hold weights, where `found` says what is there."""
+    """All files that hold weights. `found` is the file that says what is there."""
     if found.name == METADATA_NAME:
         return sorted(path for path in found.parent.iterdir() if path.is_file())
     if found.name not in (INDEX_NAME, TORCH_INDEX_NAME):

@@ -47,8 +47,8 @@ def validate_leftovers(
             f"{len(unknown)} tensors in {place} have no place in the model",
             why=f"first of them: {', '.join(unknown[:3])}; a model that leaves them out may not be "
             "the model that was saved",
-            fix="check that model.name and the weights are of one family; what may stay unread is "
-            f"named by model.ignore_weights, here model.ignore_weights={_advice(unknown)}",
+            fix="check that model.name and the weights are of one family; to leave these "
+            f"tensors unread: model.ignore_weights={_advice(unknown)}",
         )
 
 

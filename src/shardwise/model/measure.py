@@ -82,7 +82,7 @@ def _validate_comes_back(model: PreTrainedModel) -> None:
 
 
 def _validate_sizes(**sizes: int) -> None:
-    """Raise where there is none of what every model has some of."""
+    """Raise where a size that every model has is below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise UserError(
@@ -106,7 +106,7 @@ def _value(config: Any, name: str) -> Any:
 
 
 def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
-    """The attention implementations that the class says it has, as from_config obeys them."""
+    """The attention implementations that the class declares, as from_config reads them."""
     says = supported_attentions(model)
     has = {
         "sdpa": says["sdpa"],

@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A class or function that a pickle speaks of."""
+    """A class or function that a pickle names."""
 
     module: str
     name: str
@@ -89,14 +89,14 @@ class _Tape:
 
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise RefusedPickle("it names something by other than text")
+            raise RefusedPickle("it has a name that is not text")
         found = Name(module, name)
         if found not in self.allowed:
             raise RefusedPickle(f"it names {str(found)[:200]!r}")
         self.push(found)
 
     def describe(self) -> None:
-        """Where a pickle would call: `stack` ends with a name and its arguments."""
+        """Describe a call of the pickle: `stack` ends with a name and its arguments."""
         args, made_by = self.pop(), self.pop()
         if type(args) is not tuple or type(made_by) is not Name:
             raise RefusedPickle("it calls what is not a name")

@@ -16,8 +16,8 @@ _TABLE_NAMES = ("pos", "wpe")
 
 
 def find_positions(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """(number of positions, whether they are a table), or None where no number is known or
-    needed."""
+    """(number of positions, whether they are a table). The number is None where none is known
+    or needed."""
     config: Any = model.config.get_text_config()
     if any("rotary" in type(module).__name__.lower() for module in model.modules()):
         # Falcon has rotary modules that it does not use where it biases by distance.

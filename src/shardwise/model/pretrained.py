@@ -34,8 +34,8 @@ _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missin
 def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -> int:
     """Read every parameter and persistent buffer of the sharded `model` from `place`.
 
-    Returns the bytes read. A tensor that the files have besides is an error, unless the family says
-    that it may stay unread or a pattern of `ignore` matches it.
+    Returns the bytes read. A tensor in the files that the model does not have is an error, unless
+    the family says that it may stay unread or a pattern of `ignore` matches it.
     """
     files = open_weights(place)
     matched = _match_keys(model, files)
@@ -120,7 +120,7 @@ class _Matched:
     """Parameters and persistent buffers, a tied one under each of its names."""
 
     plain: dict[str, str] = field(default_factory=dict)
-    """The stored name by the model's."""
+    """Stored names by the model's names."""
 
     fusions: list[_Fusion] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
 
 
 def _without_wrappers(key: str) -> str:
-    """A module's own name, where FSDP1, compile, checkpointing or DDP left theirs in it."""
+    """A name without what FSDP1, compile, checkpointing or DDP have put into it."""
     parts = [part for part in key.split(".") if part not in WRAPPERS]
     return ".".join(parts).removeprefix("module.")
 
@@ -171,8 +171,8 @@ def _without_wrappers(key: str) -> str:
 def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightConverter]]:
     """How transformers reads this family's files.
 
-    The unsharded twin is asked, because FSDP2 gives modules a class of its own, which transformers
-    takes for custom code.
+    The unsharded twin is asked, because FSDP2 changes the classes of modules, and transformers
+    takes the new classes for custom code.
     """
     family = next(cls for cls in type(model).__mro__ if not issubclass(cls, FSDPModule))
     if not issubclass(family, PreTrainedModel):
@@ -187,7 +187,7 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:
-    """The names of each stored tensor. Of several tied names a file may hold any."""
+    """The names of each stored tensor. A file may hold any of several tied names."""
     names: dict[int, list[str]] = {}
     for name, tensor in stored_tensors(model).items():
         names.setdefault(id(tensor), []).append(name)

@@ -72,7 +72,7 @@ def find_routers(model: PreTrainedModel) -> Routers:
     """All routers, or NoRouters with the reason."""
     own_loss = _own_loss(model)
     if own_loss is not None and list(inspect.signature(own_loss).parameters) != _USUAL_ARGUMENTS:
-        raise NoRouters("its load-balancing loss is one of its own, not transformers' usual one")
+        raise NoRouters("its load-balancing loss is not the usual one of transformers")
     indices: dict[nn.Module, tuple[int, ...]] = {}
     for module, index in _recorded(model, ""):
         indices[module] = (*indices.get(module, ()), index)
@@ -104,7 +104,7 @@ def _coefficient(model: PreTrainedModel) -> float:
             if value is not None:
                 return float(value)
     raise UserError(
-        "config.json asks for a load-balancing loss and does not say how much of it",
+        "config.json asks for a load-balancing loss without its coefficient",
         why="output_router_logits is true, and router_aux_loss_coef is missing",
         fix="write model.overrides={router_aux_loss_coef: 0.001}, or output_router_logits: false",
     )

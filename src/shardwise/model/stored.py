@@ -125,7 +125,7 @@ def unread_state(place: Path) -> list[str]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """An open safetensors file. The error names a file that is cut off or is none."""
+    """An open safetensors file. The error names a file that is cut off or is not safetensors."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -39,5 +39,5 @@ def _reason(error: Exception) -> str:
     if found := _REFUSED.search(str(error)):
         return f"it names {found[1]!r}, which is no part of a tensor; nothing in it was run"
     if isinstance(error, pickle.UnpicklingError):
-        return "its pickle is not one of tensors alone; nothing in it was run"
+        return "its pickle holds more than tensors; nothing in it was run"
     return (str(error).strip() or type(error).__name__).splitlines()[0]

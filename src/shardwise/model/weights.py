@@ -35,7 +35,7 @@ def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch
 
 
 def validate_ties(model: nn.Module, before: set[tuple[str, ...]]) -> None:
-    """Raise where sharding made several parameters of one that the family ties."""
+    """Raise where sharding has split one tied parameter into several."""
     if broken := sorted(before - tied_names(model)):
         raise UserError(
             f"sharding would untie {' and '.join(sorted(broken[0]))}",
@@ -91,7 +91,7 @@ def _fill_unit(
     device: torch.device,
     seed: int,
 ) -> None:
-    """Initialise one unit. It is a function of its own, so that the unit's storage is freed
+    """Initialise one unit. This is a separate function, so that the unit's storage is freed
     before the next is made."""
     full = _materialise(members, device)
     with _own_random_state(device):
@@ -139,8 +139,8 @@ def local_box(param: Tensor) -> Box:
 
 
 def shard_box(param: DTensor) -> Box:
-    """The box of a sharded parameter that this rank keeps, by torch.chunk for each axis that
-    shards, one inside the other."""
+    """The box of a sharded parameter that this rank keeps: each sharding axis cuts, as
+    torch.chunk does, what the axis before it has left."""
     for placement in param.placements:
         # Exactly these: FSDP2 over tensor parallel gives a `_StridedShard`, which some releases of
         # torch derive from Shard and others do not, and whose parts lie elsewhere.
@@ -161,7 +161,7 @@ def shard_box(param: DTensor) -> Box:
 
 
 def _unit_members(twin: PreTrainedModel, units: UnitMap) -> Iterator[list[tuple[str, nn.Module]]]:
-    """The named modules of each unit, then every other module that holds tensors of its own."""
+    """The named modules of each unit, then every other module that holds tensors itself."""
     seen: set[int] = set()
     for unit in units.units:
         inside = {id(m) for name in unit.modules for m in twin.get_submodule(name).modules()}
@@ -213,7 +213,7 @@ def _run_initialisers(
 ) -> None:
     """Initialise children before parents, as transformers does, each by the model that owns it.
 
-    Every module starts from a seed of its own name, so how units are cut changes nothing.
+    Every module is seeded by its name, so the division into units changes nothing.
     """
     owners = [(name, m) for name, m in twin.named_modules() if isinstance(m, PreTrainedModel)]
     for name, module in reversed(members):

@@ -187,7 +187,7 @@ LIES: dict[str, tuple[Callable[[Metadata], Any], str]] = {
     "newline": (set_place(relative_path="__0_0.distcp\n"), "which is no .distcp"),
     "metadata": (set_place(relative_path=".metadata"), "which is no .distcp"),
     "no text": (set_place(relative_path=7), "which is no .distcp"),
-    "absent": (set_place(relative_path="__9_0.distcp"), "not there as a plain file"),
+    "absent": (set_place(relative_path="__9_0.distcp"), "is missing, or is not a regular file"),
     "before": (set_place(offset=-1), "not sizes"),
     "beyond": (set_place(offset=2**40), "shorter than its items"),
     "far beyond": (set_place(offset=2**70), "not sizes"),
@@ -197,16 +197,16 @@ LIES: dict[str, tuple[Callable[[Metadata], Any], str]] = {
     "true": (set_place(offset=True), "not sizes"),
     "shared": (share_bytes, "share bytes"),
     "extension": (set_place(transform_descriptors=["zstd"]), "extension"),
-    "large": (set_entry(size=SIZE([2**46, 16])), "do not cover it once"),
-    "large too": (set_chunks(((0, 0), (2**46, 16))), "do not cover it once"),
+    "large": (set_entry(size=SIZE([2**46, 16])), "do not cover it exactly once"),
+    "large too": (set_chunks(((0, 0), (2**46, 16))), "do not cover it exactly once"),
     "large both": (
         lambda m: (set_entry(size=SIZE([2**46, 16]))(m), set_chunks(((0, 0), (2**46, 16)))(m))[0],
         "larger than its bytes",
     ),
     "many dims": (set_entry(size=SIZE([1] * 100)), "100 dims"),
-    "a hole": (set_chunks(((0, 0), (60, 16))), "do not cover it once"),
-    "no chunks": (set_chunks(), "do not cover it once"),
-    "twice": (set_chunks(((0, 0), (61, 16)), ((0, 0), (61, 16))), "do not cover it once"),
+    "a hole": (set_chunks(((0, 0), (60, 16))), "do not cover it exactly once"),
+    "no chunks": (set_chunks(), "do not cover it exactly once"),
+    "twice": (set_chunks(((0, 0), (61, 16)), ((0, 0), (61, 16))), "do not cover it exactly once"),
     "outside": (set_chunks(((1, 0), (61, 16))), "not what DCP writes"),
     "other dims": (set_chunks(((0,), (976,))), "not what DCP writes"),
     "no sizes": (set_entry(size=(61, 16)), "torch.Size is missing"),
@@ -230,13 +230,13 @@ def test_metadata_that_lies_is_refused(change: Any, why: str, path: Path) -> Non
 def test_links_are_not_followed(name: str, path: Path, tmp_path: Path) -> None:
     (path / name).rename(tmp_path / "elsewhere")
     (path / name).symlink_to(tmp_path / "elsewhere")
-    assert "plain file" in refuse(path)
+    assert "regular file" in refuse(path)
 
 
 def test_a_pipe_does_not_hang(path: Path) -> None:
     (path / "__0_0.distcp").unlink()
     os.mkfifo(path / "__0_0.distcp")
-    assert "plain file" in refuse(path)
+    assert "regular file" in refuse(path)
 
 
 def test_a_cut_file_is_told(path: Path) -> None:
@@ -286,9 +286,9 @@ def test_code_in_an_item_is_refused_and_not_run(path: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (saved(STATE[KEY].double()), "not the tensor that .metadata speaks of"),
-        (saved(STATE[KEY].t().contiguous()), "not the tensor that .metadata speaks of"),
-        (saved(torch.arange(2000.0)), "not the tensor that .metadata speaks of"),
+        (saved(STATE[KEY].double()), "not the tensor that .metadata describes"),
+        (saved(STATE[KEY].t().contiguous()), "not the tensor that .metadata describes"),
+        (saved(torch.arange(2000.0)), "not the tensor that .metadata describes"),
         (saved([STATE[KEY], STATE[KEY] + 1]), "not one tensor of torch.save"),
         (saved("text" * 2000), "not one tensor of torch.save"),
         (saved(STATE[KEY], _use_new_zipfile_serialization=False), "not one tensor of torch.save"),

@@ -90,7 +90,7 @@ def test_a_loss_that_is_the_family_s_own_is_refused(plan_for: PlanOf) -> None:
     doge = {"is_moe": True, "num_experts": 16, "output_router_logits": True}
     with pytest.raises(UserError, match="asks for a load-balancing loss") as caught:
         plan_for("doge", **doge)
-    assert "one of its own" in caught.value.why
+    assert "not the usual one" in caught.value.why
     assert plan_for("doge", "train.router_aux_loss=off", **doge).decided.router_aux_loss == 0
 
 
