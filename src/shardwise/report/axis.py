@@ -29,7 +29,7 @@ class Axis:
         return self.low <= value <= self.high
 
     def ticks(self, about: int, *, whole: bool = False) -> list[float]:
-        """Some `about` round numbers inside the range; `whole` allows no fractions."""
+        """About this many round numbers inside the range; `whole` allows no fractions."""
         step = _round_up((self.high - self.low) / about)
         step = max(1.0, step) if whole else step
         first = math.ceil(self.low / step - 1e-9)
@@ -38,7 +38,7 @@ class Axis:
 
 
 def axis_of(values: Sequence[float], start: float, end: float, *, room: float = 0.06) -> Axis:
-    """An axis over all values with some room around; below zero only where values are."""
+    """An axis over all values with a margin. It goes below zero only if values do."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     # Values that agree to six digits are one value: more of them would not fit a label.
     spread = high - low if high - low > 1e-6 * abs(high) else 0.0
@@ -48,7 +48,7 @@ def axis_of(values: Sequence[float], start: float, end: float, *, room: float = 
 
 
 def labels(ticks: Sequence[float]) -> list[str]:
-    """One label a tick, all with the same number of digits and the same suffix."""
+    """One label per tick, all with the same number of digits and the same suffix."""
     top = max((abs(tick) for tick in ticks), default=0.0)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else top
     if 0 < top < 1e-2:

@@ -32,7 +32,7 @@ class RunRecord:
     name: str
     plan: Plan | None
     planned_at: float
-    """When plan.json was written, which every start does first."""
+    """When plan.json was written. Every start writes it first."""
 
     config: str
     """The text of config.yaml."""
@@ -62,7 +62,7 @@ class RunRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last start came to its end, and no other one is on its way."""
+        """Whether the last start has ended, and no later one has begun."""
         life = of_kind(self.events, *_LIFE)
         if not life or life[-1]["event"] != "end":
             return False
@@ -127,7 +127,7 @@ def first_of_starts(events: Sequence[Event]) -> set[int]:
 
 
 def state_of(run: RunRecord, now: float) -> str:
-    """One phrase: how the run stands."""
+    """The state of the run in one phrase."""
     life = of_kind(run.events, *_LIFE)
     if not life:
         return "not started"
@@ -138,7 +138,7 @@ def state_of(run: RunRecord, now: float) -> str:
         return f"stopped by {last.get('reason', 'a signal')}, and saved"
     if not run.times():
         return "started"
-    return f"going on, or died: last heard of {format_duration(now - run.times()[-1])} ago"
+    return f"running or dead: its last event was {format_duration(now - run.times()[-1])} ago"
 
 
 def _read_plan(path: Path, notes: list[str]) -> Plan | None:

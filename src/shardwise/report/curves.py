@@ -37,7 +37,7 @@ CURVES = (
     Curve(name="loss", title="Loss", path=("loss",), show=lambda loss: f"{loss:.4f}"),
     Curve(
         name="speed",
-        title="Tokens a second and device",
+        title="Tokens per second per device",
         path=("tokens_per_s",),
         show=lambda speed: f"{format_count(speed)} tok/s",
         planned=lambda plan: plan.forecast.tokens_per_s if plan.forecast else None,
@@ -64,7 +64,7 @@ CURVES = (
     ),
     Curve(
         name="step-time",
-        title="Seconds a step",
+        title="Seconds per step",
         path=("step_s",),
         show=short_seconds,
         planned=lambda plan: plan.forecast.step_s if plan.forecast else None,
@@ -178,7 +178,7 @@ def _held_out(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
 
 
 def _bands(curve: Curve, runs: Sequence[RunRecord]) -> Iterator[Band]:
-    """One a run; runs with the same plan share it."""
+    """One band per run. Runs with the same plan share it."""
     planned_by = {
         planned: (colour, run.name)
         for colour, run in reversed([*enumerate(runs)])

@@ -51,7 +51,7 @@ def render_report(runs: Sequence[RunRecord], now: float, *, reload_s: float | No
 
 
 def is_report(start: bytes) -> bool:
-    """Whether a file that begins so was written here."""
+    """Whether a file with this beginning is a report of ours."""
     return b'<meta name="generator" content="' + GENERATOR.encode() in start
 
 
@@ -109,7 +109,7 @@ def _section(name: str, title: str, content: object) -> Html:
 
 
 def _side_by_side(parts: Sequence[tuple[RunRecord, Html]]) -> Html:
-    """One block a run; the name is said where there are several."""
+    """One block per run, with the run's name where there are several."""
     if len(parts) == 1:
         return parts[0][1]
     blocks = [
@@ -142,7 +142,7 @@ def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
     yield "training loss", _from_to([number(event, "loss") for event in run.steps])
     yield "held-out loss", _from_to([number(event, "loss") for event in run.history("eval")])
     speed = tables.median_of(run, "tokens_per_s")
-    yield "median speed", "-" if speed is None else f"{format_count(speed)} tok/s a device"
+    yield "median speed", "-" if speed is None else f"{format_count(speed)} tok/s per device"
     step_s = tables.median_of(run, "step_s")
     yield "median step", "-" if step_s is None else short_seconds(step_s)
     yield "median mfu", percent(tables.median_of(run, "efficiency", "mfu"))
@@ -150,7 +150,7 @@ def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
     yield "peak memory", "-" if held is None else f"{format_bytes(held)} allocated"
     yield "goodput", percent(goodput_share(run))
     starts, restarts = (len(of_kind(run.events, kind)) for kind in ("start", "restart"))
-    yield "starts", f"{starts}, of them {restarts} after a failure" if restarts else f"{starts}"
+    yield "starts", f"{starts}, {restarts} of them after a failure" if restarts else f"{starts}"
     whole = sum(kept.checkpoint is not None for kept in run.checkpoints)
     yield "checkpoints", f"{whole} whole of {len(run.checkpoints)}" if run.checkpoints else "none"
 

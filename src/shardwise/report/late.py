@@ -10,7 +10,7 @@ from shardwise.report.values import Event, number, short_seconds, whole
 
 
 def stretches_of(run: RunRecord) -> list[Event]:
-    """One event for each: which rank, from the report at `step` to the last, how far at most."""
+    """One event per stretch: the rank, its first and last report, and its largest delay."""
     found = []
     for rank, members in groupby(run.history("collectives"), key=_late_rank):
         if rank is None:
@@ -26,13 +26,13 @@ def stretches_of(run: RunRecord) -> list[Event]:
 
 
 def lines_of(run: RunRecord) -> Iterator[str]:
-    """The same in words."""
+    """One line of text per stretch."""
     for each in stretches_of(run):
         steps = f"step {each['step']}"
         if each["last_step"] != each["step"]:
             steps = f"steps {each['step']} to {each['last_step']}"
         behind = short_seconds(each["behind_s"])
-        yield f"rank {each['rank']} came up to {behind} a step after the others ({steps})"
+        yield f"rank {each['rank']} was up to {behind} per step behind the others ({steps})"
 
 
 def _late_rank(event: Event) -> int | None:

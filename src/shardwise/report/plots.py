@@ -30,7 +30,7 @@ class PlotPoint:
     """The value with its unit, for the tooltip."""
 
     warming: bool = False
-    """The first of a start holds warm-up and compilation, and does not stretch the axis."""
+    """Whether it is the first of a start, with warm-up and compilation. The axis ignores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class Band:
 
     @property
     def low(self) -> float:
-        """The least that is inside."""
+        """The lower edge of the band."""
         return self.planned * (1 - self.share)
 
     @property
     def high(self) -> float:
-        """The most that is inside."""
+        """The upper edge of the band."""
         return self.planned * (1 + self.share)
 
 
@@ -220,7 +220,7 @@ def _last_values(plot: Plot) -> str:
 
 
 def _legend(plot: Plot) -> Html:
-    """What colours and shapes mean, as far as there is more than one."""
+    """The meaning of colours and shapes, where there is more than one."""
     items = [
         (f"line {colour_class(series.colour)}{' dashed' if series.dashed else ''}", series.name)
         for series in plot.series
@@ -237,7 +237,7 @@ def _legend(plot: Plot) -> Html:
 
 
 def colour_class(colour: int) -> str:
-    """The style of one run's things."""
+    """The CSS class of one run's lines and marks."""
     return f"c{colour % NUM_COLOURS}"
 
 

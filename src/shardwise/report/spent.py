@@ -36,7 +36,7 @@ def goodput_share(run: RunRecord) -> float | None:
 
 
 def draw_spent(runs: Sequence[RunRecord]) -> Html:
-    """One bar a run, and a table of the same figures."""
+    """One bar per run, and a table of the same figures."""
     found = [(run, spent) for run in runs if (spent := spent_by(run)) is not None]
     if not found:
         return tag("p", "no steps were logged yet", class_="empty")

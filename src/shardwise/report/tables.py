@@ -61,7 +61,7 @@ def forecast_table(run: RunRecord, plan: Plan) -> Html:
     forecast = plan.forecast
     rows = [
         _compare(
-            "tok/s a device",
+            "tok/s per device",
             forecast.tokens_per_s if forecast else None,
             median_of(run, "tokens_per_s"),
             SPEED_BAND,
@@ -108,7 +108,7 @@ def terms_table(forecast: Forecast) -> Html:
         (name.replace("_", " "), short_seconds(s), _share_bar(s / forecast.step_s))
         for name, s in sorted(terms, key=lambda term: -term[1])
     ]
-    return table(("a step", "plan", "share"), rows, numbers=(1,))
+    return table(("part of a step", "plan", "share"), rows, numbers=(1,))
 
 
 def memory_table(plan: Plan) -> Html:
@@ -173,7 +173,7 @@ def profile_table(event: Event) -> Html:
             calls = _shown(row, "calls", "{:.0f}".format)
             bare = f"{short_seconds(exposed)} of it exposed"
             rows.append((plain(row.get("name")), calls, short_seconds(seconds), bare))
-    return table(("a step", "calls", "time", "share"), rows, numbers=(1, 2))
+    return table(("part of a step", "calls", "time", "share"), rows, numbers=(1, 2))
 
 
 _PARTS = {

@@ -96,7 +96,7 @@ def _lane(run: RunRecord, colour: int, across: Axis) -> Html:
 
 
 def spans_of(run: RunRecord) -> list[tuple[float, float]]:
-    """(from, to) of every start: to the last thing that was heard before the next one."""
+    """(begin, end) of every start. It ends with the last event before the next start."""
     spans: list[list[float]] = []
     under_way = has_begun = False
     for event in run.events:
@@ -124,7 +124,7 @@ def describe(event: Event) -> str:
 
 
 def details(event: Event) -> str:
-    """Every other field of an event, but those that the environment's table shows."""
+    """Every other field of an event, except those that the environment's table shows."""
     shown = ("event", "time", "step", "versions", "environment")
     fields = {key: value for key, value in event.items() if key not in shown}
     return "; ".join(

@@ -26,7 +26,10 @@ def watch_runs(
     every_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Write the page every few seconds until all runs have ended, or Ctrl-C; true if they have."""
+    """Write the page every few seconds until all runs have ended, or Ctrl-C.
+
+    Returns whether they have ended.
+    """
     try:
         while True:
             runs = collect_runs(paths)
@@ -50,7 +53,7 @@ def validate_target(target: Path) -> None:
         )
     if target.exists() and (why := _why_no_report(target)):
         raise UserError(
-            f"{target} exists and is no report, so it is left as it is",
+            f"{target} exists and is not a report, so it was not replaced",
             why=why,
             fix=f"write --to {quote(str(free_name(target)))}, or another new file",
         )

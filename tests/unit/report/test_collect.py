@@ -134,7 +134,7 @@ def test_the_state_of_a_run_in_words(tmp_path: Path) -> None:
     run.start(0)
     run.train(1, 20)
     going = collect_run(run.write())
-    assert state_of(going, run.now + 75) == "going on, or died: last heard of 1m15s ago"
+    assert state_of(going, run.now + 75) == "running or dead: its last event was 1m15s ago"
     assert not going.has_ended
     run.say("stopped", step=20, reason="SIGTERM")
     assert state_of(collect_run(run.write()), run.now) == "stopped by SIGTERM, and saved"

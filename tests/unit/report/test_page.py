@@ -90,7 +90,7 @@ def test_what_happened_is_on_the_page(folder: Path) -> None:
         "does not fit on one device; all ranks share one fast domain",
         "considered besides",
         "reduce_scatter backward",
-        "rank 3 came up to 12.0 ms a step after the others",
+        "rank 3 was up to 12.0 ms per step behind the others",
         "raise data.workers, or move the data to a local disk",
         "productive",
         "recompute",
@@ -98,7 +98,7 @@ def test_what_happened_is_on_the_page(folder: Path) -> None:
         "first: at work for",
         "nonfinite at step 261",
         "30.0 ms of it exposed",
-        "2, of them 1 after a failure",
+        "2, 1 of them after a failure",
     ):
         assert text in page, text
     assert page.count('class="mark restart') == len(CURVES)

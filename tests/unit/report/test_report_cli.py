@@ -75,7 +75,7 @@ def test_a_file_or_a_directory_may_be_named(home: Path) -> None:
         (("runs",), "runs is not a run directory"),
         (("runs",), "it holds neither plan.json nor events.jsonl"),
         (("demo", "--to", "nowhere/page.html"), "there is no directory nowhere"),
-        (("demo", "--to", "notes.txt"), "notes.txt exists and is no report"),
+        (("demo", "--to", "notes.txt"), "notes.txt exists and is not a report"),
     ],
 )
 def test_mistakes_are_answered(home: Path, words: tuple[str, ...], says: str) -> None:
