@@ -87,10 +87,10 @@ class CollectiveTimer(Carrier):
     samples: list[Sample] = field(default_factory=list)
     histograms: dict[str, Histogram] = field(default_factory=dict)
     entered: Stamp | None = None
-    """When the part of the step that it is in began, where that is a wait."""
+    """When the current part of the step began, if ranks only wait in it."""
 
     spans: deque[list[Span]] = field(default_factory=lambda: deque([[]], maxlen=JUDGED_STEPS + 1))
-    """The waits of each step since the last report; of the last one, so far."""
+    """The waits of each step since the last report. The last entry is the current step's."""
 
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED_STEPS))
     """Seconds that this rank waited in each of the last steps that were reported."""

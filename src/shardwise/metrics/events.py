@@ -64,7 +64,7 @@ class EventLog:
         """Write one line through to the disk, so a killed run loses nothing that it has said.
 
         A full disk must not end the training that the record is about. The line is dropped, and the
-        next line that can be written says how many were. A job that has lost the run directory
+        next line that can be written says how many. A job that has lost the run directory
         writes no more, because the record is another job's.
         """
         if self._fence.lost or (self._file is None and not self._observers):

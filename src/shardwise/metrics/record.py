@@ -1,4 +1,4 @@
-"""events.jsonl, read with limits. Lines that are no whole events are counted."""
+"""events.jsonl, read with limits. Malformed lines are counted."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Record:
 
     num_lines: int
     first_malformed: int | None
-    """The number of the first line that is no whole event: a kill has cut it off, or a disk or a
-    hand has changed it."""
+    """The number of the first line that is not a whole event. A kill has cut it off, or the file
+    was changed."""
 
     @property
     def num_malformed(self) -> int:
-        """Lines that are no whole events."""
+        """The number of lines that are not whole events."""
         return self.num_lines - len(self.whole)
 
     @property
@@ -42,7 +42,7 @@ class Record:
         if not self.num_malformed:
             return ""
         lines = f"{self.num_malformed} of {self.num_lines} lines of events.jsonl"
-        return f"{lines} are no whole events, the first is line {self.first_malformed}"
+        return f"{lines} are malformed; the first is line {self.first_malformed}"
 
 
 def read_record(path: Path, *, end: int | None = None) -> Record:

@@ -26,7 +26,7 @@ from shardwise.internals.names import COLLECTIVE_PREFIXES, TRACED_CALLS
 What = Literal["compute", "communication", "copy"]
 Event = Mapping[str, Any]
 Played = tuple[str, int]
-"""The kind of a collective that is only played, and its number in the trace."""
+"""The kind of an emulated collective, and its number in the trace."""
 
 METADATA = "shardwise"
 """The key of a trace under which the run says what the trace itself does not."""
@@ -238,7 +238,7 @@ class _Frame:
     """The place among the spans of the operator that it is part of."""
 
     played: Played | None = None
-    """The collective without peers that it is part of."""
+    """The emulated collective that it is part of."""
 
 
 _OUTSIDE = _Frame(float("inf"))

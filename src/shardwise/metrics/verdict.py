@@ -1,4 +1,4 @@
-"""Whether a run did what its plan said, and else which part of the plan was wrong."""
+"""Whether a run did what its plan said, and if not, which part of the plan was wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _speed_miss(forecast: Forecast, steps: Sequence[dict[str, Any]]) -> Iterator
         return
     waiting = statistics.median(step["data_share"] for step in steps)
     if miss < 0 and waiting > -miss / 2:
-        cause = f"{waiting:.0%} of the time went to waiting for data, which the plan has at none"
+        cause = f"{waiting:.0%} of the time went to waiting for data; the plan expects none"
     else:
         cause = (
             f"its largest estimated terms are {_estimated(forecast)}; `shardwise tunnel` measures"
@@ -54,8 +54,8 @@ def _memory_miss(plan: Plan, allocated: int) -> Iterator[str]:
     name = max(parts, key=lambda part: parts[part])
     yield (
         f"{format_bytes(allocated)} allocated is {miss:+.0%} of the plan's {format_bytes(planned)} "
-        f"(band {MEMORY_BAND:.0%}): the states are exact, so the miss is in what moves, of which "
-        f"{name} ({format_bytes(parts[name])}) is most"
+        f"(band {MEMORY_BAND:.0%}): parameters, gradients and Adam are exact, so the rest is "
+        f"off; its largest part is {name} ({format_bytes(parts[name])})"
     )
 
 

@@ -92,7 +92,7 @@ def test_malformed_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert [event["event"] for event in record.whole] == ["start", "eval"]
     assert len(record.events) == 4
     assert (record.num_lines, record.num_malformed) == (2 + 11, 11)
-    assert record.fault.startswith("11 of 13 lines of events.jsonl are no whole events")
+    assert record.fault.startswith("11 of 13 lines of events.jsonl are malformed")
     assert record.fault.endswith("the first is line 5")
 
 

@@ -68,7 +68,7 @@ def test_half_lines_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
         )
     assert losses(folder) == {10: 5.0}
     (note,) = [note for note in collect_run(folder).notes if "events.jsonl" in note]
-    assert "of 10 lines of events.jsonl are no whole events" in note
+    assert "of 10 lines of events.jsonl are malformed" in note
 
 
 def test_pipes_and_large_files_become_notes(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_malformed_lines_are_counted_in_the_table_the_json_and_the_comparison(
     told = json.loads(CliRunner().invoke(app, ["verify", str(run), "--json"]).stdout)
     assert told[-1]["name"] == "record" and told[-1]["verdict"] == "warn"
     compared = CliRunner().invoke(app, ["verify", "--parity", str(run), str(run)])
-    assert compared.stdout.count("3 of 14 lines of events.jsonl are no whole events") == 2
+    assert compared.stdout.count("3 of 14 lines of events.jsonl are malformed") == 2
     # A run whose every line is malformed has no step to judge, and the count is shown all the same.
     (run / "events.jsonl").write_text("[]\n")
     lost = CliRunner().invoke(app, ["verify", str(run)])

@@ -51,14 +51,14 @@ STEP_ALERTS = (
         summary=f"FSDP step time +10% vs 1h baseline on {_ON_JOB}",
         description="Steps of the last 5m take {{ $value | humanizeDuration }} on average.",
         runbook="Compare all-gather p99, data wait and the straggler panel: fabric, data or one "
-        "slow rank. RUN/plan.json holds what a step was foreseen to take, and what for.",
+        "slow rank. RUN/plan.json holds the expected time of a step and of its parts.",
     ),
     Alert(
         name="FSDPAllGatherP99",
         expr="histogram_quantile(0.99, rate(fsdp:allgather_seconds_bucket[5m])) > 0.2",
         held="10m",
         summary=f"FSDP AllGather p99 > 200ms on {_ON_JOB}: fabric or wrap-policy regression",
-        description="The slowest hundredth of all-gathers takes {{ $value | humanizeDuration }}.",
+        description="The slowest 1% of all-gathers take over {{ $value | humanizeDuration }}.",
         runbook="Look for a straggler first: waiting for it counts as time of the collective. "
         "Then NVLink against PCIe bytes; a unit that is the whole model gathers it at once.",
     ),
@@ -96,7 +96,7 @@ RUN_ALERTS = (
         severity="critical",
         summary=f"{_ON_JOB} has logged no step for a long time",
         description="The last step was {{ $value | humanizeDuration }} ago, over 5m and five times "
-        "the usual distance.",
+        "the usual interval.",
         runbook="The launcher aborts ranks after train.hang_timeout_s, with all stacks in "
         "RUN/logs: they name the collective and the rank that is not in it.",
     ),
@@ -119,7 +119,7 @@ RUN_ALERTS = (
         summary=f"{_ON_JOB} has not published a checkpoint when it should have",
         description="{{ $value | humanize }} steps would be lost now.",
         runbook="`shardwise checkpoint ls RUN`; look for a save that failed or hangs in the log, "
-        "then at the room and the speed of the disk.",
+        "then at the free space and the speed of the disk.",
     ),
     Alert(
         name="TrainingCheckpointFailed",
@@ -134,7 +134,7 @@ RUN_ALERTS = (
         name="TrainingGoodputLow",
         expr="training:goodput:ratio < 0.8\n  and training_productive_seconds_total offset 1h",
         held="15m",
-        summary=f"{_ON_JOB} spends over a fifth of its time on other things than new steps",
+        summary=f"{_ON_JOB} spends over a fifth of its time on things other than new steps",
         description="{{ $value | humanizePercentage }} of the last 1h went to steps that count.",
         runbook="Restarts, rollbacks, checkpoints and evaluations take the rest: see their panels.",
     ),

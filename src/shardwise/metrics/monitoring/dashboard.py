@@ -46,7 +46,7 @@ PANELS: dict[str, tuple[Panel, ...]] = {
     "Speed": (
         Panel("Step time", "s", ((f"fsdp_step_duration_seconds{_JOB}", "{{job_name}} {{rank}}"),)),
         Panel(
-            "Tokens a second of one device",
+            "Tokens per second of one device",
             "none",
             ((f"training_tokens_per_second{_JOB}", "{{job_name}}"),),
         ),

@@ -41,7 +41,7 @@ LOG_INTERVAL = Metric(
     "training_log_interval_seconds", "gauge", "Time between logged steps, expected.", ("rank",)
 )
 GRAD_NORM = Metric("fsdp_grad_norm", "gauge", "Global gradient norm before clipping, last step.")
-LOSS = Metric("training_loss", "gauge", "Mean loss a token, last window.")
+LOSS = Metric("training_loss", "gauge", "Mean loss per token, last window.")
 AUX_LOSS = Metric(
     "training_router_aux_loss", "gauge", "Load-balancing loss of routers, last window."
 )
@@ -55,7 +55,7 @@ LEARNING_RATE = Metric("training_learning_rate", "gauge", "Learning rate of the 
 MFU = Metric("training_mfu", "gauge", "Model FLOPs utilisation, 0 to 1, last window.")
 HFU = Metric("training_hfu", "gauge", "Hardware FLOPs utilisation with recompute, 0 to 1.")
 MFU_PLANNED = Metric("training_mfu_planned", "gauge", "The MFU that the plan foresaw.")
-TOKENS_PER_S = Metric("training_tokens_per_second", "gauge", "Tokens a second of one device.")
+TOKENS_PER_S = Metric("training_tokens_per_second", "gauge", "Tokens per second of one device.")
 STEP = Metric("training_step", "gauge", "Optimizer steps done.")
 STEPS_PLANNED = Metric("training_planned_steps", "gauge", "Optimizer steps of the whole run.")
 TOKENS = Metric("training_tokens", "counter", "Tokens read by the whole run.")

@@ -20,7 +20,7 @@ MAX_NODES = 10_000
 
 _HEADS = {
     "static": "# Runs on machines that are known by name.",
-    "slurm": "# Runs of a Slurm job, one endpoint a node. Inside the job:\n"
+    "slurm": "# Runs of a Slurm job, one endpoint per node. Inside the job:\n"
     '#   shardwise observe scrape --on slurm --nodes "$SLURM_JOB_NODELIST" --to scrape.yaml',
     "kubernetes": "# Runs in pods that have the label shardwise.io/run and a port named metrics.",
 }

@@ -215,7 +215,7 @@ def _histogram(seconds: dict[str, Any]) -> HistogramSample:
 
 
 def _spell_bound(bound: float | str | None) -> str:
-    """JSON has no infinity, so that a bound may be missing or a text."""
+    """A bound as Prometheus writes it. JSON has no infinity, so it may be missing or text."""
     return "+Inf" if bound is None or float(bound) == float("inf") else repr(float(bound))
 
 

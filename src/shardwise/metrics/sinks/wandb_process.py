@@ -1,6 +1,6 @@
 """The process that talks to Weights & Biases. Events come as lines of JSON on stdin.
 
-It is a process of its own, because wandb waits for ever for a network that is not there, and would
+It is a separate process, because wandb waits forever for a network that does not answer, and would
 keep a rank from ending. This process ends some time after its last line, whatever wandb does.
 """
 
