@@ -16,7 +16,7 @@ from shardwise.units import GIB, format_bytes, format_count
 _EIGHT = "8xH100"
 _WHERE = {
     "gpu": "on {device}, with emulated links",
-    "cpu": "on {device}, with links that sleep",
+    "cpu": "on {device}, with links emulated by sleep",
     "fake": "on fake tensors: one step, nothing computed",
 }
 
@@ -117,7 +117,7 @@ def next_lines(result: TunnelResult, words: str) -> list[str]:
     lines = [f"next: {command} --link-speed {slower:g}   (slower links)"]
     if result.mode == "fake":
         lines.append("      the same on a machine with a GPU   (measures the step)")
-    lines.append(f"      shardwise plan {words} --cluster {result.plan.cluster.name}   (why so)")
+    lines.append(f"      shardwise plan {words} --cluster {result.plan.cluster.name}   (reasons)")
     return lines
 
 

@@ -29,7 +29,7 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
     """One optimizer step of the real code, after Adam has its state."""
     here = plan_on(plan, "cpu", compiled=False).with_choices(
         offload_activations=Choice(0.0, "fake tensors have no memory to copy", "rule"),
-        gather_in_place=Choice(False, "a first step has to find the places", "rule"),
+        gather_in_place=Choice(False, "a first all-gather finds the memory to use", "rule"),
     )
     ledger = Ledger()
     notes: list[str] = []
@@ -67,8 +67,8 @@ def _without_values(batch: MicroBatch) -> MicroBatch:
 def _make_first_update(rank: Rank) -> None:
     """Make one update before the step.
 
-    Every step but the first finds Adam's moments there, and the shapes of sharded tensors known.
-    DTensor infers each shape once, on fake tensors of its own, which would be taken for the step's.
+    From the second step on, Adam's moments exist, and DTensor knows the shapes of sharded tensors.
+    It infers each shape once on fake tensors, which would otherwise be counted as the step's.
     """
     for param in rank.params:
         param.grad = torch.zeros_like(param)
@@ -123,9 +123,9 @@ def _notes(plan: Plan) -> list[str]:
     if plan.decided.compile:
         notes.append("torch.compile is off on fake tensors; compiled blocks keep fewer activations")
     if plan.decided.loss == "chunked" and plan.choices["loss"].source != "user":
-        notes.append("the loss is taken to be chunked; a run first tries that on its weights")
+        notes.append("the loss is assumed to be chunked; a run first checks that on its weights")
     if plan.decided.gather_in_place:
-        notes.append("a run gathers in place; here buffers that it does not need are counted")
+        notes.append("a run gathers in place; these bytes include buffers that it does not need")
     if plan.decided.offload_activations:
         notes.append("activations that would wait in host memory are part of these bytes")
     if plan.decided.offload:

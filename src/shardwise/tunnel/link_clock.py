@@ -120,7 +120,7 @@ class CudaClock:
     """The clock on the stream from which FSDP2 calls, so compute runs beside it as beside NCCL.
 
     The wait is the rest of the modelled time after the local copies. The time of the copies is
-    learnt from collectives that ask for no time. The rate at which the GPU counts cycles is
+    learnt from collectives over free links. The rate at which the GPU counts cycles is
     corrected after every step, because its clock falls under load.
     """
 

@@ -15,7 +15,7 @@ class Links:
     """A cluster's fabric, scaled by a factor."""
 
     fabric: Fabric
-    """At that speed; as published where the speed is infinite."""
+    """The fabric at that speed; not scaled where the speed is infinite."""
 
     speed: float
 

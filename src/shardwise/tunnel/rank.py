@@ -71,7 +71,7 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
     """The same plan on this machine's device, with random weights, because no figure depends on
     them.
 
-    A plan that does not compile is never made to.
+    A plan without torch.compile stays without it.
     """
     here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
     if plan.decided.compile and not compiled:
@@ -99,7 +99,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
                 "float8 is emulated in fp32 here, which takes time and memory that GPUs do not need"
             )
     if plan.settings.data.document_mask:
-        say("documents are not kept apart here: random tokens have none")
+        say("no documents are kept apart here: random tokens have none")
     for note in notes_of(shell.units, plan, shell.mesh.world):
         say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)

@@ -23,8 +23,8 @@ class Timing:
     """The same step over links of infinite speed."""
 
     emulated_s: float
-    """What the collectives of a step took, one after the other; the model asked for
-    `communication_s`. More is local copying that is slower than the modelled link."""
+    """The time that the collectives of a step took, one after the other. The model expects
+    `communication_s`. Where this is more, local copies were slower than the modelled link."""
 
     tokens_per_s_per_gpu: float
     mfu: float | None
@@ -42,7 +42,7 @@ class Memory:
 
     allocated_bytes: int
     reserved_bytes: int | None
-    """With what the allocator keeps; None without one."""
+    """What the caching allocator held; None where there is none."""
 
     classes: dict[str, int]
     """What the peak is made of, as far as that is known."""
@@ -81,7 +81,7 @@ class TunnelResult:
         return sum(item.seconds for item in self.collectives)
 
     def to_dict(self) -> dict[str, Any]:
-        """For scripts; keys stay."""
+        """Plain data for scripts. Keys do not change from release to release."""
         plan, timing = self.plan, self.timing
         return {
             "model": plan.model.name,

@@ -87,8 +87,8 @@ def _validate_trace(trace: Path, where: str) -> None:
     if not trace.name.endswith(".json.gz"):
         named = trace.with_name(f"{trace.name.split('.')[0]}.json.gz")
         raise UserError(
-            f"--trace {trace} is no name for a trace",
-            why="it is compressed JSON, and known by its name",
+            f"--trace {trace} is not a name for a trace",
+            why="a trace is compressed JSON, so its name ends in .json.gz",
             fix=f"write --trace {quote(str(named))}",
         )
     if not trace.parent.is_dir():

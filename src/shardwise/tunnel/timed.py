@@ -93,7 +93,7 @@ def time_steps(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Some steps in a row."""
+    """Several steps in a row."""
 
     step_s: float
     """The median."""
@@ -114,7 +114,7 @@ class _Stand:
         self._weighing = rank.session.optimizer.register_step_pre_hook(self._weigh_grads)
 
     def run(self, num_steps: int) -> _Pass:
-        """So many steps, one right after the other as in training; the peak of memory is theirs."""
+        """Run steps one right after the other, as in training. The memory peak is theirs."""
         clock = self.emulator.clock
         # Training has a thread for it.
         prepared = [self._batches() for _ in range(num_steps)]
@@ -174,7 +174,7 @@ class _Stand:
 def _not_finite(grad_norm: float) -> UserError:
     return UserError(
         f"a step gave a gradient norm of {grad_norm}, so no update was made",
-        why="every other rank's shard is a copy of this one's, which this model does not bear",
+        why="all other shards are copies of this one, and this model cannot compute with that",
         fix="write --device fake: then nothing is computed",
         code=ExitCode.DIVERGED,
     )

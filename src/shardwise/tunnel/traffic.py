@@ -20,10 +20,10 @@ class Collective:
     ranks: int
     stride: int
     seconds: float
-    """On the modelled links."""
+    """The time on the modelled links."""
 
     unit: str
-    """Whose parameters or gradients; empty for the few numbers that ranks agree on."""
+    """The unit whose tensors it moves; empty for the few numbers that ranks agree on."""
 
 
 @dataclass(frozen=True, slots=True)

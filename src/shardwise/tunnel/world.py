@@ -22,7 +22,7 @@ class GroupPlace:
 
 @contextmanager
 def rank_zero_of(world_size: int) -> Iterator[None]:
-    """Be rank 0 of so many ranks until the block ends."""
+    """Let this process be rank 0 of `world_size` ranks while the block runs."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield
