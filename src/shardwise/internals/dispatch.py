@@ -3,7 +3,7 @@
 `TorchDispatchMode` shows each operator with its arguments; no public form does. Selective
 checkpointing keeps the results of a block in the `storage` of its first context, by operator. Each
 is wrapped together with the version that it had: torch refuses to recompute from one that was
-changed in place. Whoever replaces a kept result before it is changed has to note the new version.
+changed in place. Code that replaces a kept result must also record the new version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KeptResults:
         self._storage = keeping.storage
 
     def copy_those_of(self, changed: Tensor) -> None:
-        """Give the kept results that share memory with `changed` memory of their own."""
+        """Copy the kept results that share memory with `changed`."""
         for entry in self._entries():
             if _share_storage(entry.val, changed):
                 entry.val = entry.val.clone()

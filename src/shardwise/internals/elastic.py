@@ -26,23 +26,23 @@ from shardwise.internals.parts import Changed
 
 
 class Advice(Protocol):
-    """Who is asked."""
+    """The object that the agent asks."""
 
     def before_a_look(self) -> None:
         """The agent is about to look at its ranks, which it does several times a second."""
 
     def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
-        """Whether to start ranks again, of so many allowed restarts with so many left."""
+        """Whether to start the ranks again. Of `allowed` restarts `left` are left."""
 
     def time_to_end_s(self, named_s: int | None, *, after_signal: bool) -> int:
-        """How long ranks may take to end, where torch names that time and where it does not."""
+        """How long ranks may take to end; `named_s` is torch's own limit, if it has one."""
 
     def after_the_end(self) -> None:
         """The agent has ended all ranks that it knows."""
 
 
 class AskingAgent(LocalElasticAgent):
-    """PyTorch's own agent, with someone to ask."""
+    """PyTorch's own agent, which asks `advice`."""
 
     def __init__(self, *args: Any, advice: Advice, **settings: Any) -> None:
         super().__init__(*args, **settings)

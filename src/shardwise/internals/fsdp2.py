@@ -1,6 +1,6 @@
-"""FSDP2's private operators, and in which order it asks for memory.
+"""FSDP2's private operators, and the streams on which it allocates.
 
-Around its collectives FSDP2 calls three operators of a namespace of its own:
+Around its collectives FSDP2 calls three operators of the namespace `fsdp`:
 
 - `fsdp::all_gather_copy_in` copies a unit's shards into this rank's slot of the all-gather's
   output, and returns that slot and the output,
@@ -13,11 +13,11 @@ for every other model of the process too: the kernels in `kernels/unit_copies.py
 numbers, and those in `parallel/gather.py` hand all memory that is not theirs to FSDP2's own kernel,
 which `torch.library.get_kernel` keeps.
 
-Memory for a collective FSDP2 asks of the object that `set_custom_all_gather` or
-`set_custom_reduce_scatter` was given, which is public. Not promised is on which stream it asks: for
-the input of a reduction on the stream that computes, for the output on the stream that reduces.
-Who relies on that are `ComputeMemory` and `OneMemory` in `parallel/comm.py`; both are right in any
-order of calls, and share no memory where both are asked for on one stream.
+FSDP2 allocates the memory of a collective through the object that `set_custom_all_gather` or
+`set_custom_reduce_scatter` was given. Both are public. FSDP2 does not promise on which stream it
+allocates. Today it allocates the input of a reduction on the compute stream, and the output on the
+stream that reduces. `ComputeMemory` and `OneMemory` in `parallel/comm.py` make use of that. They
+are right in any order of calls, and share no memory where both are allocated on one stream.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Kernel = Callable[..., Any]
 def replace_copy(name: str, kernel: Kernel, device: str) -> Library:
     """Have `fsdp::name` on tensors of `device` be `kernel`.
 
-    A kernel that returns NotImplemented leaves the call to FSDP2's own. Whoever calls this again
+    A kernel that returns NotImplemented leaves the call to FSDP2's own. A second call
     with the same kernel changes nothing.
     """
     key = device.upper()

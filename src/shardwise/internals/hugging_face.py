@@ -1,7 +1,7 @@
 """What classes of transformers say about themselves by attributes with a leading underscore, and
 one function that looks for packed sequences.
 
-`from_pretrained`, `from_config` and `generate` read the same attributes. A class of a user's own
+`from_pretrained`, `from_config` and `generate` read the same attributes. A user's own class
 may have none of them.
 """
 
@@ -59,7 +59,7 @@ def unsearched_positions() -> Iterator[None]:
 
     `create_causal_mask` looks for jumps in `position_ids` with `find_packed_sequence_indices`,
     which returns None where there is none. Positions only count up inside, so None is its answer.
-    Asked for it, though, the host waits for the GPU once in every forward, and the GPU runs dry
+    To give it, though, the host waits for the GPU once in every forward, and the GPU has no work
     until the host is ahead of it again. There is no argument that turns the search off, so the
     function is replaced in its module while the block runs. Without this part transformers
     searches, and the masks are the same.

@@ -1,8 +1,8 @@
 """Passes over the compiler's graphs, and one setting of it.
 
 torch.compile takes a pass by the option `joint_custom_post_pass`. It also takes a plain function,
-but what it compiles with one is not cached from run to run: it has no way to tell whether the
-function has changed. `CustomGraphPass` says so by its `uuid`, here a hash of source files.
+but then its results are not cached from run to run, because it cannot tell whether the function has
+changed. `CustomGraphPass` tells it by a `uuid`, here a hash of source files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Private names that files, traces, stacks and logs carry. They are compared as text; nothing is
-imported by them, so a release that has other names is read as far as the names are known."""
+"""Private names that files, traces, stacks and logs carry. They are only compared as text and
+never imported. Of a release with other names, only the known names are recognised."""
 
 from __future__ import annotations
 

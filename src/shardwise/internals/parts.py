@@ -33,7 +33,7 @@ class Part:
     """One use of private names that has a public path."""
 
     name: str
-    """What a run has from it."""
+    """What a run gains from it, as messages name it."""
 
     package: Package
     check: Callable[[], object]
@@ -56,7 +56,7 @@ SUMS = Part("kept residual sums", "torch", _check_in("inductor", "check_passes")
 CHANGES = Part("recompute after changes in place", "torch", _check_in("dispatch", "check_kept"))
 RESTARTS = Part("restarts only where they help", "torch", _check_in("elastic", "check_agent"))
 POSITIONS = Part(
-    "positions that nobody searches", "transformers", _check_in("hugging_face", "check_positions")
+    "no search for packed sequences", "transformers", _check_in("hugging_face", "check_positions")
 )
 PARTS = (COPIES, GATHERS, REDUCTIONS, SUMS, CHANGES, RESTARTS, POSITIONS)
 
@@ -84,7 +84,7 @@ def public_note(parts: Sequence[Part]) -> str | None:
 
 
 def no_public_path(package: Package, purpose: str, error: ImportError) -> UserError:
-    """The error where a private name is gone that has no public form."""
+    """The error for a private name that is gone and has no public form."""
     oldest, newest = map(_dotted, TESTED[package])
     return UserError(
         f"{purpose} does not work with {package} {version(package)}",
