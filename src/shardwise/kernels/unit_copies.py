@@ -19,7 +19,7 @@ from shardwise.internals.functions import chunk_cat_by_torch
 
 def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tensor) -> None:
     """Row i of `out` is chunk i of every tensor, one after the other, padded with zeros, as
-    torch's."""
+    in torch's kernel."""
     if dim != 0 or not out.is_cuda or not all(map(_is_plain, (out, *tensors))):
         chunk_cat_by_torch(tensors, dim, num_chunks, out)
         return
@@ -37,7 +37,7 @@ def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int, *, out: Tens
 def split_with_sizes_copy(
     gathered: Tensor, sizes: Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
 ) -> None:
-    """Copy columns of `gathered` into each tensor of `out`, as torch's."""
+    """Copy columns of `gathered` into each tensor of `out`, as torch's kernel does."""
     same = all(tensor.dtype == gathered.dtype for tensor in out)
     if dim != 1 or not same or not gathered.is_cuda or not all(map(_is_plain, (gathered, *out))):
         torch.split_with_sizes_copy(gathered, list(sizes), dim=dim, out=list(out))

@@ -112,8 +112,8 @@ def apply_to_unit(
 
 
 def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
-    """For one rank alone, where a sum over ranks is its own input. With one buffer for both, FSDP2
-    has nothing to copy.
+    """Give the input and the output of a reduction one buffer, for a rank that is alone. The sum is
+    then the input itself, and FSDP2 has nothing to copy.
 
     Call it on the stream that will compute.
     """

@@ -202,7 +202,7 @@ def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | 
     if last in _ROUTERS:
         return "a router"
     if "lora_" in name:
-        return "LoRA's own"
+        return "a LoRA layer"
     least = plan.settings.precision.float8_min_features
     return why_not_float8(module.in_features, module.out_features, least)
 

@@ -1,14 +1,14 @@
 """All-gathers straight into parameters.
 
-FSDP2 gathers a unit into one buffer that lies by ranks, and copies each parameter out of it on the
-stream that computes. Here one call gathers each parameter into its own memory, its *place*, and
+FSDP2 gathers a unit into one buffer that is laid out by ranks, and copies each parameter out of it
+on the compute stream. Here one call gathers each parameter into its own memory, its *place*, and
 nothing is left to copy.
 
-How it works, by FSDP2's own three calls for a unit (`internals/fsdp2.py`):
+FSDP2 makes three calls for a unit (`internals/fsdp2.py`):
 
 1. FSDP2 asks `IntoParameters` for the all-gather's output. The first time it gets a buffer, as it
-   would without us. Later it gets one element that is expanded to the buffer's shape: FSDP2 reads
-   no more of it than that shape.
+   would without us. Later it gets one element that is expanded to the buffer's shape, because
+   FSDP2 only reads the shape.
 2. FSDP2 calls `fsdp::all_gather_copy_in` to copy the shards into that buffer. Where places are
    known `keep_shards` copies nothing, and keeps the shards for as long as FSDP2 keeps the buffer,
    because another stream reads them until then. Then FSDP2 calls the all-gather, which reads the
@@ -18,12 +18,12 @@ How it works, by FSDP2's own three calls for a unit (`internals/fsdp2.py`):
    and copies nothing. FSDP2 resizes the storage of a gathered parameter to 0 and back, and never
    replaces it.
 
-Operators see tensors only. Which unit a buffer belongs to stands in `_GATHERS`, whose keys are the
-buffers; an entry goes when its buffer does, and the shards with it.
+Operators see tensors only, so `_GATHERS` maps each buffer to its unit and its shards. An entry is
+removed when its buffer is freed.
 
-Places are memory of the stream that computes, as FSDP2's are, so a gather begins once that stream
-has done what was asked of it so far: it may have been the memory of the block before. Units have to
-be gathered one ahead for it to be hidden.
+Places are memory of the compute stream, as they are in FSDP2. That memory may just have been used
+by the block before, so a gather first waits for all work that was launched on the compute stream.
+Compute hides the gather only if units are gathered one ahead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Gather:
 
     unit: IntoParameters
     shards: list[Tensor] | None = None
-    """What it reads, where it writes places; None: it reads and writes FSDP2's buffer."""
+    """The shards that it reads, if it writes places; None if it uses FSDP2's buffer."""
 
 
 _GATHERS = WeakTensorKeyDictionary()
@@ -112,7 +112,7 @@ class IntoParameters:
 
 
 def can_gather_into(modules: Iterable[nn.Module]) -> bool:
-    """Whether a parameter is cut into rows. FSDP2 assembles any other one from a copy."""
+    """Whether all parameters are sharded along dim 0. FSDP2 assembles any others from a copy."""
     params = (param for module in modules for param in module.parameters())
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
 

@@ -1,4 +1,4 @@
-"""A pass over compiled graphs: which of two equal tensors forward keeps for backward."""
+"""A pass over compiled graphs: which of two tensors of one size forward keeps."""
 
 from __future__ import annotations
 

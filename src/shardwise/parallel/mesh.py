@@ -70,8 +70,8 @@ class World:
         return self.local_rank == 0
 
     def beside(self, backend: str) -> World:
-        """The same ranks in a process group of their own, whose collectives run beside those of
-        this one.
+        """The same ranks in a separate process group, whose collectives run beside those of this
+        one.
 
         All ranks call this together.
         """
@@ -159,13 +159,13 @@ class Mesh:
     """Its axes are `shard`, and all others that have more than one rank."""
 
     loss_group: ProcessGroup
-    """Adds up a loss."""
+    """The ranks that add up a loss."""
 
     token_group: ProcessGroup
-    """Adds up what is counted by token, such as how experts are used."""
+    """The ranks that add up what is counted by token, such as the use of experts."""
 
     step_group: ProcessGroup
-    """Makes one step together, and so agrees on what to do next."""
+    """The ranks that make one step together, and so agree on what to do next."""
 
     @property
     def data_degree(self) -> int:
@@ -238,7 +238,7 @@ def validate_axes(axes: Axes) -> None:
         if size > 1 and name not in SUPPORTED:
             raise UserError(
                 f"the mesh has {size} ranks along `{name}`, which is not supported",
-                why=f"more than one rank may stand along {' and '.join(SUPPORTED)} only",
+                why=f"only {' and '.join(SUPPORTED)} may have more than one rank",
                 fix="write mesh.replicate=auto mesh.shard=auto, which take all ranks",
             )
 

@@ -112,7 +112,7 @@ def test_routers_lora_and_odd_shapes_stay() -> None:
     reasons = {x.name: x.why_not for x in float8_layers(model, units, plan) if ".0." in x.name}
     assert reasons == {
         "layers.0.gate": "a router",
-        "layers.0.lora_A": "LoRA's own",
+        "layers.0.lora_A": "a LoRA layer",
         "layers.0.odd": "1024 x 1032 is no multiple of 16",
         "layers.0.up": None,
     }
