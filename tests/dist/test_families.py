@@ -106,7 +106,7 @@ def test_sdpa_by_name_is_refused_where_the_class_has_none(
     written(tiny_config("bloom"), home)
     assert shardwise(home, "train", "model.attention=sdpa") == 2
     said = capsys.readouterr().err
-    assert "model.attention=sdpa is not there for bloom models" in said
+    assert "bloom models do not have model.attention=sdpa" in said
     assert "set model.attention=eager" in said
     assert shardwise(home, "plan", "model.attention=eager") == 0
 

@@ -23,7 +23,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     if not on_gpu:
         why_compile = "compiling takes longer than it saves"
     why_state = "bf16 rounds Adam's moments stochastically, so it is not chosen unless asked for"
-    why_fused = f"{'host' if memory.offload == 'cpu' else cluster.device} parameters have it"
+    why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
     return {
         "param_dtype": decide(config, "param_dtype", param, why_param),
         "linear": choose_linear(config, model, cluster),
@@ -44,7 +44,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
             config,
             "offload_activations",
             0.0,
-            "not asked for: measured for one GPU of a host, not for all at once",
+            "not asked for: measured with one GPU of a host, not with all at once",
         ),
         "attention": _choose_attention(config, model),
         "loss": decide(
@@ -55,7 +55,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         ),
         "fused_optimizer": decide(config, "fused_optimizer", True, why_fused),
         "optimizer_state": decide(config, "optimizer_state", "fp32", why_state),
-        "decay_embeddings": decide(config, "decay_embeddings", True, "as all matrices do"),
+        "decay_embeddings": decide(config, "decay_embeddings", True, "like all other matrices"),
         "kernels": _choose_kernels(config, cluster),
         "router_aux_loss": choose_router_aux_loss(config, model),
     }
@@ -86,7 +86,7 @@ def _choose_attention(config: RunConfig, model: ModelSpec) -> Choice[str]:
     given, first = config.model.attention, model.attentions[0]
     if given != "auto" and given not in model.attentions:
         raise UserError(
-            f"model.attention={given} is not there for {model.model_type} models",
+            f"{model.model_type} models do not have model.attention={given}",
             why=f"their class in transformers has {', '.join(model.attentions)}",
             fix=f"leave model.attention out, or set model.attention={first}",
         )
@@ -109,7 +109,7 @@ def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
             why="they are written in Triton",
             fix="leave train.kernels out",
         )
-    return decide(config, "kernels", "torch", "ours are for GPUs")
+    return decide(config, "kernels", "torch", "our kernels are for GPUs")
 
 
 def _best_format(cluster: ClusterSpec) -> tuple[str, str]:

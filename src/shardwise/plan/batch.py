@@ -50,7 +50,7 @@ def choose_batch(
     if train.accumulation != "auto":
         passes = Choice(train.accumulation, "given", "user")
     elif train.global_batch == "auto":
-        passes = Choice(1, "one pass a step", "rule")
+        passes = Choice(1, "one pass per step", "rule")
     else:
         formula = f"{train.global_batch} sequences / ({micro.value} x {ranks} ranks)"
         passes = Choice(train.global_batch // (micro.value * ranks), formula, "rule")

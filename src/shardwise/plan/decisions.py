@@ -125,7 +125,7 @@ class Decisions:
 
     @property
     def float8_rowwise(self) -> bool:
-        """One scale a row instead of one a tensor."""
+        """One scale per row instead of one per tensor."""
         return self.linear == "float8_rowwise"
 
 

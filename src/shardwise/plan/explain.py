@@ -51,8 +51,8 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         ("mfu", _shares(forecast)),
     ]
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
-        hidden = f"{format_count(forecast.tokens_to_hide)} tokens in a rank's micro-batch"
-        rows.append(("hides from", hidden))
+        enough = format_count(forecast.tokens_to_hide)
+        rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))
     tokens = budget_tokens or 1e9
     hours = forecast.hours_per_billion_tokens * tokens / 1e9
     cost = "no price known; set cluster.usd_per_gpu_hour"

@@ -57,7 +57,7 @@ def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Cho
         return Choice(False, "no weights are float8", "rule")
     if linear == "float8_rowwise":
         return Choice(
-            False, "a scale for each column needs all rows, and a rank has some of them", "rule"
+            False, "a scale for each column needs all rows, and a rank has only some", "rule"
         )
     if config.memory.offload == "cpu":
         return Choice(False, "the scales of weights in host memory are not known ahead", "rule")
@@ -67,7 +67,7 @@ def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Cho
     if model.hidden_size % shard and model.ffn_size % shard:
         why = f"rows do not divide over {shard} ranks, and cast shards cannot be padded"
         return Choice(False, why, "rule")
-    why = "one byte a weight; all scales in one pass after each step"
+    why = "one byte per weight; all scales in one pass after each step"
     return Choice(True, why, "rule")
 
 
@@ -107,7 +107,7 @@ def _which_layers(config: RunConfig, model: ModelSpec) -> str:
     """The converted layers as far as config.json tells. A run prints the exact list."""
     shapes = _block_shapes(model)
     if shapes is None:
-        return "which layers that changes, the run says"
+        return "the run prints which layers that changes"
     least = config.precision.float8_min_features
     whys = {name: why_not_float8(*shape, least) for name, shape in shapes.items()}
     left = {name: why for name, why in whys.items() if why}
@@ -122,7 +122,7 @@ def _which_layers(config: RunConfig, model: ModelSpec) -> str:
         names = " and ".join(name for name in left if left[name] == why)
         parts.append(f"not {names} ({why})")
     if model.num_experts > 1:
-        parts.append("not the experts, stacked in one tensor, so the forecast is that of param")
+        parts.append("not the experts: they are one tensor; the forecast is that of param")
     return "; ".join([*parts, "head, norms and embedding stay as they are"])
 
 

@@ -65,7 +65,7 @@ def _choose_gather_in_place(
     if shard.gather_in_place != "auto":
         if shard.gather_in_place and not isinstance(reshard, bool):
             raise UserError(
-                f"shard.gather_in_place does not go with shard.reshard_after_forward={reshard}",
+                f"shard.gather_in_place does not work with shard.reshard_after_forward={reshard}",
                 why="backward gathers from fewer ranks than forward, with other shards",
                 fix="leave shard.gather_in_place out, or write shard.reshard_after_forward=true, "
                 "or shard.reshard_after_forward=false",

@@ -39,11 +39,11 @@ def choose_weights(config: RunConfig, source: ModelSource) -> Choice[str]:
             "model.name=DIR with config.json and safetensors (or a hub id)",
         )
     if source.kind == "preset":
-        why = f"the preset {config.model.name} is a shape without any"
+        why = f"the preset {config.model.name} is a shape without weights"
     elif source.kind == "hub":
-        why = f"none of {config.model.name} are on this machine; `shardwise train` fetches them"
+        why = f"no weights of {config.model.name} are here; `shardwise train` fetches them"
     else:
-        why = f"there are none in {source.directory}"
+        why = f"there are no weights in {source.directory}"
     return Choice("random", why, "rule")
 
 
@@ -88,7 +88,7 @@ def warn_of_vocabulary(model: ModelSpec, num_tokens: int, *, pretrained: bool) -
     if num_tokens * FAR >= model.vocab_size:
         return []
     effect = (
-        "if it is not the one that these weights were trained with, they know its tokens as others"
+        "if these weights were trained with another tokenizer, its tokens mean other text to them"
         if pretrained
         else f"model.overrides.vocab_size={num_tokens} leaves out what is never trained"
     )

@@ -112,8 +112,8 @@ def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
-    """(at the peak, later). Earlier micro-batches have left gradients at the peak; the only one
-    has not yet."""
+    """(bytes at the peak, bytes later). At the peak there are only gradients of earlier
+    micro-batches."""
     shards = shard_params * GRAD_BYTES
     if decided.accumulation == 1:
         return 0, shards

@@ -47,5 +47,5 @@ def warn_of_positions(config: RunConfig, model: ModelSpec) -> list[str]:
         return []
     return [
         f"data.seq_len is {seq_len}, and the config.json of {model.name} names {limit} positions; "
-        f"model.overrides.max_position_embeddings={seq_len} says that longer ones are meant"
+        f"model.overrides.max_position_embeddings={seq_len} confirms longer sequences"
     ]

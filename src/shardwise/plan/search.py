@@ -167,12 +167,12 @@ def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
     if abs(loss) < EQUAL:
         return f"as fast, within {EQUAL:.1%}"
     if loss < 0:
-        return f"{-loss:.0%} faster: too little to leave the decision tree's answer"
+        return f"{-loss:.0%} faster: too little to replace the decision tree's answer"
     return f"{loss:.0%} slower: {_cause(option.forecast, best.forecast)}"
 
 
 def _cause(slower: Forecast, faster: Forecast) -> str:
-    """The term that it spends most more time on, for the same number of tokens."""
+    """The term that grows most, for the same number of tokens."""
     scale = faster.tokens_per_s * faster.step_s / (slower.tokens_per_s * slower.step_s)
     extra = {name: s * scale - faster.terms[name] for name, s in slower.terms.items()}
     name = max(extra, key=lambda term: extra[term])

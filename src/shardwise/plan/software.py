@@ -60,7 +60,7 @@ class Software:
     """How much longer than their bytes the collectives of units take."""
 
     replica_pieces: float = 1.0
-    """All-reduces over replicas in a step: so many, and at least one a unit."""
+    """All-reduces over replicas in a step: so many, and at least one per unit."""
 
     wait_share: float = 0.005
     """What ranks wait for the slowest, as a share of the step for each doubling of the nodes."""
@@ -72,7 +72,7 @@ class Software:
     """What every micro-batch costs besides."""
 
     norm_passes: float = 13.0
-    """For each hidden channel, where `selective` checkpointing forms nothing again but norms."""
+    """For each hidden channel, where `selective` checkpointing recomputes only norms."""
 
     selective_recompute: float = 0.0
     """Share of a block's matmuls that `selective` checkpointing runs again."""

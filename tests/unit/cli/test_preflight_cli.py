@@ -99,7 +99,7 @@ def test_a_large_vocabulary_is_not_trained_on_bytes_unasked(train: Train) -> Non
     assert not Path("runs").exists()
     code, said = train("model.name=llama-3.2-1b", *small, "data.tokenizer=byte")
     assert code == 0
-    assert "first weights: random (the preset llama-3.2-1b is a shape without any)" in said
+    assert "first weights: random (the preset llama-3.2-1b is a shape without weights)" in said
     assert "tokenizer: byte (given)" in said
     assert "warning: the tokenizer has 257 tokens, llama-3.2-1b has 128256" in said
 
@@ -108,7 +108,7 @@ def test_the_plan_says_what_train_will_refuse(train: Train) -> None:
     code, said = train("model.name=llama-3.2-1b", "cluster.name=8xH100", verb="plan")
     assert code == 0
     assert "`shardwise train` refuses this: llama-3.2-1b comes without a tokenizer" in said
-    assert "the preset llama-3.2-1b is a shape without any" in said
+    assert "the preset llama-3.2-1b is a shape without weights" in said
 
 
 @pytest.mark.parametrize("vocab_size", [400, 1000])
@@ -136,7 +136,7 @@ def test_a_far_smaller_tokenizer_is_said(train: Train, tmp_path: Path) -> None:
     code, said = train(f"model.name={place}", f"data.tokenizer={small}")
     assert code == 0
     assert "warning: the tokenizer has 300 tokens" in said
-    assert "they know its tokens as others" in said
+    assert "its tokens mean other text to them" in said
     padded = make_tokenizer(tmp_path / "padded", 980)
     assert "warning" not in train(f"model.name={place}", f"data.tokenizer={padded}")[1]
 

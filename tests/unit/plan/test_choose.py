@@ -56,7 +56,7 @@ def test_the_search_leaves_the_tree_for_a_clear_gain_only(plan_of: PlanOf) -> No
     words = ("model.name=llama-3.1-8b", "data.seq_len=4096")
     plan = plan_of(*words, "cluster.name=2x8xH200")
     assert mesh_of(plan) == ("hybrid_shard", 2, 8)
-    assert any("too little to leave" in other.why_not for other in plan.alternatives)
+    assert any("too little to replace" in other.why_not for other in plan.alternatives)
     plan = plan_of("model.name=llama-3.1-70b", "data.seq_len=4096", "cluster.name=8x8xH100")
     assert mesh_of(plan) == ("full_shard", 1, 64)
     assert plan.choices["strategy"].source == "search"
@@ -397,7 +397,7 @@ def test_parameters_are_gathered_in_place_where_that_is_hidden(
 
 def test_gathers_in_place_need_one_group(plan_of: PlanOf) -> None:
     words = ("cluster.name=8xH100", "shard.strategy=full_shard", "shard.gather_in_place=true")
-    with pytest.raises(UserError, match=r"does not go with shard\.reshard_after_forward=4"):
+    with pytest.raises(UserError, match=r"does not work with shard\.reshard_after_forward=4"):
         plan_of(*words, "shard.reshard_after_forward=4")
 
 

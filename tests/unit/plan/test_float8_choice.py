@@ -38,7 +38,7 @@ def test_the_printed_plan_names_the_layers(tmp_path: Path) -> None:
         "linear float8 user given; 80 linear layers, 5 in each block; not k and v (2048 x 512 is "
         "below precision.float8_min_features=1024); head, norms and embedding stay as they are"
     ) in shown
-    assert any(line.startswith("float8_gather yes rule one byte a weight") for line in shown)
+    assert any(line.startswith("float8_gather yes rule one byte per weight") for line in shown)
 
 
 def test_memory_and_speed_follow(plan_of: PlanOf) -> None:
@@ -99,7 +99,7 @@ def test_stacked_experts_get_no_forecast_of_float8(plan_of: PlanOf) -> None:
 
 def test_unknown_families_are_left_to_the_run(plan_of: PlanOf) -> None:
     assert (
-        "the run says"
+        "the run prints"
         in plan_of("model.name=gpt2", *FLOAT8[1:], "data.seq_len=1024").choices["linear"].why
     )
 
