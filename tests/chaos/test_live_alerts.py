@@ -268,7 +268,7 @@ def test_a_delay_of_200_ms_is_named_within_20_steps(watched: Watched) -> None:
     assert before < first["step"] <= before + 20
     assert first["straggler"]["behind_s"] == pytest.approx(0.2, abs=0.1)
     assert {e["straggler"]["rank"] for e in late} == {SLOW_RANK}
-    assert f"ms a step for rank {SLOW_RANK}" in watched.said
+    assert f"ms per step for rank {SLOW_RANK}" in watched.said
     assert f"rank {SLOW_RANK} is in step with the others again" in watched.said
 
 

@@ -202,7 +202,8 @@ def test_a_run_says_what_it_changed(ranks: Pools, tmp_path: Path) -> None:
     settings = {**float8(2), "runs_dir": str(tmp_path), "train.steps": 2}
     said = ranks(2).run(whole_run, 2, settings)[0]
     table = said.index(
-        "14 of 15 linear layers multiply in float8 (one scale a tensor), and 14 are gathered in it"
+        "14 of 15 linear layers multiply in float8 (one scale per tensor), "
+        "and 14 are gathered in it"
     )
     assert said[table + 1] == "  fp32: 1 x lm_head (outside the blocks)"
     block = next(line for line in said[:table] if "model.layers.0" in line)

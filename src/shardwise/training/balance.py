@@ -62,8 +62,11 @@ class Balance:
                 router.seen_logits = None
 
     def over_ranks(self, logits: Sequence[Tensor]) -> tuple[Tensor, Routing]:
-        """The loss of this forward on all ranks, which must all call: (this rank's part of it,
-        whose gradient is the whole one for this rank's tokens, and the whole of it)."""
+        """This rank's part of the loss of this forward, and the loss over all ranks.
+
+        All ranks call this together. The gradient of the part is the full gradient with respect to
+        this rank's tokens.
+        """
         if not logits:
             raise UserError(
                 "the load-balancing loss cannot be computed: no router took part in the forward",

@@ -51,7 +51,7 @@ def check_documents(model: Any, device: torch.device) -> None:
         model.train(was_training)
         reshard_all(model)
     if reaches:
-        raise _refusal("what one document says changes what the next one gives")
+        raise _refusal("one document changes the logits of the next one")
 
 
 def _second(model: Any, first: int, device: torch.device) -> Tensor:

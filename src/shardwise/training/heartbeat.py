@@ -79,7 +79,7 @@ class Sign:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sign:
-        """The inverse of `to_bytes`; ValueError or TypeError where it is none."""
+        """The inverse of `to_bytes`; ValueError or TypeError where the data is no sign."""
         found: dict[str, Any] = json.loads(data)
         return cls(**{**found, "phase": Phase(found["phase"])})
 

@@ -64,8 +64,8 @@ from shardwise.training.telling import (
 from shardwise.training.window import Window
 
 OuterStep = Callable[[int], None]
-"""Called on all ranks after each update, with the step's number: where sites that make steps of
-their own would exchange what they have learnt."""
+"""Called on all ranks after each update with the step's number. Sites that step independently would
+exchange their updates here."""
 
 
 def no_outer_step(step: int) -> None:

@@ -32,7 +32,7 @@ class DeviceMemory:
     peak_allocated: int
     peak_reserved: int
     retries: int
-    """How often it had to give cached blocks back before it could go on."""
+    """How often it had to free cached blocks and try again."""
 
     capacity: int
 
@@ -71,13 +71,13 @@ def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -
     files = _write_files(plan, rank, held, cause, step)
     written = f"; see {' and '.join(map(str, files))}" if files else ""
     history = plan.settings.observe.memory_history
-    more = "" if history else "; what took each block: observe.memory_history=true"
+    more = "" if history else "; to record what allocated each block: observe.memory_history=true"
     remedies = _remedies(plan)
     return UserError(
         f"out of memory in step {step}: {format_bytes(held.peak_reserved)} reserved of "
         f"{format_bytes(held.capacity)}, the plan expects {format_bytes(plan.memory.reserved)}",
         why=f"{cause}{written}",
-        fix=f"write {', or '.join(remedies)}; what one changes: `shardwise plan FILE --set "
+        fix=f"write {', or '.join(remedies)}; to see what one changes: `shardwise plan FILE --set "
         f"{remedies[0]}`{more}",
         # A run that has fit until now has fragmented memory. A restart from its last checkpoint
         # gets it further.

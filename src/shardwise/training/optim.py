@@ -23,8 +23,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class OnePassAdamW(torch.optim.AdamW):
     """torch's fused AdamW and its state, with an update that moves fewer bytes.
 
-    As with torch's own, attributes carry the scale and whether gradients are finite. Its moments
-    have the dtype of the parameters, or `state_dtype`.
+    As in torch's own, `grad_scale` and `found_inf` carry the scale of the gradients and whether
+    they are finite. Moments have the dtype of the parameters, or `state_dtype`.
     """
 
     grad_scale: Tensor | None = None
@@ -119,7 +119,7 @@ def _check_kernels(plan: Plan) -> None:
     """Compile our kernel now. On a CPU our operators are plain torch."""
     if plan.cluster.device == "cuda" and not uses_own(plan):
         raise UserError(
-            "optim.state=bf16 needs our AdamW, and that Triton, which is not installed here",
+            "optim.state=bf16 needs our AdamW kernel and Triton, which is not installed here",
             fix="install the triton that this torch was built for, or leave optim.state out",
             code=ExitCode.ENVIRONMENT,
         )

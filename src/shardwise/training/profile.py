@@ -78,7 +78,7 @@ class StepProfiler:
             if self.world.is_first:
                 _tell(path, self.plan, events, say)
         except (OSError, UserError) as error:
-            say(f"ALERT: steps {self.first} to {step} were profiled in vain: {error}")
+            say(f"ALERT: there is no profile of steps {self.first} to {step}: {error}")
         finally:
             self.close()
         return True

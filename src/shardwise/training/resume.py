@@ -57,7 +57,7 @@ def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> Us
 
 
 def accept_resume(plan: Plan, world: World, found: Checkpoint, data: str) -> Resumption:
-    """How the run resumes with the tokens of this identity. From now on its directory says so."""
+    """How the run resumes with this data. The run directory records it from now on."""
 
     def accept() -> Resumption:
         resumption = judge_resume(found, plan, data)
@@ -77,7 +77,7 @@ def announce_resume(accepted: Resumption, channels: Channels) -> None:
         say(f"  {change}")
     if not accepted.remembers_data:
         data = "taken to be the same"
-        say("the checkpoint is too old to tell its data, which is taken to be the same")
+        say("the checkpoint is too old to tell what data it used; the data is taken to be the same")
     if accepted.restarts_data:
         data = "restarted"
         say("the data is read from its start, as data.on_change=restart says")

@@ -48,7 +48,7 @@ def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels:
     # This is printed once. The record repeats it for as long as it lasts.
     if late is not None and rank != before:
         channels.say(
-            f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms a step for rank {rank}"
+            f"ALERT: the other ranks wait {1e3 * late['behind_s']:.0f} ms per step for rank {rank}"
         )
     elif late is None and before is not None:
         channels.say(f"rank {before} is in step with the others again")

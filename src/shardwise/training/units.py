@@ -50,7 +50,7 @@ def float8_table(layers: Sequence[Layer], plan: Plan) -> list[str]:
         return []
     changed = [layer for layer in layers if layer.why_not is None]
     gathered = sum(layer.gathers_float8 for layer in changed)
-    scales = "one scale a row" if plan.decided.linear == "float8_rowwise" else "one scale a tensor"
+    scales = f"one scale per {'row' if plan.decided.float8_rowwise else 'tensor'}"
     head = (
         f"{len(changed)} of {len(layers)} linear layers multiply in float8 ({scales}), and "
         f"{gathered} are gathered in it"
@@ -77,7 +77,7 @@ def notes_of(units: UnitMap, plan: Plan, world: World) -> list[str]:
 
 
 def _private_parts(plan: Plan, world: World) -> list[Part]:
-    """Of torch and transformers, that a run of this plan would use."""
+    """The private parts of torch and transformers that a run of this plan would use."""
     selective = plan.decided.checkpoint_activations == "selective" and not plan.decided.compile
     used = {
         GATHERS: plan.decided.gather_in_place,

@@ -66,7 +66,7 @@ def test_all_linear_layers_of_large_blocks_and_nothing_else() -> None:
     assert kinds == dict.fromkeys(names, 32)
     assert all(layer.gathers_float8 for layer in changed)
     assert float8_table(layers, plan) == [
-        "224 of 225 linear layers multiply in float8 (one scale a tensor), and 224 are gathered "
+        "224 of 225 linear layers multiply in float8 (one scale per tensor), and 224 are gathered "
         "in it",
         "  bf16: 1 x lm_head (outside the blocks)",
     ]

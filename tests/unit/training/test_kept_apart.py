@@ -43,7 +43,7 @@ def test_a_model_that_keeps_them_apart_is_left_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     ("model", "why"),
-    [(Sums(apart=False), "changes what the next one gives"), (Deaf(), "position_ids")],
+    [(Sums(apart=False), "changes the logits of the next one"), (Deaf(), "position_ids")],
     ids=["mixes", "deaf"],
 )
 def test_one_that_does_not_is_refused(model: nn.Module, why: str) -> None:

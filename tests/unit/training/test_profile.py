@@ -90,4 +90,4 @@ def test_a_trace_that_cannot_be_written_ends_no_run(lone_plan: MakePlan) -> None
     trainer = Trainer(lone_plan("observe.profile=3", "observe.profile_steps=1"))
     (trainer.plan.run_dir / "profile").write_text("in the way")
     trainer.train(1, 5)
-    assert trainer.said[0].startswith("ALERT: steps 3 to 3 were profiled in vain")
+    assert trainer.said[0].startswith("ALERT: there is no profile of steps 3 to 3")
