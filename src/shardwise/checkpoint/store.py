@@ -285,6 +285,8 @@ def _judge(path: Path, step: int) -> Checkpoint:
         raise Damaged(MANIFEST_NAME, f"is of step {checkpoint.step}, not {step}")
     for name, expected in checkpoint.manifest.files.items():
         actual = plain_size(path / name)
+        if actual is None:
+            raise Damaged(name, "there is no such plain file")
         if actual != expected.bytes:
             raise Damaged(name, f"has {actual} bytes, {expected.bytes} were written")
     return checkpoint

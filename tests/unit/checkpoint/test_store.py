@@ -93,6 +93,13 @@ def test_sizes_are_judged_at_once(tmp_path: Path) -> None:
     assert entry.reason == f"{SHARD}: has 5 bytes, 32 were written"
 
 
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, 1)
+    (made.path / SHARD).unlink()
+    (entry,) = list_entries(tmp_path)
+    assert (entry.state, entry.reason) == ("damaged", f"{SHARD}: there is no such plain file")
+
+
 def test_a_checkpoint_under_another_step_is_damaged(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 1).path.rename(final_path(tmp_path, 2))
     (entry,) = list_entries(tmp_path)
