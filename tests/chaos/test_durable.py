@@ -239,13 +239,17 @@ class Life:
         launcher leaves ranks that save once more, and no list has those that it started last."""
         if any(job.alive() for job in self.jobs):
             return False
-        for file in Path("/proc").glob("[0-9]*/fd/*"):
-            # Processes and files that have ended since.
-            with suppress(OSError):
-                is_own = file.parts[2] == str(os.getpid())
-                if not is_own and file.readlink().is_relative_to(self.folder):
-                    return False
-        return True
+        others = set(filter(str.isdecimal, os.listdir("/proc"))) - {str(os.getpid())}
+        return not any(self._has_open(Path(f"/proc/{pid}/fd")) for pid in others)
+
+    def _has_open(self, files: Path) -> bool:
+        """Whether a process has a file of this life open. Some end while they are asked."""
+        with suppress(OSError):
+            for name in os.listdir(files):
+                with suppress(OSError):
+                    if (files / name).readlink().is_relative_to(self.folder):
+                        return True
+        return False
 
     def _entries(self) -> list[Any]:
         return list_entries(self.run_dir / "checkpoints")

@@ -211,13 +211,13 @@ class Command:
         self.process.poll()
         mark = f"WRITER={self.name}".encode()
         found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
             try:
-                entries = path.read_bytes().split(b"\0")
+                entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:
                 continue
             if mark in entries and str(self.output.parent).encode() in b"".join(entries):
-                found.append(int(path.parent.name))
+                found.append(int(pid))
         return found
 
     def alive(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,11 +99,13 @@ class Lookout:
 
 
 def _children_of(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            yield from map(int, task.read_text(encoding="ascii").split())
-        except OSError:
-            continue
+    tasks = Path(f"/proc/{pid}/task")
+    # `Path.glob` would raise where a thread of the launcher ends while it looks.
+    with suppress(OSError):
+        for task in os.listdir(tasks):
+            with suppress(OSError):
+                children = (tasks / task / "children").read_text(encoding="ascii")
+                yield from map(int, children.split())
 
 
 def _rank_of(pid: int) -> int | None:

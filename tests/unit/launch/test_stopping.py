@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,20 @@ def test_children_are_seen_before_they_leave_a_sign(folder: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_thread_of_the_launcher_may_end_while_children_are_looked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "children":
+            raise ProcessLookupError(3, "No such process")
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert Lookout(folder, launcher=os.getpid()).look() == []
 
 
 def test_a_slow_rank_saves_and_leaves(folder: Path, play: Play) -> None:
