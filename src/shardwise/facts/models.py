@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from shardwise.errors import UserError
 from shardwise.facts.positions import rotary_limit
+from shardwise.facts.saved import BlockKind
 from shardwise.facts.sources import ModelSource, read_model_config
 
 __all__ = [
@@ -97,6 +98,13 @@ class ModelSpec:
 
     source: Literal["config.json", "counted"]
 
+    kinds: tuple[BlockKind, ...] = ()
+    """What blocks save for backward, where it was counted from their code. Elsewhere the shape of a
+    Llama is assumed."""
+
+    uncounted: str = ""
+    """Why it could not be counted, where that was tried."""
+
     @property
     def block_matmul_params_per_token(self) -> int:
         """The same for all blocks together, without the output head."""
@@ -114,7 +122,9 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
         """Back from `to_dict`, or from JSON, which has no tuples."""
-        return cls(**{**data, "attentions": tuple(data.get("attentions", ATTENTIONS))})
+        attentions = tuple(data.get("attentions", ATTENTIONS))
+        kinds = tuple(map(BlockKind.from_dict, data.get("kinds", ())))
+        return cls(**{**data, "attentions": attentions, "kinds": kinds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

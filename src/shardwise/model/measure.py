@@ -16,6 +16,8 @@ from shardwise.model.build import build_on_meta
 from shardwise.model.positions import find_positions
 from shardwise.model.routers import describe_routers
 
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk")
+
 
 def count_on_meta(
     name: str, hf_config: Mapping[str, Any], *, code_dir: str | None = None
@@ -32,9 +34,10 @@ def count_on_meta(
     vocab = _size(config, "vocab_size", default=0)
     _validate_sizes(hidden_size=hidden, num_attention_heads=heads, vocab_size=vocab)
     experts = _size(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
-    active = _size(config, "num_experts_per_tok", "moe_top_k", default=experts)
+    active = _size(config, *_EXPERTS_PER_TOKEN, default=experts)
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
-    routed = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 3)
+    stacked = [[p.numel() for p in block.parameters() if p.dim() == 3] for block in blocks]
+    routed = sum(map(sum, stacked))
     routers = describe_routers(model)
     positions, in_table = find_positions(model)
     ends = [unit.num_params for unit in units.units if not unit.is_block]
@@ -46,7 +49,10 @@ def count_on_meta(
         num_heads=heads,
         num_kv_heads=_size(config, "num_key_value_heads", default=heads),
         head_dim=_size(config, "head_dim", default=hidden // heads),
-        ffn_size=_size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        # Of a gated expert there are three matrices.
+        ffn_size=max(map(sum, stacked)) // (3 * hidden * experts)
+        if routed and experts > 1
+        else _size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
         vocab_size=vocab,
         tied_embeddings=_is_tied(model),
         max_positions=positions,

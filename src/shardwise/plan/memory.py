@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
+from shardwise.facts.saved import way_of
 from shardwise.plan.decisions import (
     DTYPE_BYTES,
     Decisions,
@@ -159,7 +160,7 @@ def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
     own = 1 if decided.keeps_gathered else 3
     recomputed = _recomputed_bytes(model, decided)
     if decided.compile or not recomputed:
-        in_flight = reduce * head
+        in_flight = reduce * _params_in_reduction(model, decided)
         # An MLP's gradients: three in bf16, or one in bf16 and five float8 copies.
         halves = 7 if computes_float8(model, decided) else 3 * width
         transient = halves * _ffn_width(model) * tokens if decided.compile else 0
@@ -169,6 +170,16 @@ def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
     buffers = own * width * gathered_block_params(model, decided) + in_flight
     kept = tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
+
+
+def _params_in_reduction(model: ModelSpec, decided: Decisions) -> int:
+    """Parameters whose gradients are being reduced when backward is at its peak inside a block.
+
+    In the last block these are the head's. Stacked experts have all their gradients early in a
+    block's backward, when those of the block before are still being reduced.
+    """
+    head = _head_params(model)
+    return max(head, gathered_block_params(model, decided)) if model.num_experts > 1 else head
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -213,21 +224,55 @@ def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that all blocks save for backward."""
-    whole, mode = _block_bytes(model, decided), decided.checkpoint_activations
+    mode, blocks = decided.checkpoint_activations, _blocks(model, decided)
     if mode == "none":
-        return model.num_layers * whole
+        return sum(block.count * block.whole for block in blocks)
     if mode == "selective":
-        return model.num_layers * _selective_bytes(model, decided)
+        return sum(block.count * block.selective for block in blocks)
     entry = DTYPE_BYTES[decided.param_dtype] * model.hidden_size
-    recomputed = _num_recomputed(model, decided)
-    return (model.num_layers - recomputed) * whole + recomputed * entry
+    share = _num_recomputed(model, decided) / model.num_layers
+    return sum(b.count * ((1 - share) * b.whole + share * entry) for b in blocks)
 
 
 def _recomputed_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that the recomputation of one block creates."""
+    blocks = _blocks(model, decided)
     if decided.checkpoint_activations == "selective":
-        return _block_bytes(model, decided) - _selective_bytes(model, decided)
-    return _block_bytes(model, decided) if _num_recomputed(model, decided) else 0
+        return max(block.whole - block.selective for block in blocks)
+    return max(block.whole for block in blocks) if _num_recomputed(model, decided) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks that are alike, and the bytes for each token that one of them saves."""
+
+    count: int
+    whole: float
+    selective: float
+
+
+def _blocks(model: ModelSpec, decided: Decisions) -> list[_Blocks]:
+    """Blocks by what they save: counted from their code, or computed for the shape of a Llama."""
+    if not model.kinds:
+        whole, selective = _block_bytes(model, decided), _selective_bytes(model, decided)
+        return [_Blocks(model.num_layers, whole, selective)]
+    float8 = computes_float8(model, decided)
+    ways = [
+        way_of(
+            compiled=decided.compile,
+            own_kernels=decided.own_kernels and not float8,
+            selective=selective,
+        )
+        for selective in (False, True)
+    ]
+    width = DTYPE_BYTES[decided.param_dtype]
+    found = []
+    for kind in model.kinds:
+        whole, selective = (kind.saved[way].bytes(width, decided.seq_len) for way in ways)
+        if float8:
+            whole = selective + _float8_inputs(model, decided)
+        found.append(_Blocks(kind.count, whole, selective))
+    return found
 
 
 def _num_recomputed(model: ModelSpec, decided: Decisions) -> int:
@@ -238,26 +283,33 @@ def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that one block saves without activation checkpointing."""
     width, statistics = DTYPE_BYTES[decided.param_dtype], 4 * model.num_heads + 8
     if computes_float8(model, decided):
-        # Inputs of the linear layers are saved in float8; torchao's own layers recompute them.
-        inputs = 0 if decided.float8_rowwise else 3 * model.hidden_size
-        return _selective_bytes(model, decided) + inputs
+        return _selective_bytes(model, decided) + _float8_inputs(model, decided)
     hidden, ffn = (4, 3) if decided.compile else (9, 4)
     if makes_product_again(model, decided):
         ffn = 2
+    # What goes into the experts and what comes out of them, once for each of a token's experts.
+    hidden += 2 * _num_routed(model)
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
-    norms = 0.0 if decided.compile or not model.head_norms else 4.5 * _qkv_width(model)
-    return width * channels + norms * width / 2 + statistics
+    # Queries and keys before their norms; without the compiler their fp32 copies too.
+    norms = (1.0 if decided.compile else 2.25) * _qkv_width(model) * model.head_norms
+    return width * (channels + norms) + statistics
 
 
 def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
     """The same where only the results of matmuls and attention are saved."""
     width = DTYPE_BYTES[decided.param_dtype]
-    hidden = 2 if decided.compile else 4
+    hidden = (2 if decided.compile else 4) + _num_routed(model)
     # The product of our SwiGLU is an output of the operator that also computes the second half.
     # Without the compiler torch saves all outputs of an operator.
     ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     return width * channels + 4 * model.num_heads
+
+
+def _float8_inputs(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of the inputs of linear layers that are saved in float8; torchao's own layers recompute
+    them."""
+    return 0 if decided.float8_rowwise else 3 * model.hidden_size
 
 
 def _head_params(model: ModelSpec) -> int:
@@ -266,6 +318,11 @@ def _head_params(model: ModelSpec) -> int:
 
 def _qkv_width(model: ModelSpec) -> int:
     return model.head_dim * (model.num_heads + model.num_kv_heads)
+
+
+def _num_routed(model: ModelSpec) -> int:
+    """Experts of a token; 0 where there is one MLP for all."""
+    return model.experts_per_token if model.num_experts > 1 else 0
 
 
 def _ffn_width(model: ModelSpec) -> int:

@@ -1,0 +1,52 @@
+"""What a block saves for backward: as plain numbers, so that a plan needs no torch to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What autograd saves of one token in one block."""
+
+    channels: float
+    """Elements in the dtype that the model computes in."""
+
+    fixed_bytes: float
+    """Bytes in other dtypes: statistics of norms and attention, indices of experts."""
+
+    scores: float = 0.0
+    """Bytes for each token of the sequence, where attention saves its scores."""
+
+    def bytes(self, width: int, seq_len: int) -> float:
+        """The bytes with elements of `width` bytes, in a sequence of `seq_len` tokens."""
+        return width * self.channels + self.fixed_bytes + seq_len * self.scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKind:
+    """Blocks with the same layers, and what each of them saves."""
+
+    count: int
+    """How many blocks of the model are of this kind."""
+
+    saved: dict[str, Saved]
+    """By how the block runs: `way_of` gives the key."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Back from JSON."""
+        saved = {way: Saved(**numbers) for way, numbers in data["saved"].items()}
+        return cls(count=data["count"], saved=saved)
+
+
+def way_of(*, compiled: bool, own_kernels: bool, selective: bool) -> str:
+    """The name of a way to run a block, such as `compiled selective`."""
+    words = (
+        "compiled" if compiled else "eager",
+        "own" if own_kernels else "",
+        "selective" if selective else "",
+    )
+    return " ".join(filter(None, words))

@@ -1,0 +1,87 @@
+"""What blocks save for backward, counted from their code, against formulas and real tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.presets import PRESETS
+from shardwise.facts.saved import BlockKind, Saved, way_of
+from shardwise.model.build import build_model
+from shardwise.parallel.saved import CannotCount, count_saved
+from shardwise.plan.decisions import Decisions
+from shardwise.plan.memory import _block_bytes, _selective_bytes
+
+SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3}
+QWEN3: dict[str, Any] = {**PRESETS["qwen3-8b"], **SHAPE, "num_attention_heads": 8, "head_dim": 24}
+KNOWN = {
+    "llama": {**PRESETS["tiny-llama"], **SHAPE},
+    "qwen3": {**QWEN3, "num_key_value_heads": 2, "vocab_size": 320},
+    "mixtral": {**PRESETS["tiny-mixtral"], **SHAPE},
+}
+
+
+def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
+    """Bytes of a token in one compiled block, by the formulas."""
+    decided = Decisions(
+        param_dtype="bf16", compile=True, kernels="own" if own else "torch", seq_len=4096
+    )
+    return (_selective_bytes if selective else _block_bytes)(spec, decided)
+
+
+@pytest.mark.parametrize("family", KNOWN)
+def test_formulas_are_what_the_compiler_saves(family: str) -> None:
+    spec = spec_from_config("test", KNOWN[family])
+    (kind,) = count_saved(KNOWN[family], attention="sdpa")
+    assert kind.count == 3
+    for own in (False, True):
+        for selective in (False, True):
+            way = way_of(compiled=True, own_kernels=own, selective=selective)
+            counted = kind.saved[way].bytes(2, 4096)
+            # Statistics of head norms and the choices of a router are all that formulas leave out.
+            assert expected(spec, own=own, selective=selective) == pytest.approx(counted, rel=0.02)
+
+
+def test_counted_bytes_are_those_of_real_tensors() -> None:
+    """Without the compiler, and with the scores that eager attention saves."""
+    config = {**PRESETS["tiny-llama"], **SHAPE, "num_hidden_layers": 2}
+    (kind,) = count_saved(config, attention="eager")
+    model = build_model(config, attention="eager", code_dir=None, device="cpu").bfloat16()
+    seq_len, found = 96, {}
+    known = {id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in known:
+            found[id(storage)] = storage
+        return tensor
+
+    block = model.model.layers[0]
+    x = torch.randn(1, seq_len, 128, dtype=torch.bfloat16, requires_grad=True)
+    places = torch.arange(seq_len)[None]
+    tables = model.model.rotary_emb(x, places)
+    mask = torch.zeros(1, 1, seq_len, seq_len, dtype=torch.bfloat16)
+    known |= {id(table.untyped_storage()) for table in (*tables, mask)}
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        block(x, position_embeddings=tables, attention_mask=mask)
+    real = sum(storage.nbytes() for storage in found.values()) / seq_len
+    assert kind.saved["eager"].bytes(2, seq_len) == pytest.approx(real, rel=0.01)
+    assert kind.saved["eager"].scores > 0
+
+
+def test_kinds_come_back_from_a_plan() -> None:
+    kind = BlockKind(count=2, saved={"compiled": Saved(3.0, 4.0, 5.0)})
+    spec = spec_from_config("test", KNOWN["llama"])
+    from dataclasses import replace
+
+    counted = replace(spec, kinds=(kind,))
+    assert ModelSpec.from_dict(counted.to_dict()) == counted
+
+
+def test_what_cannot_be_counted_says_why() -> None:
+    with pytest.raises(CannotCount, match="UserError"):
+        count_saved({"model_type": "no such family"}, attention="sdpa")
