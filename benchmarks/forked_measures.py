@@ -14,7 +14,8 @@ from shardwise.config.plain import config_from_dict
 from shardwise.errors import UserError
 from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.models import read_model_config, spec_from_config
+from shardwise.facts.models import read_model_config
+from shardwise.launch.prepare import measure_model
 from shardwise.launch.ranks import ALLOCATOR
 from shardwise.plan.choose import choose_plan
 from shardwise.plan.plan import Plan
@@ -37,7 +38,7 @@ def plan_of(cluster: ClusterSpec, sections: Sections) -> Plan:
     """The plan of a configuration on random tokens."""
     config = config_from_dict({**sections, "data": {"source": "synthetic", **sections["data"]}})
     source = read_model_config(config.model)
-    spec = spec_from_config(config.model.name, source.hf_config)
+    spec = measure_model(config, source)
     return choose_plan(config, spec, cluster, source, rates_for(cluster))
 
 

@@ -36,6 +36,14 @@ def user_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def cache_folder(name: str) -> Path:
+    """A folder in $SHARDWISE_CACHE, or in `shardwise` of the user's cache directory."""
+    if own := os.environ.get("SHARDWISE_CACHE"):
+        return Path(own) / name
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "shardwise" / name
+
+
 def why_no_path(text: str) -> str | None:
     """Why no file can have this path; None where one can."""
     if "\0" in text:

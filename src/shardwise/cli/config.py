@@ -94,12 +94,12 @@ def show_schema(
 
 
 def _describe_models() -> Iterator[tuple[str, str]]:
-    from shardwise.facts.models import spec_from_config
+    from shardwise.facts.counted import preset_spec
     from shardwise.facts.presets import PRESETS
     from shardwise.units import format_count
 
-    for name, hf_config in PRESETS.items():
-        spec = spec_from_config(name, hf_config)
+    for name in PRESETS:
+        spec = preset_spec(name)
         size = format_count(spec.total_params)
         yield name, f"{spec.model_type}, {size} parameters, {spec.num_layers} layers"
 

@@ -22,7 +22,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import Link
 from shardwise.facts.rates import Rates, rates_of
-from shardwise.files import read_json, replace_file
+from shardwise.files import cache_folder, read_json, replace_file
 
 Curves = Mapping[str, list[dict[str, Any]]]
 
@@ -96,11 +96,8 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def calibration_folder() -> Path:
-    """$SHARDWISE_CACHE, or `shardwise` in the user's cache directory."""
-    if own := os.environ.get("SHARDWISE_CACHE"):
-        return Path(own) / "calibration"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "shardwise" / "calibration"
+    """Where calibrations are kept."""
+    return cache_folder("calibration")
 
 
 def device_key(cluster: ClusterSpec) -> str:

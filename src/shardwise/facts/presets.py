@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.facts.other_presets import OTHER_PRESETS
+
 _BYTE_VOCAB: dict[str, Any] = {"vocab_size": 320, "bos_token_id": 256, "eos_token_id": 256}
 
 _LLAMA: dict[str, Any] = {
@@ -70,6 +72,23 @@ _QWEN_2: dict[str, Any] = {
     "use_cache": True,
     "use_sliding_window": False,
 }
+
+
+def _qwen_3(num_layers: int) -> dict[str, Any]:
+    """What the dense Qwen3 models share."""
+    return _QWEN_2 | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "eos_token_id": 151645,
+        "attention_bias": False,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "max_window_layers": num_layers,
+        "rope_scaling": None,
+        "sliding_window": None,
+    }
+
 
 _MISTRAL: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
@@ -177,25 +196,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen2.5-32b": _QWEN_2
     | _shape(5120, 27648, 64, 40, 8)
     | {"max_window_layers": 64, "rms_norm_eps": 1e-05},
-    "qwen3-8b": _QWEN_2
-    | _shape(4096, 12288, 36, 32, 8)
+    "qwen3-0.6b": _qwen_3(28) | _shape(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True},
+    "qwen3-1.7b": _qwen_3(28) | _shape(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
+    "qwen3-4b": _qwen_3(36) | _shape(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
+    "qwen3-8b": _qwen_3(36) | _shape(4096, 12288, 36, 32, 8),
+    "qwen3-14b": _qwen_3(40) | _shape(5120, 17408, 40, 40, 8),
+    "qwen3-32b": _qwen_3(64) | _shape(5120, 25600, 64, 64, 8),
+    "mistral-7b": _MISTRAL,
+    "mistral-small-24b": _MISTRAL
+    | _shape(5120, 32768, 40, 32, 8)
     | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "eos_token_id": 151645,
-        "attention_bias": False,
+        "vocab_size": 131072,
         "head_dim": 128,
-        "max_position_embeddings": 40960,
-        "max_window_layers": 36,
-        "rope_scaling": None,
+        "rope_theta": 100000000.0,
         "sliding_window": None,
     },
-    "mistral-7b": _MISTRAL,
     "mixtral-8x7b": _MIXTRAL,
     "gemma-2b": _GEMMA | _shape(2048, 16384, 18, 8, 1),
     "gemma-7b": _GEMMA | _shape(3072, 24576, 28, 16, 16),
     "gpt2": _GPT2,
+    **OTHER_PRESETS,
     "tiny-llama": _LLAMA | _TINY | {"rope_theta": 10000.0},
     "tiny-qwen": _QWEN_2
     | _TINY

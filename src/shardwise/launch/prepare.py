@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError, brief
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
+from shardwise.facts.counted import keep_spec, kept_spec, shipped_spec
 from shardwise.facts.models import (
     ModelSource,
     ModelSpec,
@@ -25,6 +27,9 @@ from shardwise.plan.positions import validate_positions, warn_of_positions
 
 # This is a gigabyte of weights and a few seconds.
 TRIAL_PARAMS = 300_000_000
+# What the blocks of a smaller model save is counted by nobody: that takes seconds, and memory is no
+# concern there.
+COUNTED_PARAMS = 300_000_000
 
 
 def choose_plan(
@@ -44,19 +49,50 @@ def choose_plan(
         return choose.choose_plan(config, model, linked, source, rates_for(linked))
 
     plan = choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
-    return replace(plan, warnings=[*plan.warnings, *warn_of_positions(config, model)])
+    warnings = [*warn_of_positions(config, model), *_warn_of_blocks(model)]
+    return replace(plan, warnings=[*plan.warnings, *warnings])
 
 
 def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
-    """The model's sizes: computed from config.json where the family is known, else from a model
-    on meta, which imports torch."""
+    """The model's sizes: computed from config.json where the family is known, else counted from a
+    model without weights, which imports torch, and kept for the next time."""
+    name, hf_config = config.model.name, source.hf_config
     try:
-        return spec_from_config(config.model.name, source.hf_config)
+        return spec_from_config(name, hf_config)
     except UnknownFamily:
-        from shardwise.model.measure import count_on_meta
+        if config.model.trust_remote_code:
+            # Its code may change, so nothing that was counted from it is kept.
+            return count_model(name, hf_config, str(source.directory))
+        known = shipped_spec(name, hf_config) or kept_spec(name, hf_config)
+        if known is None:
+            known = count_model(name, hf_config)
+            keep_spec(known, hf_config)
+        return known
 
-        code_dir = str(source.directory) if config.model.trust_remote_code else None
-        return count_on_meta(config.model.name, source.hf_config, code_dir=code_dir)
+
+def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = None) -> ModelSpec:
+    """The sizes of any family that transformers can build, and what its blocks save."""
+    from shardwise.model.measure import count_on_meta
+
+    spec = count_on_meta(name, hf_config, code_dir=code_dir)
+    if spec.total_params < COUNTED_PARAMS:
+        return spec
+    from shardwise.parallel.saved import CannotCount, count_saved
+
+    try:
+        kinds = count_saved(hf_config, attention=spec.attentions[0], code_dir=code_dir)
+    except CannotCount as reason:
+        return replace(spec, uncounted=str(reason))
+    return replace(spec, kinds=kinds)
+
+
+def _warn_of_blocks(model: ModelSpec) -> list[str]:
+    if not model.uncounted:
+        return []
+    return [
+        "memory is that of a Llama of this shape, because what the blocks save for backward could "
+        f"not be counted: {model.uncounted}"
+    ]
 
 
 def validate_family(plan: Plan) -> None:

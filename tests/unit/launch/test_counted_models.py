@@ -1,0 +1,112 @@
+"""Models that no formula knows: counted once, kept, and planned from what was counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.config.plain import config_from_dict
+from shardwise.facts.counted import kept_spec, shipped_spec
+from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
+from shardwise.facts.other_presets import OTHER_PRESETS
+from shardwise.launch import prepare
+from shardwise.launch.prepare import choose_plan, count_model, measure_model
+from shardwise.model.measure import count_on_meta
+from shardwise.parallel import saved
+
+SMALL: dict[str, Any] = {
+    **OTHER_PRESETS["olmo-3-7b"],
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4, "eos_token_id": 1, "pad_token_id": 1},
+}
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepare, "COUNTED_PARAMS", 0)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL))
+    return tmp_path / "model"
+
+
+def config_of(model: Path | str) -> Any:
+    return config_from_dict(
+        {
+            **{"model": {"name": str(model)}, "data": {"source": "synthetic", "seq_len": 4096}},
+            **{"cluster": {"name": "8xH200"}, "train": {"micro_batch": 1, "global_batch": 8}},
+            **{"memory": {"checkpoint_activations": "none"}},
+        }
+    )
+
+
+def measured(model: Path) -> tuple[ModelSpec, ModelSource]:
+    config = config_of(model)
+    source = read_model_config(config.model)
+    return measure_model(config, source), source
+
+
+@pytest.mark.parametrize("name", OTHER_PRESETS)
+def test_presets_come_counted(name: str) -> None:
+    spec = shipped_spec(name, OTHER_PRESETS[name])
+    assert spec is not None and spec.name == name
+    assert sum(kind.count for kind in spec.kinds) == spec.num_layers
+
+
+def test_what_was_shipped_is_what_the_code_says() -> None:
+    """One block of a preset is counted again: another release may save other tensors."""
+    shipped = shipped_spec("smollm3-3b", OTHER_PRESETS["smollm3-3b"])
+    assert shipped is not None
+    again = count_model("smollm3-3b", {**OTHER_PRESETS["smollm3-3b"], "num_hidden_layers": 4})
+    assert [kind.saved for kind in again.kinds] == [kind.saved for kind in shipped.kinds]
+    sizes = count_on_meta("smollm3-3b", OTHER_PRESETS["smollm3-3b"])
+    assert sizes == replace(shipped, kinds=())
+
+
+def test_a_model_is_counted_once(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, source = measured(model_dir)
+    assert sum(kind.count for kind in first.kinds) == first.num_layers == 2
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was counted again")
+
+    monkeypatch.setattr(prepare, "count_model", fail)
+    assert measured(model_dir)[0] == first == kept_spec(first.name, source.hf_config)
+
+
+def test_a_damaged_record_is_counted_anew(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What blocks save takes seconds to count, and is not what this is about.
+    monkeypatch.setattr(prepare, "COUNTED_PARAMS", 10**9)
+    first, _ = measured(model_dir)
+    (kept,) = (tmp_path / "cache" / "models").iterdir()
+    for text in ("", "{}", "[]", '{"kinds": 3}'):
+        kept.write_text(text)
+        assert measured(model_dir)[0] == first
+
+
+def test_memory_is_that_of_the_counted_blocks(model_dir: Path) -> None:
+    plan = choose_plan(config_of(model_dir), {})
+    (kind,) = plan.model.kinds
+    (way,) = [way for way in kind.saved if way == "compiled own"]
+    assert plan.decided.compile and plan.decided.own_kernels
+    assert plan.memory.activations == int(2 * 4096 * kind.saved[way].bytes(2, 4096))
+    assert not [warning for warning in plan.warnings if "not be counted" in warning]
+
+
+def test_a_model_that_cannot_be_counted_is_planned_with_a_warning(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise saved.CannotCount("its code reads values")
+
+    monkeypatch.setattr(saved, "count_saved", refuse)
+    plan = choose_plan(config_of(model_dir), {})
+    (warning,) = [warning for warning in plan.warnings if "could not be counted" in warning]
+    assert "its code reads values" in warning
+    assert plan.memory.activations > 0
