@@ -123,15 +123,16 @@ def _count_ways(
         known |= {_storage(tensor) for tensor in call.tensors() if not tensor.requires_grad}
     found: dict[str, Saved] = {}
     for own, compiled, selective in product((False, True), repeat=3):
-        way, as_it_is = (
-            way_of(compiled=compiled, own_kernels=kernels, selective=selective)
-            for kernels in (own, False)
-        )
+        way = way_of(compiled=compiled, own_kernels=own, selective=selective)
         with _changed(block, own=own, selective=selective) as is_same, without_data:
             if own and is_same:
-                found[way] = found[as_it_is]
+                found[way] = found[way.replace(" own", "")]
+                continue
+            seen = _saved_by(call, known, compiled=compiled, selective=selective)
+            if compiled and selective and len(seen) == 1:
+                # The compiler could not trace the checkpoint, and the block runs without it.
+                found[way] = found[way.replace("compiled", "eager")]
             else:
-                seen = _saved_by(call, known, compiled=compiled, selective=selective)
                 found[way] = _per_token(seen, seq_len)
     return found
 
@@ -196,7 +197,7 @@ def _saved_by(
     seen: dict[int, Tensor] = {_storage(call.learns): call.learns} if selective else {}
 
     def note(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in known:
+        if tensor.numel() and _storage(tensor) not in known:
             seen[_storage(tensor)] = tensor
         return tensor
 

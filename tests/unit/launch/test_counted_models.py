@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,18 @@ def test_presets_come_counted(name: str) -> None:
 
 
 def test_what_was_shipped_is_what_the_code_says() -> None:
-    """One block of a preset is counted again: another release may save other tensors."""
+    """One block of a preset is counted again. Other releases may save a little more or less."""
     shipped = shipped_spec("smollm3-3b", OTHER_PRESETS["smollm3-3b"])
     assert shipped is not None
     again = count_model("smollm3-3b", {**OTHER_PRESETS["smollm3-3b"], "num_hidden_layers": 4})
-    assert [kind.saved for kind in again.kinds] == [kind.saved for kind in shipped.kinds]
+    for now, then in zip(again.kinds, shipped.kinds, strict=True):
+        for way, saved_then in then.saved.items():
+            expected = pytest.approx(saved_then.bytes(2, 4096), rel=0.05)
+            assert now.saved[way].bytes(2, 4096) == expected, way
     sizes = count_on_meta("smollm3-3b", OTHER_PRESETS["smollm3-3b"])
-    assert sizes == replace(shipped, kinds=())
+    assert (sizes.total_params, sizes.block_params, sizes.matmul_params_per_token) == (
+        *(shipped.total_params, shipped.block_params, shipped.matmul_params_per_token),
+    )
 
 
 def test_a_model_is_counted_once(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
