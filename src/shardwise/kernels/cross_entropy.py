@@ -17,13 +17,14 @@ def turn_into_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     """Overwrite `logits` with their gradient and return the summed loss. Ignored labels do not
     count."""
     valid = labels != IGNORE_INDEX
-    safe = labels.clamp(min=0)[:, None]
     scores = logits.float()
     log_norm = scores.logsumexp(dim=-1, keepdim=True)
-    loss = ((log_norm - scores.gather(1, safe)).squeeze(1) * valid).sum()
     # Comparing with the label needs no scatter. For a scatter the compiler would write the fp32
-    # scores to memory.
-    chosen = torch.arange(logits.shape[1], device=logits.device) == safe
+    # scores to memory. Nor is the score gathered: torch 2.11 compiles a gather that reads `logits`
+    # after they are overwritten.
+    chosen = torch.arange(logits.shape[1], device=logits.device) == labels.clamp(min=0)[:, None]
+    score = torch.where(chosen, scores, 0.0).sum(dim=-1)
+    loss = ((log_norm.squeeze(1) - score) * valid).sum()
     grad = (scores - log_norm).exp() - chosen.to(scores.dtype)
     logits.copy_(grad * valid[:, None])
     return loss
