@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from shardwise.facts.saved import BlockKind, Saved, way_of
 from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
 from shardwise.internals.hugging_face import unsearched_positions
+from shardwise.internals.parts import CHANGES, is_open
 from shardwise.internals.peerless import FakeTensorMode
 from shardwise.kernels.attention import causal_attention
 from shardwise.model.blocks import find_units, iter_modules
@@ -47,6 +48,8 @@ def count_saved(
 ) -> tuple[BlockKind, ...]:
     """The kinds of blocks of the model, and what each saves with this attention."""
     without_data = FakeTensorMode(allow_non_fake_inputs=True)
+    # Checkpoints ask for this. The answer is kept for the whole process, and needs real tensors.
+    is_open(CHANGES)
     try:
         with _quiet(), unsearched_positions():
             model = build_on_meta(hf_config, attention=_kernel(attention), code_dir=code_dir)

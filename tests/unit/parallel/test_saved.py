@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.saved import BlockKind, Saved, way_of
+from shardwise.internals.parts import CHANGES, _what_changed, is_open
 from shardwise.model.build import build_model
 from shardwise.parallel.saved import CannotCount, count_saved
 from shardwise.plan.decisions import Decisions
@@ -71,6 +72,13 @@ def test_counted_bytes_are_those_of_real_tensors() -> None:
     real = sum(storage.nbytes() for storage in found.values()) / seq_len
     assert kind.saved["eager"].bytes(2, seq_len) == pytest.approx(real, rel=0.01)
     assert kind.saved["eager"].scores > 0
+
+
+def test_counting_leaves_private_parts_open() -> None:
+    """A rank that plans also trains: what it learns about torch must not come from fake tensors."""
+    _what_changed.cache_clear()
+    count_saved({**KNOWN["llama"], "num_hidden_layers": 1}, attention="sdpa")
+    assert is_open(CHANGES)
 
 
 def test_kinds_come_back_from_a_plan() -> None:
