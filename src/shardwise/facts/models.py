@@ -13,8 +13,8 @@ from math import gcd
 from typing import Any, Literal
 
 from shardwise.errors import UserError
+from shardwise.facts.block_kind import BlockKind
 from shardwise.facts.positions import rotary_limit
-from shardwise.facts.saved import BlockKind
 from shardwise.facts.sources import ModelSource, read_model_config
 
 __all__ = [

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from shardwise.facts.saved import BlockKind, Saved, way_of
+from shardwise.facts.block_kind import BlockKind, Saved, way_of
 from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
 from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.internals.parts import CHANGES, is_open

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.facts.block_kind import way_of
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.facts.saved import way_of
 from shardwise.plan.decisions import (
     DTYPE_BYTES,
     Decisions,
@@ -189,7 +189,8 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
         in_block = 1 if computes_float8(model, decided) and decided.float8_gather else width
         blocks = model.num_layers * gathered_block_params(model, decided)
         return blocks * in_block + (gathered_params(model, decided) - blocks) * width
-    if decided.float8_rowwise and decided.checkpoint_activations == "none":
+    rowwise = decided.float8_rowwise and computes_float8(model, decided)
+    if rowwise and decided.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
     return 0
 

@@ -80,7 +80,7 @@ def foresee(
 ) -> Forecast:
     """The expected speed of one set of decisions."""
     fabric = cluster.fabric
-    software = software_of(cluster.device, decided)
+    software = software_of(cluster.device, model, decided)
     estimate = estimate_time(model, fabric, decided, rates, software)
     peak = cluster.peak_flops(decided.param_dtype)
     speed = speed_of(estimate, model, fabric, decided, rates, peak, software)

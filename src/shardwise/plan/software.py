@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardwise.plan.decisions import Decisions
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import Decisions, computes_float8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +134,15 @@ ON_CPU = Software(
 )
 
 
-def software_of(device: str, decided: Decisions) -> Software:
-    """The software numbers of such decisions on such devices."""
+def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
+    """The software numbers of such decisions about such a model on such devices."""
     if device != "cuda":
         return ON_CPU
     base = OURS if decided.own_kernels else Software()
     if decided.attention == "flash_attention_4":
         # Against cuDNN on an H200: 1.10 at sequences of 4096 and 8192, 1.12 at 32768.
         base = replace(base, attention_factor=1.1)
-    if not decided.float8_rowwise:
+    if not (decided.float8_rowwise and computes_float8(model, decided)):
         return base
     # One scale for each row instead of one for each tensor, by the difference between torchtitan's
     # published runs.

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardwise.facts.block_kind import BlockKind, Saved, way_of
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
-from shardwise.facts.saved import BlockKind, Saved, way_of
 from shardwise.internals.parts import CHANGES, _what_changed, is_open
 from shardwise.model.build import build_model
 from shardwise.parallel.saved import CannotCount, count_saved

@@ -89,9 +89,10 @@ def test_gathers_of_one_byte_take_half_the_time(plan_of: PlanOf) -> None:
     assert narrow.terms["exposed"] / wide.terms["exposed"] == pytest.approx(6 / 8, rel=0.02)
 
 
-def test_stacked_experts_get_no_forecast_of_float8(plan_of: PlanOf) -> None:
+@pytest.mark.parametrize("linear", ["float8", "float8_rowwise"])
+def test_stacked_experts_get_no_forecast_of_float8(plan_of: PlanOf, linear: str) -> None:
     node = ("model.name=mixtral-8x7b", "cluster.name=4x8xH200")
-    plain, changed = plan_of(*node), plan_of(*node, "precision.linear=float8")
+    plain, changed = plan_of(*node), plan_of(*node, f"precision.linear={linear}")
     assert "128 linear layers, 4 in each block; not the experts" in changed.choices["linear"].why
     assert changed.forecast == plain.forecast
     assert changed.memory == plain.memory
