@@ -100,7 +100,7 @@ REFUSED_PLANS = (
     Refused(
         "heads that keys and values do not divide",
         ("model.overrides.num_attention_heads=3", "model.overrides.num_key_value_heads=2"),
-        ("num_attention_heads=3 is no multiple", "write model.overrides.num_key_value_heads=1"),
+        ("num_attention_heads=3 is not a multiple", "write model.overrides.num_key_value_heads=1"),
     ),
     Refused(
         "heads of an odd size",
