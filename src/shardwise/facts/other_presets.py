@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.facts.preset_shape import shape_of
+
 _QWEN_3_EXPERTS: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -114,41 +116,29 @@ _OLMO_3: dict[str, Any] = {
 }
 
 
-def _shape(
-    hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, num_kv_heads: int
-) -> dict[str, int]:
-    return {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-    }
-
-
 OTHER_PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _QWEN_3_EXPERTS
-    | _shape(2048, 6144, 48, 32, 4)
+    | shape_of(2048, 6144, 48, 32, 4)
     | {"moe_intermediate_size": 768},
     "qwen3-235b-a22b": _QWEN_3_EXPERTS
-    | _shape(4096, 12288, 94, 64, 4)
+    | shape_of(4096, 12288, 94, 64, 4)
     | {"moe_intermediate_size": 1536},
     "gemma-3-1b": _GEMMA_3
-    | _shape(1152, 6912, 26, 4, 1)
+    | shape_of(1152, 6912, 26, 4, 1)
     | {
         "vocab_size": 262144,
         "max_position_embeddings": 32768,
         "rope_scaling": None,
         "sliding_window": 512,
     },
-    "gemma-3-4b": _GEMMA_3 | _shape(2560, 10240, 34, 8, 4),
-    "gemma-3-12b": _GEMMA_3 | _shape(3840, 15360, 48, 16, 8),
+    "gemma-3-4b": _GEMMA_3 | shape_of(2560, 10240, 34, 8, 4),
+    "gemma-3-12b": _GEMMA_3 | shape_of(3840, 15360, 48, 16, 8),
     "gemma-3-27b": _GEMMA_3
-    | _shape(5376, 21504, 62, 32, 16)
+    | shape_of(5376, 21504, 62, 32, 16)
     | {"head_dim": 128, "query_pre_attn_scalar": 168},
     "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "gpt-oss-120b": _GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
-    "phi-4": _shape(5120, 17920, 40, 40, 10)
+    "phi-4": shape_of(5120, 17920, 40, 40, 10)
     | {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
@@ -170,7 +160,7 @@ OTHER_PRESETS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "use_cache": True,
     },
-    "glm-4.5-air": _shape(4096, 10944, 46, 96, 8)
+    "glm-4.5-air": shape_of(4096, 10944, 46, 96, 8)
     | {
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
@@ -200,7 +190,7 @@ OTHER_PRESETS: dict[str, dict[str, Any]] = {
         "use_cache": True,
         "use_qk_norm": False,
     },
-    "deepseek-v3": _shape(7168, 18432, 61, 128, 128)
+    "deepseek-v3": shape_of(7168, 18432, 61, 128, 128)
     | {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
@@ -232,9 +222,9 @@ OTHER_PRESETS: dict[str, dict[str, Any]] = {
         "use_cache": True,
         "v_head_dim": 128,
     },
-    "olmo-3-7b": _OLMO_3 | _shape(4096, 11008, 32, 32, 32),
-    "olmo-3-32b": _OLMO_3 | _shape(5120, 27648, 64, 40, 8),
-    "smollm3-3b": _shape(2048, 11008, 36, 16, 4)
+    "olmo-3-7b": _OLMO_3 | shape_of(4096, 11008, 32, 32, 32),
+    "olmo-3-32b": _OLMO_3 | shape_of(5120, 27648, 64, 40, 8),
+    "smollm3-3b": shape_of(2048, 11008, 36, 16, 4)
     | {
         "architectures": ["SmolLM3ForCausalLM"],
         "model_type": "smollm3",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.facts.other_presets import OTHER_PRESETS
+from shardwise.facts.preset_shape import shape_of
 
 _BYTE_VOCAB: dict[str, Any] = {"vocab_size": 320, "bos_token_id": 256, "eos_token_id": 256}
 
@@ -166,45 +167,35 @@ _GPT2: dict[str, Any] = {
 }
 
 
-def _shape(
-    hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, num_kv_heads: int
-) -> dict[str, int]:
-    return {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-    }
-
-
-_TINY: dict[str, Any] = _BYTE_VOCAB | _shape(128, 384, 4, 4, 2) | {"max_position_embeddings": 2048}
+_TINY: dict[str, Any] = (
+    _BYTE_VOCAB | shape_of(128, 384, 4, 4, 2) | {"max_position_embeddings": 2048}
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": _llama_3(8.0) | _shape(4096, 14336, 32, 32, 8),
-    "llama-3.1-70b": _llama_3(8.0) | _shape(8192, 28672, 80, 64, 8),
-    "llama-3.1-405b": _llama_3(8.0) | _shape(16384, 53248, 126, 128, 8),
+    "llama-3.1-8b": _llama_3(8.0) | shape_of(4096, 14336, 32, 32, 8),
+    "llama-3.1-70b": _llama_3(8.0) | shape_of(8192, 28672, 80, 64, 8),
+    "llama-3.1-405b": _llama_3(8.0) | shape_of(16384, 53248, 126, 128, 8),
     "llama-3.2-1b": _llama_3(32.0)
-    | _shape(2048, 8192, 16, 32, 8)
+    | shape_of(2048, 8192, 16, 32, 8)
     | {"head_dim": 64, "tie_word_embeddings": True},
     "llama-3.2-3b": _llama_3(32.0)
-    | _shape(3072, 8192, 28, 24, 8)
+    | shape_of(3072, 8192, 28, 24, 8)
     | {"head_dim": 128, "tie_word_embeddings": True},
-    "llama-2-7b": _LLAMA_2 | _shape(4096, 11008, 32, 32, 32),
-    "llama-2-13b": _LLAMA_2 | _shape(5120, 13824, 40, 40, 40),
-    "qwen2.5-7b": _QWEN_2 | _shape(3584, 18944, 28, 28, 4) | {"max_window_layers": 28},
+    "llama-2-7b": _LLAMA_2 | shape_of(4096, 11008, 32, 32, 32),
+    "llama-2-13b": _LLAMA_2 | shape_of(5120, 13824, 40, 40, 40),
+    "qwen2.5-7b": _QWEN_2 | shape_of(3584, 18944, 28, 28, 4) | {"max_window_layers": 28},
     "qwen2.5-32b": _QWEN_2
-    | _shape(5120, 27648, 64, 40, 8)
+    | shape_of(5120, 27648, 64, 40, 8)
     | {"max_window_layers": 64, "rms_norm_eps": 1e-05},
-    "qwen3-0.6b": _qwen_3(28) | _shape(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True},
-    "qwen3-1.7b": _qwen_3(28) | _shape(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
-    "qwen3-4b": _qwen_3(36) | _shape(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
-    "qwen3-8b": _qwen_3(36) | _shape(4096, 12288, 36, 32, 8),
-    "qwen3-14b": _qwen_3(40) | _shape(5120, 17408, 40, 40, 8),
-    "qwen3-32b": _qwen_3(64) | _shape(5120, 25600, 64, 64, 8),
+    "qwen3-0.6b": _qwen_3(28) | shape_of(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True},
+    "qwen3-1.7b": _qwen_3(28) | shape_of(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
+    "qwen3-4b": _qwen_3(36) | shape_of(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
+    "qwen3-8b": _qwen_3(36) | shape_of(4096, 12288, 36, 32, 8),
+    "qwen3-14b": _qwen_3(40) | shape_of(5120, 17408, 40, 40, 8),
+    "qwen3-32b": _qwen_3(64) | shape_of(5120, 25600, 64, 64, 8),
     "mistral-7b": _MISTRAL,
     "mistral-small-24b": _MISTRAL
-    | _shape(5120, 32768, 40, 32, 8)
+    | shape_of(5120, 32768, 40, 32, 8)
     | {
         "vocab_size": 131072,
         "head_dim": 128,
@@ -212,8 +203,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sliding_window": None,
     },
     "mixtral-8x7b": _MIXTRAL,
-    "gemma-2b": _GEMMA | _shape(2048, 16384, 18, 8, 1),
-    "gemma-7b": _GEMMA | _shape(3072, 24576, 28, 16, 16),
+    "gemma-2b": _GEMMA | shape_of(2048, 16384, 18, 8, 1),
+    "gemma-7b": _GEMMA | shape_of(3072, 24576, 28, 16, 16),
     "gpt2": _GPT2,
     **OTHER_PRESETS,
     "tiny-llama": _LLAMA | _TINY | {"rope_theta": 10000.0},
@@ -234,6 +225,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "small-llama": _LLAMA
     | _BYTE_VOCAB
-    | _shape(512, 1408, 8, 8, 4)
+    | shape_of(512, 1408, 8, 8, 4)
     | {"max_position_embeddings": 2048, "rope_theta": 10000.0},
 }

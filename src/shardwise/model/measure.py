@@ -49,10 +49,7 @@ def count_on_meta(
         num_heads=heads,
         num_kv_heads=_size(config, "num_key_value_heads", default=heads),
         head_dim=_size(config, "head_dim", default=hidden // heads),
-        # Of a gated expert there are three matrices.
-        ffn_size=max(map(sum, stacked)) // (3 * hidden * experts)
-        if routed and experts > 1
-        else _size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        ffn_size=_ffn_size(config, hidden, experts, max(map(sum, stacked))),
         vocab_size=vocab,
         tied_embeddings=_is_tied(model),
         max_positions=positions,
@@ -70,6 +67,13 @@ def count_on_meta(
         attentions=_attentions(model),
         source="counted",
     )
+
+
+def _ffn_size(config: Any, hidden: int, experts: int, stacked_params: int) -> int:
+    """The width of the MLP, or of one expert: a gated one has three matrices."""
+    if stacked_params and experts > 1:
+        return stacked_params // (3 * hidden * experts)
+    return _size(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
 
 
 def _validate_comes_back(model: PreTrainedModel) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -126,17 +126,18 @@ def _count_ways(
         known |= {_storage(tensor) for tensor in call.tensors() if not tensor.requires_grad}
     found: dict[str, Saved] = {}
     for own, compiled, selective in product((False, True), repeat=3):
-        way = way_of(compiled=compiled, own_kernels=own, selective=selective)
+        way, with_torch, eager = (
+            way_of(compiled=is_compiled, own_kernels=is_own, selective=selective)
+            for is_compiled, is_own in ((compiled, own), (compiled, False), (False, own))
+        )
         with _changed(block, own=own, selective=selective) as is_same, without_data:
             if own and is_same:
-                found[way] = found[way.replace(" own", "")]
+                found[way] = found[with_torch]
                 continue
             seen = _saved_by(call, known, compiled=compiled, selective=selective)
-            if compiled and selective and len(seen) == 1:
-                # The compiler could not trace the checkpoint, and the block runs without it.
-                found[way] = found[way.replace("compiled", "eager")]
-            else:
-                found[way] = _per_token(seen, seq_len)
+            # Where the compiler cannot trace a checkpoint, the block runs without it.
+            is_traced = not (compiled and selective and len(seen) == 1)
+            found[way] = _per_token(seen, seq_len) if is_traced else found[eager]
     return found
 
 
@@ -208,13 +209,10 @@ def _saved_by(
     if compiled:
         torch.compiler.reset()
         run = torch.compile(call.block, backend=_PARTITIONER, dynamic=False)
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        if selective and not compiled:
-            # Without the compiler, the results are not saved by autograd but by the checkpoint.
-            with _Results(note):
-                run(*call.args, **call.kwargs)
-        else:
-            run(*call.args, **call.kwargs)
+    # Without the compiler, the results are not saved by autograd but by the checkpoint.
+    results = _Results(note) if selective and not compiled else nullcontext()
+    with saved_tensors_hooks(note, lambda tensor: tensor), results:
+        run(*call.args, **call.kwargs)
     return seen
 
 
