@@ -1,4 +1,5 @@
-"""Causal attention as an operator: FlashAttention 4 on a GPU, plain torch on a CPU.
+"""Causal attention as an operator: FlashAttention 4 on a GPU, plain torch on a CPU. It knows
+windows, soft caps and sinks.
 
 Tensors are (sequences, length, heads, width). Heads of keys and values may be fewer than those of
 queries; each then serves a group of them.
@@ -16,15 +17,26 @@ from torch.library import custom_op
 
 @custom_op("shardwise::causal_attention", mutates_args=(), device_types="cpu")
 def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, starts: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    starts: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each token's attention over the tokens before it, and the logsumexp of its scores.
 
     Backward needs the logsumexp. `starts` keeps documents apart: it holds the first token of each
-    document and then the number of tokens, and all sequences are one row.
+    document and then the number of tokens, and all sequences are one row. A token sees the last
+    `window` tokens, itself among them. `softcap` bounds scores by a tanh. `sinks` is one more
+    score for each head, whose weight goes to no token.
     """
-    scores = _scores(query, key, scale, starts)
+    scores = _scores(query, key, scale, starts, window, softcap)
     sums = scores.logsumexp(-1)
+    if sinks is not None:
+        sums = torch.logaddexp(sums, sinks.float()[:, None])
     mixed = (scores - sums[..., None]).exp() @ _by_head(value, query)
     sums = sums if starts is None else sums.transpose(0, 1).flatten(1)
     return mixed.transpose(1, 2).to(query.dtype).contiguous(), sums
@@ -40,19 +52,30 @@ def causal_attention_grad(
     sums: Tensor,
     scale: float,
     starts: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value."""
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value and sinks. The last is empty where there are no sinks."""
     if starts is not None:
         sums = sums.unflatten(1, (len(query), -1)).transpose(0, 1)
-    weights = (_scores(query, key, scale, starts) - sums[..., None]).exp()
+    scores = _scores(query, key, scale, starts, window, softcap)
+    weights = (scores - sums[..., None]).exp()
     d_out = grad.transpose(1, 2).float()
     d_weights = d_out @ _by_head(value, query).mT
     meant = (d_out * out.transpose(1, 2).float()).sum(-1, keepdim=True)
     d_scores = scale * weights * (d_weights - meant)
+    if softcap is not None:
+        # Scores that are not seen are infinite, and their weights are zero.
+        d_scores = d_scores * (1 - (scores.clamp(min=-softcap) / softcap) ** 2)
     d_query = (d_scores @ _by_head(key, query)).transpose(1, 2)
     d_key = d_scores.mT @ query.transpose(1, 2).float()
     d_value = weights.mT @ d_out
-    return _like(d_query, query), _grouped(d_key, key), _grouped(d_value, value)
+    d_sinks = query.new_empty(0)
+    if sinks is not None:
+        lost = (sinks.float()[:, None] - sums).exp()
+        d_sinks = -(lost * meant[..., 0]).sum((0, 2)).to(sinks.dtype)
+    return _like(d_query, query), _grouped(d_key, key), _grouped(d_value, value), d_sinks
 
 
 def _by_head(side: Tensor, query: Tensor) -> Tensor:
@@ -60,9 +83,21 @@ def _by_head(side: Tensor, query: Tensor) -> Tensor:
     return side.float().repeat_interleave(query.shape[2] // side.shape[2], dim=2).transpose(1, 2)
 
 
-def _scores(query: Tensor, key: Tensor, scale: float, starts: Tensor | None) -> Tensor:
+def _scores(
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    starts: Tensor | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
     scores = scale * query.transpose(1, 2).float() @ _by_head(key, query).mT
-    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+    unseen = ones.triu(1)
+    if window is not None:
+        unseen = unseen | ones.tril(-window)
     if starts is not None:
         tokens = torch.arange(query.shape[0] * query.shape[1], dtype=starts.dtype)
         documents = torch.searchsorted(starts, tokens, right=True).view(len(query), 1, -1)
@@ -85,7 +120,12 @@ def _like(values: Tensor, model: Tensor) -> Tensor:
 
 @causal_attention.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, starts: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    starts: Tensor | None = None,
+    *others: Any,
 ) -> tuple[Tensor, Tensor]:
     sequences, length, heads, _ = query.shape
     shape = (sequences, heads, length) if starts is None else (heads, sequences * length)
@@ -96,18 +136,22 @@ def _(
 @causal_attention_grad.register_fake
 def _(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sinks = others[-1]
+    d_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), d_sinks
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, ctx.scale, starts = inputs
-    ctx.save_for_backward(query, key, value, *output, starts)
+    query, key, value, ctx.scale, starts, ctx.window, ctx.softcap, sinks = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, sinks)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, starts = ctx.saved_tensors
-    return (*causal_attention_grad(grad, *tensors, ctx.scale, starts), None, None)
+    *tensors, starts, sinks = ctx.saved_tensors
+    how = (ctx.scale, starts, ctx.window, ctx.softcap, sinks)
+    *grads, d_sinks = causal_attention_grad(grad, *tensors, *how)
+    return (*grads, None, None, None, None, None if sinks is None else d_sinks)
 
 
 causal_attention.register_autograd(_backward, setup_context=_remember)
@@ -126,36 +170,56 @@ def has_flash_attention() -> bool:
 
 @causal_attention.register_kernel("cuda")
 def _(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, starts: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    starts: Tensor | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     from flash_attn.cute import interface
 
     sides = (_in_a_row(side, starts) for side in (query, key, value))
-    out, sums, *_ = interface._flash_attn_fwd(
-        *sides, return_lse=True, **_how(scale, starts, query.shape[1])
-    )
+    how = _how(scale, starts, query.shape[1], window, softcap, sinks)
+    out, sums, *_ = interface._flash_attn_fwd(*sides, return_lse=True, **how)
     return out.view(*query.shape[:3], -1), sums
 
 
 @causal_attention_grad.register_kernel("cuda")
-def _(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from flash_attn.cute import interface
 
-    query, key, value, out, sums, scale, starts = given
+    query, key, value, out, sums, scale, starts, window, softcap, sinks = given
     sides = (_in_a_row(side, starts) for side in (query, key, value, out, grad))
-    d_query, d_key, d_value, *_ = interface._flash_attn_bwd(
-        *sides, sums, **_how(scale, starts, query.shape[1])
-    )
-    return d_query.view(query.shape), d_key.view(key.shape), d_value.view(value.shape)
+    how = _how(scale, starts, query.shape[1], window, softcap, sinks)
+    d_query, d_key, d_value, *rest = interface._flash_attn_bwd(*sides, sums, **how)
+    d_sinks = query.new_empty(0) if sinks is None else rest[0]
+    return d_query.view(query.shape), d_key.view(key.shape), d_value.view(value.shape), d_sinks
 
 
 def _in_a_row(side: Tensor, starts: Tensor | None) -> Tensor:
     return side if starts is None else side.flatten(0, 1)
 
 
-def _how(scale: float, starts: Tensor | None, length: int) -> dict[str, Any]:
+def _how(
+    scale: float,
+    starts: Tensor | None,
+    length: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> dict[str, Any]:
+    """The same arguments by FlashAttention's names. Its window does not count the token itself."""
     how: dict[str, Any] = {"softmax_scale": scale, "causal": True}
-    if starts is None:
-        return how
-    documents = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-    return {**how, **documents, "max_seqlen_q": length, "max_seqlen_k": length}
+    if window is not None:
+        how |= {"causal": False, "window_size_left": window - 1, "window_size_right": 0}
+    if softcap is not None:
+        how["softcap"] = softcap
+    if sinks is not None:
+        how["learnable_sink"] = sinks
+    if starts is not None:
+        how |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+        how |= {"max_seqlen_q": length, "max_seqlen_k": length}
+    return how

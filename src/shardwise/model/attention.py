@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.attention import causal_attention, has_flash_attention
+from shardwise.model.masks import Mask, described_mask, tiled_mask
 
-# The name has no "flash" in it, because transformers would look for a package of that name.
+# No name has "flash" in it, because transformers would look for a package of that name.
 _OURS = "shardwise_causal"
+_TILED = "shardwise_tiled"
 
 
 def attention_of(wanted: str, device: str) -> str:
     """The name under which transformers knows the attention.
 
     transformers' own `flash_attention_4` calls a package without operators, so the compiler would
-    break the block's graph there. Ours is an operator.
+    break the block's graph there. Ours is an operator. Its `flex_attention` computes plain causal
+    blocks too, for which torch has faster kernels, and compares all pairs of tokens for a window.
     """
-    if wanted != "flash_attention_4":
-        return wanted
-    if device == "cuda":
-        _check_flash_attention()
-    AttentionInterface.register(_OURS, _attend)
-    # Masks are built as for `sdpa`: none where attention is plainly causal.
-    AttentionMaskInterface.register(_OURS, sdpa_mask)
-    return _OURS
+    if wanted == "flash_attention_4":
+        if device == "cuda":
+            _check_flash_attention()
+        AttentionInterface.register(_OURS, _attend)
+        AttentionMaskInterface.register(_OURS, described_mask)
+        return _OURS
+    if wanted == "flex_attention":
+        AttentionInterface.register(_TILED, _attend_in_tiles)
+        AttentionMaskInterface.register(_TILED, tiled_mask)
+        return _TILED
+    return wanted
 
 
 def _check_flash_attention() -> None:
@@ -49,26 +58,105 @@ def _check_flash_attention() -> None:
         )
 
 
+# transformers calls attention with tensors of (sequences, heads, length, width), and takes the
+# result with heads and length swapped.
+
+
 def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: inputs are (sequences, heads, length, width), and
-    heads and length are swapped in the result."""
-    is_causal = given.get("is_causal", getattr(module, "is_causal", True))
-    extras = [name for name in ("softcap", "s_aux", "position_bias") if given.get(name) is not None]
-    if attention_mask is not None or dropout > 0 or is_causal is False or extras:
-        raise UserError(
-            f"flash_attention_4 does not do what {type(module).__name__} needs",
-            why="here it is plain causal attention: no window, no dropout, no soft cap, no bias",
-            fix="leave model.attention out",
+    """Attention by our operator: FlashAttention 4 on a GPU."""
+    mask = _checked("flash_attention_4", module, attention_mask, dropout, given)
+    if mask.only_tiles:
+        raise _refusal(
+            "flash_attention_4", module, "chunks of a sequence, or documents by position"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sides = (side.transpose(1, 2) for side in (query, key, value))
-    return causal_attention(*sides, scale, given.get("cu_seq_lens_q"))[0], None
+    starts, softcap, sinks = (given.get(name) for name in ("cu_seq_lens_q", "softcap", "s_aux"))
+    return causal_attention(*sides, scale, starts, mask.window, softcap, sinks)[0], None
+
+
+def _attend_in_tiles(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """FlexAttention for windows, soft caps and sinks; elsewhere torch's fastest kernel."""
+    mask = _checked("flex_attention", module, attention_mask, dropout, given)
+    softcap, sinks = given.get("softcap"), given.get("s_aux")
+    if mask.is_causal and softcap is None and sinks is None:
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2), None
+
+    if mask.tiles is None:
+        raise _refusal(
+            "flex_attention", module, "a soft cap or sinks, and is called without a mask"
+        )
+
+    attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    out, found = attend(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else _capped(softcap),
+        block_mask=mask.tiles,
+        scale=scaling,
+        enable_gqa=True,
+        return_aux=AuxRequest(lse=True),
+    )
+    if sinks is not None:
+        # A sink takes its share of the weights, and gives nothing for it.
+        kept = torch.sigmoid(found.lse - sinks.float()[:, None])
+        out = (out * kept[..., None]).to(query.dtype)
+    return out.transpose(1, 2), None
+
+
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    def cap(score: Tensor, *_: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
+
+
+@cache
+def _compiled_flex() -> Any:
+    """Outside of a compiled block: as it is, it would compute all pairs of tokens."""
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _checked(
+    name: str, module: nn.Module, mask: Mask | None, dropout: float, given: dict[str, Any]
+) -> Mask:
+    """The mask; raises where the module wants more than a mask, a cap and sinks."""
+    mask = Mask(None) if mask is None else mask
+    is_causal = given.get("is_causal", getattr(module, "is_causal", True))
+    if dropout > 0:
+        raise _refusal(name, module, "dropout")
+    if is_causal is False:
+        raise _refusal(name, module, "attention to later tokens")
+    if given.get("position_bias") is not None:
+        raise _refusal(name, module, "a bias by position")
+    return mask
+
+
+def _refusal(name: str, module: nn.Module, what: str) -> UserError:
+    return UserError(
+        f"{name} does not do what {type(module).__name__} needs",
+        why=f"it needs {what}",
+        fix="leave model.attention out, or set model.attention=eager",
+    )

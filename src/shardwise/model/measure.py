@@ -122,9 +122,9 @@ def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
         "sdpa": says["sdpa"],
         "eager": True,
         "flash_attention_2": says["flash"],
-        # Ours is called through transformers' interface, with the masks of sdpa.
-        "flash_attention_4": says["sdpa"] and says["registered"],
-        "flex_attention": says["flex"],
+        # Ours is called through the interface that kernels of other packages are called through.
+        "flash_attention_4": says["registered"] and (says["sdpa"] or says["flash"]),
+        "flex_attention": says["flex"] and says["registered"],
     }
     return tuple(name for name in ATTENTIONS if has[name])
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.attention.flex_attention  # it defines an operator that is named below
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -35,7 +36,8 @@ MATMULS = frozenset(
 )
 # Results that are expensive to compute and cheap to keep: every matmul, every attention, and the
 # largest magnitudes that float8 scales are made of.
-SAVED_OPS = MATMULS | frozenset(
+SAVED_OPS: frozenset[Any] = MATMULS | {torch.ops.higher_order.flex_attention}
+SAVED_OPS |= frozenset(
     op.default
     for op in (
         _ATEN.max,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +37,64 @@ def of_torch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
+def step_by_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention as transformers' `eager` computes it."""
+    groups = query.shape[2] // key.shape[2]
+    key, value = (side.repeat_interleave(groups, dim=2) for side in (key, value))
+    scores = SCALE * torch.einsum("bqhd,bkhd->bhqk", query, key)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    place = torch.arange(query.shape[1], device=query.device)
+    ago = place[:, None] - place[None]
+    unseen = (ago < 0) | (ago >= (window or len(place)))
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        column = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = scores.softmax(-1)[..., : len(place)]
+    return torch.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "window": {"window": 5},
+    "window of one": {"window": 1},
+    "cap": {"softcap": 0.7},
+    "sinks": {"sinks": True},
+    "all": {"window": 7, "softcap": 1.5, "sinks": True},
+}
+
+
+def with_sinks(kind: dict[str, Any], like: Tensor) -> dict[str, Any]:
+    """The same with a tensor of sinks, one for each head of `like`."""
+    if "sinks" not in kind:
+        return kind
+    sinks = torch.linspace(-1, 1, like.shape[2]).to(like.device, like.dtype)
+    return {**kind, "sinks": sinks.requires_grad_()}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_windows_caps_and_sinks_are_as_step_by_step(kind: dict[str, Any], kv_heads: int) -> None:
+    given = sides("cpu", torch.float32, length=33, heads=4, kv_heads=kv_heads, width=8)
+    kind = with_sinks(kind, given[0])
+    learns = [*given, *filter(torch.is_tensor, kind.values())]
+    assert_same(causal_attention(*given, SCALE, **kind)[0], step_by_step(*given, **kind), learns)
+
+
+def test_a_window_ends_where_its_document_begins() -> None:
+    given = sides("cpu", torch.float32, length=9, heads=4, kv_heads=2, width=8)
+    apart = documents_apart(partial(step_by_step, window=3), given)
+    assert_same(causal_attention(*given, SCALE, STARTS, 3)[0], apart, given)
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("length", [1, 33])
 def test_agrees_with_torch_on_a_cpu(length: int, kv_heads: int) -> None:
@@ -58,12 +118,15 @@ def assert_same(ours: Tensor, theirs: Tensor, given: list[Tensor]) -> None:
 def test_the_compiler_knows_the_operators(starts: Tensor | None) -> None:
     given = sides("cpu", torch.float32, length=9, heads=4, kv_heads=2, width=8)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(causal_attention, (*given, SCALE, starts), test_utils=tests)
+    sinks = torch.zeros(4, requires_grad=True)
+    for how in ((starts,), (starts, 3, 1.5, sinks)):
+        torch.library.opcheck(causal_attention, (*given, SCALE, *how), test_utils=tests)
     out, sums = causal_attention(*given, SCALE, starts)
     tensors = [side.detach() for side in (torch.randn_like(out), *given, out, sums)]
     grad_op = torch.ops.shardwise.causal_attention_grad
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(grad_op, (*tensors, SCALE, starts), test_utils=tests)
+    for how in ((None, None, None), (3, 1.5, sinks.detach())):
+        torch.library.opcheck(grad_op, (*tensors, SCALE, starts, *how), test_utils=tests)
 
 
 def documents_apart(attend: Attend, given: list[Tensor]) -> Tensor:
@@ -91,6 +154,24 @@ def test_agrees_with_torch_on_a_gpu(width: int, kv_heads: int) -> None:
     given = sides("cuda", torch.bfloat16, length=515, heads=8, kv_heads=kv_heads, width=width)
     exact = [side.detach().float().requires_grad_() for side in given]
     check(causal_attention(*given, SCALE)[0], of_torch(*exact), given, exact)
+
+
+@ON_HOPPER
+@pytest.mark.parametrize(
+    "kind", [{"window": 200}, {"softcap": 5.0}, {"window": 128, "sinks": True}]
+)
+@pytest.mark.parametrize(("width", "kv_heads"), [(256, 4), (128, 2), (64, 8)])
+def test_windows_caps_and_sinks_on_a_gpu(kind: dict[str, Any], width: int, kv_heads: int) -> None:
+    pytest.importorskip("flash_attn.cute", reason="flash-attn-4 is not installed")
+    given = sides("cuda", torch.bfloat16, length=515, heads=8, kv_heads=kv_heads, width=width)
+    kind = with_sinks(kind, given[0])
+    exact = [side.detach().float().requires_grad_() for side in given]
+    ours = causal_attention(*given, SCALE, **kind)[0]
+    if "sinks" in kind:
+        sinks = kind["sinks"]
+        kind = {**kind, "sinks": sinks.detach().float().requires_grad_()}
+        given, exact = [*given, sinks], [*exact, kind["sinks"]]
+    check(ours, step_by_step(*exact[:3], **kind), given, exact)
 
 
 @ON_HOPPER

@@ -21,29 +21,41 @@ SIZES = {
 }
 
 
-def logits(attention: str, **changes: Any) -> torch.Tensor:
+def logits(attention: str, *, compiled: bool = False, **changes: Any) -> torch.Tensor:
     torch.manual_seed(0)
     family = str(changes.pop("family", "llama"))
     config = AutoConfig.for_model(family, **{**SIZES, **changes})
     model = AutoModelForCausalLM.from_config(
         config, attn_implementation=attention_of(attention, "cpu")
     )
-    found: torch.Tensor = model.train()(torch.arange(16).repeat(2, 1)).logits.detach()
+    if compiled:
+        for block in model.model.layers:
+            block.compile(backend="aot_eager")
+    with torch.no_grad():
+        found: torch.Tensor = model.train()(torch.arange(16).repeat(2, 1)).logits
     return found
 
 
-def test_flash_attention_4_changes_no_logit() -> None:
-    torch.testing.assert_close(logits("flash_attention_4"), logits("sdpa"))
+WINDOWS = {
+    "none": {},
+    "mistral": {"family": "mistral", "sliding_window": 8},
+    "gemma 2": {"family": "gemma2", "head_dim": 8, "sliding_window": 4},
+    "gemma 3": {"family": "gemma3_text", "head_dim": 8, "sliding_window": 4},
+    "gpt-oss": {"family": "gpt_oss", "head_dim": 8, "sliding_window": 4, "num_local_experts": 4},
+}
+
+
+@pytest.mark.parametrize("changes", WINDOWS.values(), ids=list(WINDOWS))
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_flash_attention_4_changes_no_logit(changes: dict[str, Any], *, compiled: bool) -> None:
+    ours = logits("flash_attention_4", compiled=compiled, **changes)
+    torch.testing.assert_close(ours, logits("eager", **changes))
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"attention_dropout": 0.1},
-        {"family": "mistral", "sliding_window": 8},
-        {"family": "gemma2", "head_dim": 8},
-    ],
-    ids=["dropout", "window", "cap"],
+    [{"attention_dropout": 0.1}, {"family": "llama4_text", "attention_chunk_size": 8}],
+    ids=["dropout", "chunks"],
 )
 def test_flash_attention_4_refuses_what_it_would_leave_out(changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"does not do what .*Attention needs"):

@@ -1,0 +1,93 @@
+"""Attention of whole models on a GPU, against transformers' eager one in fp32."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardwise.kernels.attention import has_flash_attention
+from shardwise.model.attention import attention_of
+from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.remat import apply_remat
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no GPU: nothing here was tested"
+)
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": 300,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "gemma2": {},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 256},
+    "gpt_oss": {"num_local_experts": 4, "intermediate_size": 256},
+    "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3": {},
+}
+
+
+def losses_and_gradients(
+    family: str, attention: str, mode: str, *, compiled: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family]})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).train()
+    blocks = list(model.model.layers)
+    apply_remat(blocks, mode)
+    if compiled:
+        torch.compiler.reset()
+        apply_compile(blocks)
+    model.to("cuda", dtype)
+    ids = torch.randint(0, 512, (2, 1040), generator=torch.Generator().manual_seed(1)).cuda()
+    logits = model(input_ids=ids).logits.float()
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    grads = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    return loss.detach().cpu(), torch.cat(grads).cpu()
+
+
+@pytest.mark.parametrize(
+    ("compiled", "mode"),
+    [(True, "none"), (True, "selective"), (True, "full"), (False, "none"), (False, "selective")],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flex_attention_is_exact(family: str, mode: str, *, compiled: bool) -> None:
+    """In fp32 it differs from eager by rounding alone."""
+    if not compiled and family != "gemma2":
+        pytest.skip("one family is enough without the compiler")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ours = losses_and_gradients(
+        family,
+        attention_of("flex_attention", "cuda"),
+        mode,
+        compiled=compiled,
+        dtype=torch.float32,
+    )
+    exact = losses_and_gradients(family, "eager", "none", compiled=False, dtype=torch.float32)
+    torch.testing.assert_close(ours[0], exact[0], rtol=1e-5, atol=1e-5)
+    error = (ours[1] - exact[1]).norm() / exact[1].norm()
+    assert error < 2e-3, f"gradients are {error:.1e} off"
+
+
+@pytest.mark.skipif(find_spec("flash_attn") is None, reason="flash-attn-4 is not installed")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flash_attention_4_is_as_exact_as_bf16_allows(family: str) -> None:
+    assert has_flash_attention()
+    bf16 = torch.bfloat16
+    name = attention_of("flash_attention_4", "cuda")
+    exact = losses_and_gradients(family, "eager", "none", compiled=False, dtype=torch.float32)
+    ours = losses_and_gradients(family, name, "none", compiled=True, dtype=bf16)
+    theirs = losses_and_gradients(family, "eager", "none", compiled=False, dtype=bf16)
+    allowed = 2 * (theirs[1] - exact[1]).norm()
+    assert (ours[1] - exact[1]).norm() < allowed
