@@ -48,6 +48,33 @@ def router_outputs(model: nn.Module) -> list[Any]:
     return specs if isinstance(specs, list) else [specs]
 
 
+@contextmanager
+def eager_code(model: nn.Module) -> Iterator[None]:
+    """Inside, attention and experts run the code that their family spells out, where the class
+    lets one choose.
+
+    `set_attn_implementation` has no public counterpart that tells what was set before.
+    """
+    inner: list[Any] = [
+        part for part in model.modules() if hasattr(part, "set_attn_implementation")
+    ]
+    # A model comes before those inside it, and setting an outer configuration sets the inner ones.
+    before = [
+        (part.config, part.config._attn_implementation, part.config._experts_implementation)
+        for part in inner
+    ]
+    for part in inner[:1]:
+        if part._can_set_attn_implementation():
+            part.set_attn_implementation("eager")
+        if part._can_set_experts_implementation():
+            part.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, attention, experts in before:
+            config._attn_implementation, config._experts_implementation = attention, experts
+
+
 def initialise_module(owner: Any, module: nn.Module) -> None:
     """Fill the parameters of `module` as its family does; `owner` is the model that it is in."""
     owner._init_weights(module)

@@ -78,6 +78,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
         "data_share": _is_duration,
     },
     **{name: {"step": _is_count} for name in ("start", "resume", "rollback", "end", "stopped")},
+    "loss_check": {"step": _is_count, "ours": _is_number, "own": _is_number},
     "eval": {"step": _is_count, "loss": _is_number},
     "checkpoint": _SAVE,
     "checkpoint_failed": _SAVE,

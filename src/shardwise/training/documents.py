@@ -9,8 +9,8 @@ from torch import Tensor
 
 from shardwise.data.documents import Documents, find_documents
 from shardwise.errors import UserError
-from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
+from shardwise.training.trial import trying
 
 _END = 0
 
@@ -40,16 +40,11 @@ def check_documents(model: Any, device: torch.device) -> None:
 
     The caller sets up the attention as for the steps of the run.
     """
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with trying(model):
             reaches = not torch.equal(_second(model, 1, device), _second(model, 5, device))
     except (TypeError, ValueError) as error:
         raise _refusal(str(error)) from error
-    finally:
-        model.train(was_training)
-        reshard_all(model)
     if reaches:
         raise _refusal("one document changes the logits of the next one")
 

@@ -23,6 +23,7 @@ from shardwise.parallel.mesh import World, build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
+from shardwise.training.comparison import compare_losses
 from shardwise.training.documents import masks_by_position
 from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.oom import explained_oom, start_history
@@ -161,6 +162,7 @@ class Loop:
             versions=software_versions(),
             environment={"device": device_name(self.plan)},
         )
+        compare_losses(self.session, self.channels, start)
         self.timer.forget()
         oom = explained_oom(self.plan, self.mesh.world.rank, start, lambda: self.reached.step)
         masks = masks_by_position(self.plan)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shardwise.errors import UserError
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_by_triton, turn_into_gradient
 from shardwise.model.override import override_forward
-from shardwise.parallel.shard import reshard_all
+from shardwise.training.trial import trying
 
 
 class Slicing(NamedTuple):
@@ -138,12 +138,8 @@ def why_not_chunked(model: nn.Module, ids: Tensor) -> str | None:
         seen["hidden"] = output[0]
 
     hooks = [head.register_forward_hook(on_head), base.register_forward_hook(on_base)]
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with trying(model):
         logits = model(input_ids=ids).logits
-    model.train(was_training)
-    reshard_all(model)
     for hook in hooks:
         hook.remove()
     if seen.keys() != {"input", "output", "hidden"}:
@@ -186,7 +182,11 @@ def _head_forward(cls: type[nn.Module], slicing: Slicing) -> Callable[..., Tenso
         if labels is None:
             logits: Tensor = cls.forward(self, hidden)
             return logits
-        loss: Tensor = LinearCrossEntropy.apply(hidden, self.weight, self.bias, labels, slicing)
+        weight, bias = self.weight, self.bias
+        if not torch.is_grad_enabled():
+            # An autograd function is asked for gradients of parameters even then.
+            weight, bias = weight.detach(), None if bias is None else bias.detach()
+        loss: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, labels, slicing)
         return loss
 
     return forward

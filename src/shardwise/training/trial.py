@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,21 @@ from shardwise.plan.plan import Plan
 
 _LENGTH = 8
 # Errors of families that need more than tokens: images, another model's states, a language.
-_REFUSALS = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+NEEDS_MORE = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+@contextmanager
+def trying(model: Any) -> Iterator[None]:
+    """Inside, forwards of a sharded model leave nothing behind: no dropout, no gradient, no
+    gathered parameter, and no graph that is compiled for a few tokens."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.train(was_training)
+        reshard_all(model)
 
 
 def few_tokens(plan: Plan, shift: int = 0) -> Tensor:
@@ -31,21 +47,16 @@ def validate_trainable(model: Any, plan: Plan, device: torch.device) -> None:
     """Raise unless the model gives logits for tokens alone, and no token sees a later one."""
     if any(hasattr(module, "backward_pass") for module in model.modules()):
         raise _refusal(model, "its reversible layers compute gradients past FSDP2's hooks")
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with trying(model):
             first, second = (
                 model(input_ids=few_tokens(plan, shift).to(device), use_cache=False).logits
                 for shift in (0, 1)
             )
-    except _REFUSALS as error:
+    except NEEDS_MORE as error:
         lines = str(error).strip().splitlines() or [""]
         why = f"its forward gives no logits for tokens alone: {type(error).__name__}: {lines[0]}"
         raise _refusal(model, why) from error
-    finally:
-        model.train(was_training)
-        reshard_all(model)
     shape = few_tokens(plan).shape
     if first.shape[:2] != shape:
         raise _refusal(model, f"its logits for {shape[1]} tokens have shape {list(first.shape)}")

@@ -55,6 +55,22 @@ def test_a_mixture_names_its_routers() -> None:
     assert hugging_face.router_outputs(model_of("llama")) == []
 
 
+def test_attention_and_experts_run_the_family_s_code_for_a_while() -> None:
+    model = model_of("mixtral", num_local_experts=2, num_experts_per_tok=1)
+    model.set_attn_implementation("sdpa")
+    model.set_experts_implementation("grouped_mm")
+
+    def chosen() -> set[tuple[str, str]]:
+        parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+        return {(x.config._attn_implementation, x.config._experts_implementation) for x in parts}
+
+    with hugging_face.eager_code(model):
+        assert chosen() == {("eager", "eager")}
+    assert chosen() == {("sdpa", "grouped_mm")}
+    with hugging_face.eager_code(nn.Linear(1, 1)):
+        pass
+
+
 def test_a_model_fills_its_modules() -> None:
     model, layer = model_of("llama"), nn.Linear(64, 64)
     nn.init.constant_(layer.weight, 5.0)

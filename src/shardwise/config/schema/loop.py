@@ -103,6 +103,13 @@ class TrainConfig:
     shard and its moments: 7 ms for a billion parameters on an H200, about a second where they are
     in host memory."""
 
+    check_loss: bool = True
+    """Compare losses before the first step of every start: 128 tokens go through the loss that is
+    trained on, with the run's kernels, and through the model's own `forward(labels=...)`, without
+    them. A difference beyond rounding is an error. It takes two forward passes, and so two passes
+    of all-gathers: 0.1 s for small models, as long as an evaluation of one micro-batch for large
+    ones."""
+
     router_aux_loss: Literal["auto", "off"] | float = "auto"
     """The coefficient of the load-balancing loss of a mixture of experts, which is added to the
     loss that is trained on. `auto`: what the model's config asks for (`output_router_logits` and

@@ -1,0 +1,203 @@
+"""Our loss beside the model's own, before the first step.
+
+The same tokens go through the loss that the run trains on, with our head, kernels and attention,
+and through the model's own `forward(labels=...)`, with the code of its family. A factor after the
+head that we do not know, a kernel that is wrong for these sizes, or a term that the family adds to
+its loss would otherwise show as a worse model, weeks later.
+
+With random weights every loss is near the logarithm of the vocabulary, whatever a head does. So
+groups of tokens are compared as well, and the scale of a difference is how much groups differ from
+each other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardwise.errors import UserError
+from shardwise.internals.hugging_face import eager_code
+from shardwise.kernels.cross_entropy import IGNORE_INDEX
+from shardwise.model.override import own_forwards
+from shardwise.plan.float8 import is_float8
+from shardwise.plan.plan import Plan
+from shardwise.training.channels import Channels
+from shardwise.training.documents import masks_by_position
+from shardwise.training.session import Session
+from shardwise.training.surroundings import fast_attention
+from shardwise.training.trial import NEEDS_MORE, trying
+
+_TOKENS = 128
+_GROUPS = 8
+# What rounding may do to losses, as a share of how much groups differ. In formats of few bits a
+# token near a tie goes to another expert, which is more than rounding.
+_SHARES = {"fp32": 1e-3, "bf16": 0.25, "fp16": 0.25}
+_FLOAT8_SHARE = 0.5
+# Where all groups are alike, fp32 sums still round.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """The losses of the same tokens by both ways, as means over tokens."""
+
+    ours: float
+    own: float
+    """What the model's own forward returns as its loss."""
+
+    own_cross_entropy: float
+    """The cross-entropy of the logits that it returns."""
+
+    apart: float
+    """The difference of a group of tokens, as the root of the mean square over groups."""
+
+    allowed: float
+    """How much rounding may make of it."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both are the same to rounding. Two losses that are not finite cannot be compared,
+        and the first step will say so."""
+        if not math.isfinite(self.ours) and not math.isfinite(self.own_cross_entropy):
+            return True
+        # A difference that is not a number is not below the bound.
+        return self.apart <= self.allowed and abs(self.ours - self.own) <= self.allowed
+
+    @property
+    def has_other_objective(self) -> bool:
+        """Whether only the family's loss differs, which is then more than a cross-entropy."""
+        return self.apart <= self.allowed and (
+            abs(self.ours - self.own_cross_entropy) <= self.allowed
+        )
+
+
+def compare_losses(session: Session, channels: Channels, step: int) -> None:
+    """Raise on all ranks where a rank's loss is not the model's own.
+
+    Every rank has the same tokens. Kernels may differ between devices, so all ranks are asked.
+    """
+    plan = session.plan
+    if not plan.settings.train.check_loss:
+        return
+    with fast_attention(session.device, reads_positions=masks_by_position(plan)):
+        mine = compare(session.model, plan, session.device)
+    everyone = session.mesh.world.gather(mine)
+    found = next((each for each in everyone if not each.is_equal), mine)
+    channels.events.write("loss_check", step=step, **asdict(found))
+    if not found.is_equal:
+        raise _refusal(session.model, found)
+    channels.say(
+        f"loss check: {found.ours:.4f} here, {found.own:.4f} by the model's own forward over the "
+        "same tokens"
+    )
+
+
+def compare(model: Any, plan: Plan, device: torch.device) -> LossComparison:
+    """Both losses of the same tokens on this rank. The model is as it was afterwards."""
+    ids = _tokens(plan).to(device)
+    labels = ids.roll(-1, dims=1)
+    labels[:, -1] = IGNORE_INDEX
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), trying(model):
+        total, groups = _our_losses(model, ids, labels)
+        own, logits = _own_losses(model, ids)
+    each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+    sizes = torch.stack([part.ne(IGNORE_INDEX).sum() for part in _split(labels.flatten())])
+    own_groups = torch.stack([part.sum() for part in _split(each)]) / sizes
+    ours, cross_entropy = total / sizes.sum(), each.sum() / sizes.sum()
+    if own is None or _takes_labels_as_they_are(own, logits, ids):
+        own = cross_entropy
+    apart = (ours - cross_entropy).abs()
+    if groups:
+        apart = (torch.stack(groups) / sizes - own_groups).square().mean().sqrt()
+    rounding = max(_ROUNDING, torch.finfo(own.dtype).eps)
+    allowed = _share(plan) * own_groups.std() + rounding * cross_entropy
+    figures = torch.stack([x.double() for x in (ours, own, cross_entropy, apart, allowed)])
+    return LossComparison(*figures.tolist())
+
+
+def _tokens(plan: Plan) -> Tensor:
+    """Random tokens in sequences that the model has positions for; the same on every rank."""
+    length = max(2, min(_TOKENS, plan.settings.data.seq_len))
+    shape = (max(1, _TOKENS // length), length)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(plan.model.vocab_size, shape, generator=generator)
+
+
+def _our_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The summed loss as a step computes it, and that of each group where our head computes it."""
+    groups: list[Tensor] = []
+
+    def on_head(head: nn.Module, inputs: tuple[Any, ...]) -> None:
+        # Without labels the head is asked for logits, and the loss is computed from them.
+        if len(inputs) == 2:
+            parts = zip(*map(_split, inputs), strict=True)
+            groups.extend(head.forward(*part) for part in parts)
+
+    head = model.get_output_embeddings()
+    hook = None if head is None else head.register_forward_pre_hook(on_head)
+    total: Tensor = model.sum_loss(ids, labels)
+    if hook is not None:
+        hook.remove()
+    return total, groups
+
+
+def _own_losses(model: Any, ids: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The loss that the model's own forward returns, and its logits."""
+    output: Any = None
+    with own_forwards(model), eager_code(model):
+        if "labels" in inspect.signature(model.forward).parameters:
+            # GIT wants labels for the tokens of an image as well.
+            with suppress(*NEEDS_MORE):
+                output = model(input_ids=ids, labels=ids, use_cache=False)
+        if output is None:
+            output = model(input_ids=ids, use_cache=False)
+    return output.loss, output.logits.flatten(0, 1).float()
+
+
+def _takes_labels_as_they_are(own: Tensor, logits: Tensor, ids: Tensor) -> bool:
+    """Whether a family leaves it to its caller to shift labels, as BART's decoder does."""
+    unshifted = F.cross_entropy(logits, ids.flatten())
+    rounding = max(_ROUNDING, torch.finfo(own.dtype).eps)
+    return bool((own.float() - unshifted).abs() <= rounding * unshifted)
+
+
+def _split(rows: Tensor) -> tuple[Tensor, ...]:
+    return rows.chunk(_GROUPS)
+
+
+def _share(plan: Plan) -> float:
+    return _FLOAT8_SHARE if is_float8(plan.decided.linear) else _SHARES[plan.decided.param_dtype]
+
+
+def _refusal(model: Any, found: LossComparison) -> UserError:
+    name = type(model).__name__.removeprefix("FSDP")
+    if found.has_other_objective:
+        why = (
+            f"it is not the cross-entropy of its logits, which is {found.own_cross_entropy:.4f} "
+            "there and here: the model is trained on more than its next tokens"
+        )
+        fix = "write train.check_loss=false to train it on its next tokens alone"
+    else:
+        why = (
+            f"groups of tokens differ by {found.apart:.3g}, and rounding may make "
+            f"{found.allowed:.3g} of it: the head, a kernel or the attention of this run is not "
+            "what the model has"
+        )
+        fix = (
+            "find the part with memory.loss=full, train.kernels=torch, model.attention=eager or "
+            "precision.param=fp32; train.check_loss=false trains on the loss here"
+        )
+    return UserError(
+        f"the loss here is {found.ours:.4f}, and that of {name}.forward for the same tokens is "
+        f"{found.own:.4f}",
+        why=why,
+        fix=fix,
+    )
