@@ -155,7 +155,7 @@ class Bench:
         # Scores and values, 2 each, over half the sequence; backward is 2.5 times that.
         flops = 2.0 * tokens * spec.num_heads * spec.head_dim * shape.seq_len
         seconds = []
-        for name, attend in _attentions(self.device).items():
+        for name, attend in attentions_on(self.device).items():
             forward, backward = attention_seconds(self.clock, self.base, size, attend)
             rates = f"{_tera(flops, forward)} forward, {_tera(2.5 * flops, backward)} backward"
             _say(f"attention by {name}, {shape.seq_len} tokens: {rates}")
@@ -201,7 +201,7 @@ class Bench:
         return self._copy_bytes_per_s
 
 
-def _attentions(device: Any) -> dict[str, Attend]:
+def attentions_on(device: Any) -> dict[str, Attend]:
     """By their names."""
     from attention import by_flash
     from shardwise.calibrate.attention import by_torch

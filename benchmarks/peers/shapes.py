@@ -13,7 +13,9 @@ from shardwise.facts.presets import PRESETS
 # float8: linear layers of the blocks, by tensor; keep: parameters stay gathered from forward to
 # backward; compile, liger: modes of Hugging Face Trainer. host0.4: two blocks in five have their
 # activations in host memory until backward, ours alone.
-WORDS = ("float8", "keep", "compile", "liger")
+# How transformers is told to compute stacked experts; without a word it decides by itself.
+EXPERTS = ("eager", "grouped_mm")
+WORDS = ("float8", "keep", "compile", "liger", *EXPERTS)
 _HOST = re.compile(r"host(0\.\d+|1)")
 _MODES = ("none", "selective", "full")
 

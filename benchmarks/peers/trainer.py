@@ -8,18 +8,23 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    PreTrainedModel,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
 
-from peers.child import WARM_UP_STEPS, Task, answer, read_task
+from peers.child import WARM_UP_STEPS, answer, read_task
+from peers.shapes import EXPERTS, Setting
+from shardwise.errors import UserError
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
@@ -52,25 +57,50 @@ class Clock(TrainerCallback):
 
 def main() -> None:
     task = read_task()
-    fields = task.shape.hf_config | {"use_cache": False}
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    with torch.device(task.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    micro_batch, steps = task.setting.micro_batch, WARM_UP_STEPS + task.steps
-    data = RandomTokens(steps * micro_batch, task.shape.seq_len, config.vocab_size)
+    shape, device = task.shape, task.device
+    times = step_times(shape.hf_config, task.setting, shape.seq_len, task.steps, device)
+    answer(times, device)
+
+
+def step_times(
+    hf_config: Mapping[str, Any], setting: Setting, seq_len: int, steps: int, device: str
+) -> list[float]:
+    """Seconds of each of the last `steps` steps of any model."""
+    if "liger" in setting.words:
+        validate_liger(hf_config["model_type"])
+    model = build(hf_config, setting, device)
+    total = WARM_UP_STEPS + steps
+    tokens = RandomTokens(total * setting.micro_batch, seq_len, model.config.vocab_size)
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = arguments_of(task, steps, folder)
-        Trainer(model=model, args=arguments, train_dataset=data, callbacks=[clock]).train()
-    times = [later - earlier for earlier, later in itertools.pairwise(clock.ends)]
-    answer(times[-task.steps :], task.device)
+        arguments = arguments_of(setting, total, device, folder)
+        Trainer(model=model, args=arguments, train_dataset=tokens, callbacks=[clock]).train()
+    return [later - earlier for earlier, later in itertools.pairwise(clock.ends)][-steps:]
 
 
-def arguments_of(task: Task, steps: int, folder: str) -> TrainingArguments:
-    words, on_gpu = task.setting.words, task.device == "cuda"
+def build(hf_config: Mapping[str, Any], setting: Setting, device: str) -> PreTrainedModel:
+    """As transformers builds it by itself, but for the experts that a setting names."""
+    fields = {**hf_config, "use_cache": False}
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    experts = next((word for word in setting.words if word in EXPERTS), None)
+    named = {} if experts is None else {"experts_implementation": experts}
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **named)
+
+
+def validate_liger(model_type: str) -> None:
+    """Trainer only warns of a family that Liger has nothing for."""
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    if model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise UserError(f"Liger has no kernels for {model_type}")
+
+
+def arguments_of(setting: Setting, steps: int, device: str, folder: str) -> TrainingArguments:
+    words, on_gpu = setting.words, device == "cuda"
     return TrainingArguments(
         output_dir=folder,
-        per_device_train_batch_size=task.setting.micro_batch,
+        per_device_train_batch_size=setting.micro_batch,
         max_steps=steps,
         learning_rate=1e-5,
         bf16=on_gpu,
@@ -78,7 +108,7 @@ def arguments_of(task: Task, steps: int, folder: str) -> TrainingArguments:
         optim="adamw_torch_fused",
         torch_compile="compile" in words,
         use_liger_kernel="liger" in words,
-        gradient_checkpointing=task.setting.recompute == "full",
+        gradient_checkpointing=setting.recompute == "full",
         dataloader_num_workers=4 if on_gpu else 0,
         save_strategy="no",
         logging_strategy="no",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from families import VOCAB, save_model, tiny_config
 from rank_pool import Ranks
+from tiny_families import VOCAB, save_model, tiny_config
 from tiny_runs import tiny_plan
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import ENCODERS, FAMILIES, save_model, tiny_config
 from family_runs import HEADER, Compared, compare
 from rank_pool import Ranks
 from refused_families import NOT_BUILT, NOT_TRAINED
+from tiny_families import ENCODERS, FAMILIES, save_model, tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from shardwise.cli.main import main
