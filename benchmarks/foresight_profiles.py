@@ -45,6 +45,7 @@ START: dict[str, tuple[float, float]] = {
     "tensor_factor": (1.0, 0.3),
     "link_factor": (1.0, 0.12),
     "unpack_passes": (14.0, 0.3),
+    "adapter_passes": (12.0, 0.4),
     # How a row's own words change these.
     "flash1": (0.7, 0.15),
     "flash2_hopper": (0.5, 0.15),
@@ -175,6 +176,8 @@ def software_of(run: Run, parameters: Parameters) -> Software:
     }
     if not run.traits.quantised:
         changes["unpack_passes"] = 0.0
+    if not run.traits.frozen:
+        changes["adapter_passes"] = 0.0
     if not run.gated:
         # LayerNorm is one kernel without the compiler too, and there is no rope.
         changes["eager_factor"] = parameters["plain_eager_factor"]
@@ -207,7 +210,11 @@ def _parallel(run: Run, parameters: Parameters) -> dict[str, Any]:
     if run.traits.zero1:
         changes["replica_pieces"] = parameters["zero1_pieces"]
     if run.traits.early_zero3:
+        # Recomputation gathers a third time and gradients are reduced in 16 bits: as many bytes as
+        # two gathers and a reduction in fp32.
         changes["link_factor"] = parameters["early_zero3_links"]
+    if run.traits.adapter_units and run.decided.shard > 1:
+        # They fill the two gathers that FSDP1 lets run ahead, so a block's own waits for its turn.
         changes["overlaps"] = False
     return changes
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from foresight_shapes import Shape, read_shape
 from foresight_traits import Row, Traits, has_light_states, notes_of, read_traits
 from shardwise.facts.fabric import NETWORK_SHARE, Fabric, fabric_of
+from shardwise.facts.flops import flops_per_token, recompute_flops_per_token, recomputed_share
 from shardwise.facts.gpus import NODE, GpuSpec, match_gpu
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates, rates_of
@@ -102,6 +103,10 @@ def read_run(line: int, row: Row) -> Run:
     fmt = "fp8" if computes_float8(shape.model, decided) else decided.param_dtype
     if not rates.matmul_flops.get(fmt):
         raise Unusable(f"{gpu.name} has no {fmt}")
+    traits, published = read_traits(row, gpu), _tokens_per_s(row, shape.model, named, decided)
+    share = published * _needed_flops(shape.model, decided, traits) / named.peak_flops[fmt]
+    if share > 1:
+        raise Unusable(f"it computes at {share:.0%} of the peak of {named.name}: another card?")
     return Run(
         line=line,
         label=_label(row, decided),
@@ -111,11 +116,19 @@ def read_run(line: int, row: Row) -> Run:
         fabric=_fabric(row, named),
         decided=decided,
         rates=rates,
-        traits=read_traits(row, gpu),
+        traits=traits,
         gated=shape.gated,
-        published=_tokens_per_s(row, shape.model, named, decided),
+        published=published,
         doubted="flag:" in notes_of(row),
     )
+
+
+def _needed_flops(model: ModelSpec, decided: Decisions, traits: Traits) -> float:
+    """FLOPs of one token that no software can save; a frozen model's weights get no gradients."""
+    again = recomputed_share(decided.checkpoint_activations)
+    flops = flops_per_token(model, decided.seq_len)
+    flops += recompute_flops_per_token(model, decided.seq_len, again)
+    return flops - 2.0 * model.matmul_params_per_token * traits.frozen
 
 
 def _number(row: Row, key: str) -> float | None:

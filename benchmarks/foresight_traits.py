@@ -39,8 +39,11 @@ class Traits:
     zero1: bool
     """Replicas whose optimizer states are split over them."""
 
+    adapter_units: bool
+    """Adapters are units of their own, as in FSDP1, where a unit is trained as a whole or not."""
+
     early_zero3: bool
-    """DeepSpeed's ZeRO-3 in its first year: parameter by parameter, beside nothing."""
+    """DeepSpeed's ZeRO-3 in its first year, which used one network card of a node."""
 
 
 def read_traits(row: Row, gpu: GpuSpec) -> Traits:
@@ -56,6 +59,8 @@ def read_traits(row: Row, gpu: GpuSpec) -> Traits:
         rowwise="rowwise" in notes,
         reinforcement="type=rl" in notes,
         zero1=strategy == "ZERO1",
+        # FSDP2, which mixes trained and frozen parameters, came with torch 2.4.
+        adapter_units="lora" in method and _date(row) < "2024-07",
         early_zero3=strategy == "ZERO3" and _date(row) < "2022",
     )
 

@@ -28,7 +28,6 @@ _ROUNDS: dict[Library, dict[Collective, int]] = {
 # The share of a link's nominal rate that collectives reach with large messages.
 NVLINK_SHARE = 0.82
 PCIE_SHARE = 0.55
-HOST_SHARE = 0.18
 NETWORK_SHARE = 0.90
 # TCP leaves this share of a network's bytes to gloo: 1448 of a frame of 1514.
 TCP_SHARE = 0.956
@@ -148,7 +147,15 @@ _USUAL_NETWORK = {
     "V100-32GB": "infiniband-edr",
 }
 _PCIE_GEN3, _PCIE_GEN4, _PCIE_GEN5 = 16e9, 32e9, 64e9
-_PCIE = {"H100-PCIe": _PCIE_GEN5, "H100-NVL": _PCIE_GEN5, "RTX-5090": _PCIE_GEN5, "T4": _PCIE_GEN3}
+_PCIE = {
+    "H100-PCIe": _PCIE_GEN5,
+    "H100-NVL": _PCIE_GEN5,
+    "RTX-5090": _PCIE_GEN5,
+    "T4": _PCIE_GEN3,
+    # Two of them share the 16 lanes of a desktop board of their time. Later cards take up to four
+    # slots, so that several stand in workstations and servers, which give each 16 lanes.
+    "RTX-3090": _PCIE_GEN3 / 2,
+}
 # Ranks of one CPU exchange through gloo's sockets on the loopback device.
 _LOOPBACK = Link(name="gloo over loopback", bytes_per_s=1.2e9, hop_s=150e-6)
 
@@ -187,9 +194,8 @@ def _inside(gpu: GpuSpec, domain: int) -> Link:
         rate = NVLINK_SHARE * gpu.nvlink_bandwidth
         return Link(name=f"NVLink of {gpu.name}", bytes_per_s=rate, hop_s=3e-6)
     # Devices on one host bridge share it both ways, so each gets half. GeForce drivers have no peer
-    # access: data goes through host memory.
-    share = HOST_SHARE if gpu.name.startswith(("RTX-3", "RTX-4", "RTX-5")) else PCIE_SHARE
-    rate = share * _PCIE.get(gpu.name, _PCIE_GEN4)
+    # access: one card writes to host memory while the other reads from it, which takes as long.
+    rate = PCIE_SHARE * _PCIE.get(gpu.name, _PCIE_GEN4)
     return Link(name="PCIe", bytes_per_s=rate, hop_s=6e-6)
 
 

@@ -103,6 +103,10 @@ class Software:
     frozen: bool = False
     """The base model is not trained (LoRA): no gradients of its weights, nothing to reduce."""
 
+    adapter_passes: float = 0.0
+    """For each channel that goes into or comes out of a linear layer with an adapter, compiled: the
+    adapter reads the input a second time and adds to the output."""
+
     unpack_passes: float = 0.0
     """For each weight that is stored in four bits, before each use; 0: weights are stored as they
     are computed with."""

@@ -239,7 +239,10 @@ def _elementwise_bytes(model: ModelSpec, decided: Decisions, software: Software)
     moved *= DTYPE_BYTES[decided.param_dtype] / 2
     if computes_float8(model, decided):
         moved += software.float8_passes * (3 * model.hidden_size + 2 * ffn)
-    return moved
+    heads = model.head_dim * (model.num_heads + model.num_kv_heads)
+    ends = 4 * model.hidden_size + 2 * heads + vectors * (model.hidden_size + ffn)
+    eager = 1.0 if decided.compile else software.eager_ffn_factor
+    return moved + software.adapter_passes * ends * eager
 
 
 def _loss_seconds(
