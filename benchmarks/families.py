@@ -15,7 +15,7 @@ every row, and rows that it holds already are not run again.
 Rows are run in groups: first all of a group at once with as few layers as possible, so that the
 compiler's results are on disk, then one after the other, each in a process of its own. `--trainer`
 adds runs of Hugging Face Trainer on one GPU: plain, or words such as compile, liger, and eager or
-grouped_mm for experts.
+grouped_mm for experts. `--memory-only` runs as many of our rows at once as fit, and times none.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def main() -> None:
     board = Board.open(given.json, bench.machine())
     new = [row for row in rows if not board.holds(row)]
     bench.plan(new, board)
-    if not given.plan_only:
+    if given.memory_only:
+        bench.run_for_memory(new, board)
+    elif not given.plan_only:
         if not given.no_limits:
             bench.measure_limits()
         bench.run(new, board)
@@ -80,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=3600, help="after which nothing runs")
     parser.add_argument("--profile", action="store_true", help="kernels by class, of two steps")
     parser.add_argument("--no-limits", action="store_true", help="measure no limits")
+    parser.add_argument("--memory-only", action="store_true", help="many rows at once, no times")
     parser.add_argument("--plan-only", action="store_true", help="run nothing, needs no GPU")
     parser.add_argument("--gpu", default="H200", help="that plans are for")
     parser.add_argument("--json", type=Path, help="results, written after every row")

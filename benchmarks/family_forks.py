@@ -115,6 +115,9 @@ def _answer(call: Call, answers: Connection) -> None:
     except UserError as error:
         traceback.print_exc()
         answers.send((None, f"{error.what}: {error.why}" if error.why else error.what))
+    log.flush()
+    # Without a word to libraries, whose goodbyes take seconds.
+    os._exit(0)
 
 
 def _finish(running: _Running) -> Answer:

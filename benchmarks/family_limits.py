@@ -55,8 +55,10 @@ def kernels_of(work: Work, seq_len: int) -> Iterator[Kernel]:
     yield from (Kernel(_whole(each), seq_len) for each in work.attentions)
 
 
-def limit_s(work: Work, case: Case, world: int, seconds: Mapping[str, float]) -> float:
-    """Seconds of one step, from those of each kernel for one token."""
+def limit_s(work: Work, case: Case, world: int, seconds: Mapping[str, float]) -> float | None:
+    """Seconds of one step, from those of each kernel for one token; None where one is missing."""
+    if any(str(kernel) not in seconds for kernel in kernels_of(work, case.seq_len)):
+        return None
     per_token = 0.0
     for group, times in work.linears.items():
         apart = sum(seconds[str(Kernel(layer))] for layer in group)
@@ -70,15 +72,21 @@ def limit_s(work: Work, case: Case, world: int, seconds: Mapping[str, float]) ->
     return case.tokens * per_token + UPDATE_BYTES * work.params / world / seconds[COPY]
 
 
-def measure_kernels(kernels: Iterable[Kernel], device: str) -> dict[str, float]:
-    """Seconds of each for one token, forward and backward, and the rate of a large copy."""
+def measure_kernels(kernels: Iterable[Kernel], device: str, flash: bool) -> dict[str, float]:
+    """Seconds of each for one token, forward and backward, and the rate of a large copy.
+
+    With `flash`, attention may be FlashAttention 4, which takes seconds to compile for each width.
+    """
     from shardwise.kernels.cublas import drop_workspace
 
     drop_workspace()  # as a run of shardwise does
     clock = _clock(device)
     found = {COPY: _copy_rate(clock)}
     for kernel in kernels:
-        found[str(kernel)] = _seconds(kernel, clock) / _TOKENS[device]
+        try:
+            found[str(kernel)] = _seconds(kernel, clock, flash) / _TOKENS[device]
+        except RuntimeError as error:
+            print(f"{kernel}: {error}")
     return found
 
 
@@ -115,12 +123,12 @@ def _copy_rate(clock: Clock) -> float:
     return max(measure_copies(clock), key=lambda point: point["bytes"])["bytes_per_s"]
 
 
-def _seconds(kernel: Kernel, clock: Clock) -> float:
+def _seconds(kernel: Kernel, clock: Clock, flash: bool) -> float:
     from shardwise.calibrate.matmul import linear_work
 
     shape, tokens = kernel.shape, _TOKENS[clock.device.type]
     if isinstance(shape, Attention):
-        return _attention_seconds(shape, kernel.seq_len, clock)
+        return _attention_seconds(shape, kernel.seq_len, clock, flash)
     if isinstance(shape, Experts):
         return clock.seconds(_experts_work(shape, tokens, clock))
     return clock.seconds(linear_work(clock.device, _dtype(clock), tokens, *shape))
@@ -147,11 +155,12 @@ def _experts_work(experts: Experts, tokens: int, clock: Clock) -> Any:
     return work
 
 
-def _attention_seconds(shape: Attention, seq_len: int, clock: Clock) -> float:
+def _attention_seconds(shape: Attention, seq_len: int, clock: Clock, flash: bool) -> float:
     """Forward and backward, by the fastest kernel that takes these widths."""
     import torch
 
     from ceilings import attentions_on
+    from shardwise.calibrate.attention import by_torch
     from shardwise.training.surroundings import fast_attention
 
     sequences = max(1, _TOKENS[clock.device.type] // seq_len)
@@ -163,7 +172,7 @@ def _attention_seconds(shape: Attention, seq_len: int, clock: Clock) -> float:
         for width in widths
     ]
     found = []
-    for attend in attentions_on(clock.device).values():
+    for attend in attentions_on(clock.device).values() if flash else [by_torch]:
         try:
             with fast_attention(clock.device):
                 output = attend(*sides)
@@ -175,6 +184,8 @@ def _attention_seconds(shape: Attention, seq_len: int, clock: Clock) -> float:
                 found.append(clock.seconds(both))
         except (RuntimeError, AssertionError, NotImplementedError, ValueError, TypeError) as error:
             print(f"{shape}: {error}")
+    if not found:
+        raise RuntimeError("no attention takes these widths")
     return min(found) * _TOKENS[clock.device.type] / (sequences * seq_len)
 
 

@@ -39,6 +39,8 @@ from shardwise.plan.plan import Plan
 _ROOM = 0.85
 # No row takes longer, unless something hangs.
 _ROW_S = 150.0
+# What a row has no more where others ran beside it.
+_TIMES = ("step_ms", "tok_s", "mfu", "limit_tok_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ class Bench:
             if (family, world) in self.works
             for kernel in kernels_of(self.works[family, world], length)
         }
-        work = partial(measure_kernels, sorted(kernels, key=str), self.device)
+        flash = any(p.decided.attention == "flash_attention_4" for p in self.plans.values())
+        work = partial(measure_kernels, sorted(kernels, key=str), self.device, flash)
         for _, answer in run_calls([self._call("limits", work)], ends=self.ends):
             self.seconds = answer.value or {}
             said = answer.problem or f"{len(self.seconds)} kernels"
@@ -162,6 +165,23 @@ class Bench:
                 board.put(row, found)
                 print(f"{line_of({**row.names, **found})}   ({answer.took_s:.0f} s)", flush=True)
 
+    def run_for_memory(self, rows: Sequence[Row], board: Board) -> None:
+        """As many of ours at once as fit, so that their times mean nothing."""
+        left = [row for row in rows if row in self.plans and row.who == OURS]
+        calls = [
+            self._call(str(row), partial(self._measure, row), 1.1 * self.plans[row].memory.high)
+            for row in left
+        ]
+        options: dict[str, Any] = {"at_once": max(1, self.warm), "room": self._room()}
+        for index, answer in run_calls(calls, limit_s=_ROW_S, ends=self.ends, **options):
+            found = self._found(left[index], answer)
+            kept = {name: value for name, value in found.items() if name not in _TIMES}
+            board.put(left[index], kept)
+            print(line_of({**left[index].names, **kept}), flush=True)
+
+    def _room(self) -> float:
+        return _ROOM * self.cluster(1).memory_bytes
+
     def _warm_up(self, rows: Sequence[Row]) -> None:
         """Compile the graphs of all of them at once; what fails here will say so in its turn."""
         calls = []
@@ -172,9 +192,9 @@ class Bench:
             work = partial(_measure_ours, shortest(plan, layers), self.device, 1, None)
             name, needs = f"warm-{row}", shortest_bytes(plan, layers)
             calls.append(self._call(name, work, needs))
-        room = _ROOM * self.cluster(1).memory_bytes
-        options: dict[str, Any] = {"at_once": self.warm, "room": room, "ends": self.ends}
-        took = [a.took_s for _, a in run_calls(calls, limit_s=_ROW_S, **options)]
+        options: dict[str, Any] = {"at_once": self.warm, "room": self._room()}
+        done = run_calls(calls, limit_s=_ROW_S, ends=self.ends, **options)
+        took = [answer.took_s for _, answer in done]
         if took:
             print(f"compiled {len(took)} rows, the longest in {max(took):.0f} s", flush=True)
 
@@ -201,7 +221,7 @@ class Bench:
         work = self.works.get((row.family, row.world))
         if work is not None and self.seconds:
             limit = limit_s(work, row.case, row.world, self.seconds)
-            found["limit_tok_s"] = row.case.tokens / limit
+            found["limit_tok_s"] = row.case.tokens / limit if limit else None
         return found
 
     def _plan_all(self, rows: Sequence[Row]) -> dict[Row, Plan | str]:

@@ -82,7 +82,7 @@ def line_of(row: Found) -> str:
         return f"{row['row']:<44} {row['problem']}"
     text = f"{row['row']:<44} {row['reserved_gib']:6.1f} GiB ({_signed(memory_error(row))}"
     text += {True: "", False: ", not likely", None: ""}[in_band(row)]
-    text += f")  {row['tok_s']:9,.0f} tok/s ({_signed(speed_error(row))})"
+    text += f")  {_count(row.get('tok_s')):>9} tok/s ({_signed(speed_error(row))})"
     return f"{text}  mfu {_share(row.get('mfu'))}  limit {_share(_limit_share(row))}"
 
 

@@ -115,6 +115,8 @@ def test_the_limit_adds_matmuls_experts_attention_and_update() -> None:
     per_token = 2 * 4e-6 + 1e-6 + 3 * 2e-6 + 8e-6 * (1 + seen)
     update = 32 * 10**9 / 8 / 4e12
     assert limit_s(work, CASE, 8, seconds) == pytest.approx(8192 * per_token + update)
+    del seconds["layer 8 x 12"]
+    assert limit_s(work, CASE, 8, seconds) is None
 
 
 def test_calls_end_each_in_their_own_way(tmp_path: Path) -> None:
