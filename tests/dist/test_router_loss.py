@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -28,7 +29,8 @@ from torch._dynamo.utils import counters
 from transformers import AutoConfig
 
 from shardwise.data.loader import BatchLoader
-from shardwise.training.balance import largest_load
+from shardwise.metrics.line import ExpertLoad
+from shardwise.training.load import load_of
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
@@ -67,7 +69,7 @@ class Routed:
 
     run: Trained
     aux: list[float]
-    loads: list[float]
+    loads: list[ExpertLoad]
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +134,19 @@ def train_plainly(settings: Settings, accumulation: int) -> Routed:
         optimizer.step()
         losses.append(loss_sum)
         aux.append(aux_sum)
-        counts = [
-            each.bincount().max() * len(out.router_logits[0][0]) for each in torch.cat(chosen, 1)
-        ]
-        loads.append((max(counts) / torch.cat(chosen, 1).shape[1]).item())
+        loads.append(load_of_choices(torch.cat(chosen, 1), out.router_logits[0].shape[-1]))
     return Routed(Trained(losses, norms, whole_params(model)), aux, loads)
+
+
+def load_of_choices(chosen: Tensor, num_experts: int) -> ExpertLoad:
+    """Out of the experts of all tokens, by block."""
+    counts = torch.stack([each.bincount(minlength=num_experts) for each in chosen]).double()
+    ratios = counts / counts.mean(1, keepdim=True)
+    shares = counts / counts.sum(1, keepdim=True)
+    entropy = torch.special.entr(shares).sum(1).mean() / math.log(num_experts)
+    return ExpertLoad(
+        most=ratios.max().item(), least=ratios.min().item(), entropy=entropy.item(), dropped=0
+    )
 
 
 def global_micro_batches(
@@ -166,13 +176,15 @@ def run_steps(session: Session) -> Routed | None:
         norms.append(result.grad_norm)
         assert result.routing is not None
         aux.append(result.routing.aux_loss.item())
-        loads.append(largest_load(result.routing).item())
+        assert result.experts is not None
+        loads.append(load_of(result.experts, session.mesh.token_group))
     return on_first(Routed(Trained(losses, norms, whole_params(session.model)), aux, loads))
 
 
 def assert_same_routing(run: Routed, reference: Routed) -> None:
     assert run.aux == pytest.approx(reference.aux, rel=TOLERANCE)
-    assert run.loads == pytest.approx(reference.loads, rel=TOLERANCE)
+    for ours, plain in zip(run.loads, reference.loads, strict=True):
+        assert asdict(ours) == pytest.approx(asdict(plain), rel=TOLERANCE)
     loss, params = differences(run.run, reference.run)
     assert loss <= TOLERANCE
     assert params <= TOLERANCE
@@ -244,14 +256,21 @@ def train_compiled(world: int, settings: Settings) -> Routed | None:
     return run
 
 
-def test_evaluation_and_other_runs_know_nothing_of_it(
-    ranks: Pools, settings_of: Callable[[str], Settings]
+def test_a_run_without_it_counts_tokens_all_the_same(
+    ranks: Pools,
+    plain: Callable[[str, int], Routed],
+    settings_of: Callable[[str], Settings],
 ) -> None:
     settings = {**settings_of("mixtral"), "train.router_aux_loss": "off"}
-    assert ranks(1).run(routing_of_one_step, settings)[0] is None
+    has_aux, load = ranks(WORLD).run(one_step, settings)[0]
+    assert not has_aux
+    # The first step is the same with and without a loss of routers.
+    assert asdict(load) == pytest.approx(asdict(plain("mixtral", 1).loads[0]), rel=TOLERANCE)
 
 
-def routing_of_one_step(settings: Settings) -> Any:
-    session = start(1, settings)
+def one_step(settings: Settings) -> tuple[bool, ExpertLoad]:
+    session = start(WORLD, settings)
     stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
-    return stepper.run(build_loader(session).step_batches(0), 1e-3).routing
+    result = stepper.run(build_loader(session).step_batches(0), 1e-3)
+    assert result.experts is not None
+    return result.routing is not None, load_of(result.experts, session.mesh.token_group)

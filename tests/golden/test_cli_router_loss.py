@@ -78,7 +78,13 @@ def test_a_run_trains_with_the_loss_that_its_config_asks_for(
     assert first["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert first["aux_loss"] == pytest.approx(own.aux_loss.item(), rel=1e-5)
     assert first["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
-    assert first["expert_load"] > 1
+    chosen = torch.stack([each.topk(2).indices.flatten() for each in own.router_logits])
+    busiest = max(int(each.bincount().max()) for each in chosen)
+    # Each of four experts of a block gets a quarter of its tokens on average.
+    assert first["experts"]["most"] == pytest.approx(busiest / (chosen.shape[1] / 4))
+    assert 0 < first["experts"]["least"] < 1 and 0 < first["experts"]["entropy"] < 1
+    assert first["experts"]["dropped"] == 0
+    assert f"experts {first['experts']['most']:.2f}x" in done.stdout
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,23 @@ from shardwise.units import GIB, format_count, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """How evenly tokens went to experts, over all ranks."""
+
+    most: float
+    """Tokens of the busiest expert of any block, over the mean of its block."""
+
+    least: float
+    """Tokens of the idlest expert of any block, over the mean of its block."""
+
+    entropy: float
+    """The entropy of a token's expert as a share of its maximum, as a mean over blocks."""
+
+    dropped: int
+    """Choices of experts that no expert computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """The figures of a logged step."""
 
@@ -32,8 +49,8 @@ class StepReport:
     aux_loss: float | None = None
     """The routers' load-balancing loss, without its coefficient; None where there is none."""
 
-    expert_load: float | None = None
-    """Tokens of the busiest expert of any layer, over the mean of its layer's experts."""
+    experts: ExpertLoad | None = None
+    """None for a dense model."""
 
 
 def format_line(report: StepReport) -> str:
@@ -45,6 +62,7 @@ def format_line(report: StepReport) -> str:
             f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
             f"loss {report.loss:.4f}",
             *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
+            *([] if report.experts is None else [f"experts {report.experts.most:.2f}x"]),
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",
             _format_speed(report),

@@ -61,8 +61,14 @@ def _is_straggler(value: Any) -> bool:
     return value is None or _fits(value, {"rank": _is_count, "behind_s": _is_finite})
 
 
+def _is_load(value: Any) -> bool:
+    shares = dict.fromkeys(("most", "least", "entropy"), _is_duration)
+    return value is None or _fits(value, {**shares, "dropped": _is_count})
+
+
 _WHERE_GIVEN: dict[str, Check] = {
     **{"time": _is_finite, "step": _is_count, "tokens": _is_count, "memory_planned": _is_count},
+    "experts": _is_load,
 }
 _SAVE: dict[str, Check] = {"step": _is_count, "stage_s": _is_duration}
 _FIELDS: dict[str, dict[str, Check]] = {

@@ -28,11 +28,9 @@ from shardwise.model.routers import find_routers
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How evenly tokens went to experts, over all ranks; still on the device."""
+    """The losses of routers over all ranks, still on the device."""
 
     aux_loss: Tensor
-    counts: Tensor
-    """Tokens by router and expert."""
 
 
 class Balance:
@@ -81,23 +79,16 @@ class Balance:
         mass = torch.stack(masses).sum(0)
         # Copying a number to a GPU would wait for what is queued. Filling a tensor there does not.
         rows = torch.full((1,), float(num_rows), device=mass.device)
-        sums = torch.cat([torch.stack(counts).flatten(), mass.detach(), rows])
+        sums = torch.cat([torch.stack(counts).sum(0), mass.detach(), rows])
         dist.all_reduce(sums, group=self._group)
-        whole, whole_mass, whole_rows = sums.split([len(sums) - len(mass) - 1, len(mass), 1])
-        whole = whole.view(len(counts), -1)
-        slope = len(mass) * whole.sum(0) / whole_rows.square()
-        return slope @ mass, Routing(slope @ whole_mass, whole)
+        whole, whole_mass, whole_rows = sums.split([len(mass), len(mass), 1])
+        slope = len(mass) * whole / whole_rows.square()
+        return slope @ mass, Routing(slope @ whole_mass)
 
 
 def mean_routing(parts: Sequence[Routing]) -> Routing:
-    """The mean of the losses, and all tokens."""
-    losses, counts = zip(*((part.aux_loss, part.counts) for part in parts), strict=True)
-    return Routing(torch.stack(losses).mean(), torch.stack(counts).sum(0))
-
-
-def largest_load(routing: Routing) -> Tensor:
-    """Tokens of the busiest expert of any layer, over the mean of its layer's experts."""
-    return (routing.counts / routing.counts.mean(1, keepdim=True)).max()
+    """The mean of the losses."""
+    return Routing(torch.stack([part.aux_loss for part in parts]).mean())
 
 
 def watch_routers(model: Any) -> None:

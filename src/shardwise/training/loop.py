@@ -308,7 +308,7 @@ class Loop:
         )
 
     def _window(self, batches: Prefetcher) -> Window:
-        return Window(self.plan, self.session.device, self.mesh.world.size, batches.wait_s)
+        return Window(self.plan, self.session.device, self.mesh, batches.wait_s)
 
     def _resume(self, accepted: Resumption) -> None:
         self._restore(accepted.checkpoint)

@@ -13,6 +13,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing, mean_routing
 from shardwise.training.documents import kept_apart
+from shardwise.training.load import ExpertCounter, TokenCounts, summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class Passed:
     """Over the tokens of this rank."""
 
     routing: Routing | None = None
-    """How evenly tokens went to experts, over all ranks that hold tokens."""
+    """The routers' loss, over all ranks that hold tokens."""
+
+    experts: TokenCounts | None = None
+    """The tokens of each expert on this rank; None for a dense model."""
 
 
 class Passes(Protocol):
@@ -56,6 +60,7 @@ class OneByOne:
         self.aux_coefficient = plan.decided.router_aux_loss
         self.reduces_every_pass = plan.decided.accumulate == "sharded"
         self.on_phase = on_phase
+        self.counter = ExpertCounter(model, self.device)
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
@@ -63,10 +68,13 @@ class OneByOne:
         """The gradients are reduced in the last backward, or in each as the plan says."""
         loss_sum = torch.zeros((), device=self.device)
         routing: list[Routing] = []
+        counts: list[TokenCounts] = []
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
             self.on_phase("forward")
-            loss, logits = self._forward(batch)
+            with self.counter.counting() as counted:
+                loss, logits = self._forward(batch)
+            counts += counted
             loss_sum += loss.detach()
             objective = loss / num_tokens
             if self.balance is not None:
@@ -79,7 +87,7 @@ class OneByOne:
             if loss_scale != 1.0:
                 objective = objective * loss_scale
             objective.backward()
-        return Passed(loss_sum, mean_routing(routing) if routing else None)
+        return Passed(loss_sum, mean_routing(routing) if routing else None, summed(counts))
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
         """The summed cross-entropy, and the routers' logits where they are balanced."""

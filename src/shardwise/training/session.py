@@ -33,6 +33,7 @@ from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
+from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.optim import build_optimizer
 from shardwise.training.surroundings import fast_attention
@@ -93,6 +94,7 @@ def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple
         compiled=plan.decided.compile,
         own_kernels=uses_own(plan),
     )
+    watch_experts(model)
     if plan.decided.router_aux_loss:
         watch_routers(model)
     ties = tied_names(model)

@@ -18,8 +18,9 @@ from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
+from shardwise.training.load import TokenCounts
 from shardwise.training.optim import set_learning_rate, step_if_finite
-from shardwise.training.passes import OneByOne, Passes, sum_loss
+from shardwise.training.passes import OneByOne, Passed, Passes, sum_loss
 from shardwise.training.scale import scale_of
 
 
@@ -37,7 +38,10 @@ class StepResult:
     """Whether some rank was asked to stop; the same on all of them."""
 
     routing: Routing | None = None
-    """How evenly tokens went to experts, where a load-balancing loss is trained with."""
+    """The routers' loss, where a load-balancing loss is trained with."""
+
+    experts: TokenCounts | None = None
+    """The tokens of each expert on this rank; None for a dense model."""
 
     overflows: int = 0
     """How often fp16's loss scale had to fall before the gradient was finite."""
@@ -117,8 +121,8 @@ class Stepper:
         num_tokens, stops = self._agree(batches, wants_stop)
         before, overflows = self.scale.to_dict(), 0
         while True:
-            loss_sum, routing = self._accumulate(batches, num_tokens)
-            judged = self.update(rate, loss_sum)
+            passed = self._accumulate(batches, num_tokens)
+            judged = self.update(rate, passed.loss_sum)
             if judged.is_finite or not (judged.loss_is_finite and self.scale.can_fall):
                 break
             self.scale.fall()
@@ -128,24 +132,23 @@ class Stepper:
         else:
             self.scale.restore(before)
         return StepResult(
-            loss_sum,
+            passed.loss_sum,
             num_tokens,
             judged.grad_norm,
             judged.is_finite,
             bool(stops.value()),
-            routing,
+            passed.routing,
+            passed.experts,
             overflows if judged.is_finite else 0,
         )
 
-    def _accumulate(
-        self, batches: Sequence[MicroBatch], num_tokens: Tensor
-    ) -> tuple[Tensor, Routing | None]:
-        """Gradients of all micro-batches; returns the summed loss of all ranks."""
+    def _accumulate(self, batches: Sequence[MicroBatch], num_tokens: Tensor) -> Passed:
+        """Gradients of all micro-batches; the loss is summed over all ranks."""
         passed = self.passes.forward_backward(batches, num_tokens, self.scale.value)
         self.on_phase("agree")
         dist.all_reduce(passed.loss_sum, group=self.mesh.loss_group)
         self.on_phase("update")
-        return passed.loss_sum, passed.routing
+        return passed
 
     def update(self, rate: float, loss_sum: Tensor) -> Judged:
         """Clip and update, unless loss or gradient is not finite.

@@ -9,8 +9,10 @@ import torch
 
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.meters import efficiency, peak_memory
+from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
-from shardwise.training.balance import largest_load, mean_routing
+from shardwise.training.balance import mean_routing
+from shardwise.training.load import load_of, summed
 from shardwise.training.step import StepResult
 
 
@@ -20,7 +22,7 @@ class Window:
 
     plan: Plan
     device: torch.device
-    num_ranks: int
+    mesh: Mesh
     data_wait_s: float = 0.0
     results: list[StepResult] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
@@ -40,7 +42,8 @@ class Window:
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
         plan, train = self.plan, self.plan.settings.train
-        tokens_per_s = plan.tokens_per_step / step_s / self.num_ranks
+        tokens_per_s = plan.tokens_per_step / step_s / self.mesh.world.size
+        counts = summed([result.experts for result in self.results if result.experts is not None])
         return StepReport(
             step=step,
             num_steps=train.steps,
@@ -59,5 +62,5 @@ class Window:
             data_share=(data_wait_s - self.data_wait_s) / elapsed,
             eta_s=(train.steps - step) * step_s,
             aux_loss=routed.aux_loss.item() if routed else None,
-            expert_load=largest_load(routed).item() if routed else None,
+            experts=None if counts is None else load_of(counts, self.mesh.token_group),
         )

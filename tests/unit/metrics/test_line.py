@@ -17,7 +17,7 @@ from shardwise.config.schema import (
 from shardwise.facts.cluster import resolve_cluster
 from shardwise.facts.flops import Efficiency
 from shardwise.launch.prepare import choose_plan
-from shardwise.metrics.line import StepReport, format_line
+from shardwise.metrics.line import ExpertLoad, StepReport, format_line
 from shardwise.metrics.meters import PeakMemory, efficiency, peak_memory
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB
@@ -54,7 +54,12 @@ def test_the_line() -> None:
 
 
 def test_the_load_balancing_loss_stands_beside_the_loss() -> None:
-    assert "loss 2.4310  aux 1.0234  gnorm 0.83" in line(aux_loss=1.02341, expert_load=1.5)
+    assert "loss 2.4310  aux 1.0234  gnorm 0.83" in line(aux_loss=1.02341)
+
+
+def test_a_mixture_shows_its_busiest_expert() -> None:
+    load = ExpertLoad(most=1.517, least=0.2, entropy=0.98, dropped=0)
+    assert "loss 2.4310  experts 1.52x  gnorm 0.83" in line(experts=load)
 
 
 def test_recompute_shows_hfu_beside_mfu() -> None:

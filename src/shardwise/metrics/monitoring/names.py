@@ -48,7 +48,20 @@ AUX_LOSS = Metric(
 EXPERT_LOAD = Metric(
     "training_expert_load_ratio",
     "gauge",
-    "Tokens of the busiest expert over the mean of its layer, last window.",
+    "Tokens of the busiest expert over the mean of its block, last window.",
+)
+EXPERT_LEAST = Metric(
+    "training_expert_least_load_ratio",
+    "gauge",
+    "Tokens of the idlest expert over the mean of its block, last window.",
+)
+EXPERT_ENTROPY = Metric(
+    "training_expert_entropy_ratio",
+    "gauge",
+    "Entropy of the expert of a token over its maximum, last window.",
+)
+EXPERT_DROPPED = Metric(
+    "training_expert_dropped_tokens", "gauge", "Choices that no expert computed, last window."
 )
 EVAL_LOSS = Metric("training_eval_loss", "gauge", "Loss on held-out text, last evaluation.")
 LEARNING_RATE = Metric("training_learning_rate", "gauge", "Learning rate of the last step.")

@@ -129,7 +129,11 @@ class Exposition(Collector):
         self._set(names.LOSS, event["loss"])
         # Records that are older have neither.
         self._set(names.AUX_LOSS, event.get("aux_loss"))
-        self._set(names.EXPERT_LOAD, event.get("expert_load"))
+        experts = event.get("experts") or {}
+        self._set(names.EXPERT_LOAD, experts.get("most"))
+        self._set(names.EXPERT_LEAST, experts.get("least"))
+        self._set(names.EXPERT_ENTROPY, experts.get("entropy"))
+        self._set(names.EXPERT_DROPPED, experts.get("dropped"))
         self._set(names.GRAD_NORM, event["grad_norm"])
         self._set(names.LEARNING_RATE, event["lr"])
         self._set(names.TOKENS_PER_S, event["tokens_per_s"])

@@ -91,6 +91,16 @@ def test_a_step_is_exported_with_its_own_numbers() -> None:
     assert value(page, "training_log_interval_seconds", rank="0") == 2.5
 
 
+def test_the_load_of_experts_is_exported() -> None:
+    load = {"most": 1.5, "least": 0.25, "entropy": 0.9, "dropped": 0}
+    page = page_after(step(5, experts=load))
+    assert value(page, "training_expert_load_ratio") == 1.5
+    assert value(page, "training_expert_least_load_ratio") == 0.25
+    assert value(page, "training_expert_entropy_ratio") == 0.9
+    assert value(page, "training_expert_dropped_tokens") == 0
+    assert value(page_after(step(5, experts=None)), "training_expert_load_ratio") is None
+
+
 def test_what_is_not_known_has_no_series() -> None:
     page = page_after(step(5), step(10, efficiency=None, mfu_planned=None))
     assert value(page, "training_mfu") is None
