@@ -111,7 +111,8 @@ def both_losses(config: Any) -> tuple[list[float], list[float]]:
         again = model(input_ids=ids, use_cache=False)
     assert torch.equal(out.logits, again.logits)
     part, routing = balance.over_ranks(logits)
-    return own, [routing.aux_loss.item(), norm_of(model, part)]
+    assert part.aux_loss is not None and routing.aux_loss is not None
+    return own, [routing.aux_loss.item(), norm_of(model, part.aux_loss)]
 
 
 def norm_of(model: Any, loss: torch.Tensor) -> float:

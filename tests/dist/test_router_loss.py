@@ -1,4 +1,5 @@
-"""The load-balancing loss over all ranks is that of one process that runs the whole micro-batch."""
+"""The losses of routers over all ranks are those of one process that runs the whole
+micro-batch."""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ WORLD = 2
 GLOBAL_BATCH = 8
 # Large, so that a wrong gradient of it shows in the parameters.
 COEFFICIENT = 0.5
+Z_COEFFICIENT = 0.1
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -69,6 +71,7 @@ class Routed:
 
     run: Trained
     aux: list[float]
+    z: list[float]
     loads: list[ExpertLoad]
 
 
@@ -103,7 +106,9 @@ def plain(ranks: Pools, settings_of: Callable[[str], Settings]) -> Callable[[str
 
 
 def train_plainly(settings: Settings, accumulation: int) -> Routed:
-    """Plain PyTorch, and the family's own load-balancing loss of each global micro-batch."""
+    """Plain PyTorch, with the family's own load-balancing loss of each global micro-batch, and a
+    z-loss where the settings ask for it."""
+    z_coefficient = settings.get("train.router_z_loss", 0.0)
     session = start(1, settings)
     plan, model, optim = session.plan, plain_twin(session), session.plan.config.optim
     params = list(model.parameters())
@@ -115,18 +120,21 @@ def train_plainly(settings: Settings, accumulation: int) -> Routed:
         betas=optim.betas,
         eps=optim.eps,
     )
-    losses, norms, aux, loads = [], [], [], []
+    losses, norms, aux, z, loads = [], [], [], [], []
     for step in range(plan.config.train.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step, plan.config.train.steps)
         optimizer.zero_grad()
-        loss_sum, aux_sum, chosen = 0.0, 0.0, []
+        loss_sum, aux_sum, z_sum, chosen = 0.0, 0.0, 0.0, []
         for inputs, labels in global_micro_batches(build_loader(session), step, accumulation):
             out = model(input_ids=inputs, use_cache=False, output_router_logits=True)
             loss = F.cross_entropy(out.logits.flatten(0, 1), labels.flatten()) / accumulation
-            (loss + COEFFICIENT * out.aux_loss / accumulation).backward()
+            squares = torch.cat(out.router_logits).logsumexp(-1) ** 2
+            routers = COEFFICIENT * out.aux_loss + z_coefficient * squares.mean()
+            (loss + routers / accumulation).backward()
             loss_sum += loss.item()
             aux_sum += out.aux_loss.item() / accumulation
+            z_sum += squares.mean().item() / accumulation
             chosen.append(
                 torch.stack([each.topk(2).indices.flatten() for each in out.router_logits])
             )
@@ -134,8 +142,9 @@ def train_plainly(settings: Settings, accumulation: int) -> Routed:
         optimizer.step()
         losses.append(loss_sum)
         aux.append(aux_sum)
+        z.append(z_sum)
         loads.append(load_of_choices(torch.cat(chosen, 1), out.router_logits[0].shape[-1]))
-    return Routed(Trained(losses, norms, whole_params(model)), aux, loads)
+    return Routed(Trained(losses, norms, whole_params(model)), aux, z, loads)
 
 
 def load_of_choices(chosen: Tensor, num_experts: int) -> ExpertLoad:
@@ -168,17 +177,19 @@ def train_spread(world: int, settings: Settings) -> Routed | None:
 def run_steps(session: Session) -> Routed | None:
     plan, loader = session.plan, build_loader(session)
     stepper = Stepper(session.model, session.optimizer, plan, session.mesh)
-    losses, norms, aux, loads = [], [], [], []
+    losses, norms, aux, z, loads = [], [], [], [], []
     for step in range(plan.config.train.steps):
         rate = learning_rate(plan.config.optim, step, plan.config.train.steps)
         result = stepper.run(loader.step_batches(step), rate)
         losses.append((result.loss_sum.double() / result.num_tokens).item())
         norms.append(result.grad_norm)
-        assert result.routing is not None
+        assert result.routing is not None and result.routing.aux_loss is not None
         aux.append(result.routing.aux_loss.item())
+        if result.routing.z_loss is not None:
+            z.append(result.routing.z_loss.item())
         assert result.experts is not None
         loads.append(load_of(result.experts, session.mesh.token_group))
-    return on_first(Routed(Trained(losses, norms, whole_params(session.model)), aux, loads))
+    return on_first(Routed(Trained(losses, norms, whole_params(session.model)), aux, z, loads))
 
 
 def assert_same_routing(run: Routed, reference: Routed) -> None:
@@ -222,6 +233,42 @@ def test_it_is_that_of_the_global_micro_batch(
     }
     run = ranks(WORLD).run(train_spread, WORLD, settings)[0]
     assert_same_routing(run, plain(family, accumulation))
+
+
+@pytest.mark.parametrize(
+    ("family", "accumulation"), [("mixtral", 2), pytest.param("gpt_oss", 1, marks=pytest.mark.long)]
+)
+def test_a_z_loss_is_added(
+    ranks: Pools, settings_of: Callable[[str], Settings], family: str, accumulation: int
+) -> None:
+    settings = {**settings_of(family), "train.router_z_loss": Z_COEFFICIENT}
+    spread = {**settings, "train.accumulation": accumulation, "shard.strategy": "full_shard"}
+    run = ranks(WORLD).run(train_spread, WORLD, spread)[0]
+    reference = ranks(1).run(train_plainly, settings, accumulation)[0]
+    assert run.z == pytest.approx(reference.z, rel=TOLERANCE)
+    assert_same_routing(run, reference)
+
+
+def test_a_z_loss_needs_no_other(ranks: Pools, settings_of: Callable[[str], Settings]) -> None:
+    """Its gradient alone, which is large beside that of the loss, makes routers' logits smaller."""
+    settings = {
+        **settings_of("mixtral"),
+        "train.router_aux_loss": "off",
+        "train.router_z_loss": 100.0,
+    }
+    losses = ranks(WORLD).run(z_losses, settings)[0]
+    assert losses[-1] < losses[0]
+
+
+def z_losses(settings: Settings) -> list[float]:
+    session = start(WORLD, settings)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
+    found = []
+    for step in range(3):
+        routing = stepper.run(build_loader(session).step_batches(step), 1e-2).routing
+        assert routing is not None and routing.aux_loss is None and routing.z_loss is not None
+        found.append(routing.z_loss.item())
+    return found
 
 
 @pytest.mark.slow

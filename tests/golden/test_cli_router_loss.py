@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_a_run_trains_with_the_loss_that_its_config_asks_for(
     assert 0 < first["experts"]["least"] < 1 and 0 < first["experts"]["entropy"] < 1
     assert first["experts"]["dropped"] == 0
     assert f"experts {first['experts']['most']:.2f}x" in done.stdout
+
+
+@pytest.mark.dist
+def test_a_run_trains_with_the_z_loss_that_the_user_asks_for(
+    tmp_path: Path, shardwise: Run, model: MixtralForCausalLM
+) -> None:
+    model.save_pretrained(tmp_path / "mixtral")
+    (tmp_path / "run.yaml").write_text(f"model: {tmp_path / 'mixtral'}\n")
+    words = (str(tmp_path / "run.yaml"), f"runs_dir={tmp_path}", *SETTINGS)
+    off = "train.router_aux_loss=off"
+    plain, with_z = (
+        shardwise("train", *words, off, f"name=z{z}", f"train.router_z_loss={z}") for z in (0, 0.1)
+    )
+    (before, _), (first, _) = steps_of(tmp_path / "z0"), steps_of(tmp_path / "z0.1")
+    assert before["z_loss"] is None and "  z " not in plain.stdout
+    assert first["aux_loss"] is None and f"  z {first['z_loss']:.4f}" in with_z.stdout
+    # Four experts whose logits are almost nothing.
+    assert first["z_loss"] == pytest.approx(math.log(4) ** 2, rel=0.05)
+    assert first["loss"] == before["loss"] and first["grad_norm"] != before["grad_norm"]
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     *at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
     *at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
     *at_least(0, "train.compare_replicas_every"),
-    *at_least(0, "train.router_aux_loss", "checkpoint.wait_for_room_s"),
+    *at_least(0, "train.router_aux_loss", "train.router_z_loss", "checkpoint.wait_for_room_s"),
     above_zero("cluster.peak_tflops", "989.4"),
     above_zero("train.hang_timeout_s", "900"),
     above_zero("optim.lr", "3e-4"),

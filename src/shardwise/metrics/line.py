@@ -49,6 +49,9 @@ class StepReport:
     aux_loss: float | None = None
     """The routers' load-balancing loss, without its coefficient; None where there is none."""
 
+    z_loss: float | None = None
+    """The routers' z-loss, without its coefficient; None where there is none."""
+
     experts: ExpertLoad | None = None
     """None for a dense model."""
 
@@ -62,6 +65,7 @@ def format_line(report: StepReport) -> str:
             f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
             f"loss {report.loss:.4f}",
             *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
+            *([] if report.z_loss is None else [f"z {report.z_loss:.4f}"]),
             *([] if report.experts is None else [f"experts {report.experts.most:.2f}x"]),
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",

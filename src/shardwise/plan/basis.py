@@ -9,7 +9,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide
-from shardwise.plan.routers import choose_router_aux_loss
+from shardwise.plan.routers import choose_router_aux_loss, choose_router_z_loss
 from shardwise.units import format_bytes
 
 
@@ -58,6 +58,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "decay_embeddings": decide(config, "decay_embeddings", True, "like all other matrices"),
         "kernels": _choose_kernels(config, cluster),
         "router_aux_loss": choose_router_aux_loss(config, model),
+        "router_z_loss": choose_router_z_loss(config, model),
     }
 
 

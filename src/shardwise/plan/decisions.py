@@ -80,6 +80,7 @@ class Decisions:
     """Parameters are gathered where they are used, not copied there."""
 
     router_aux_loss: Annotated[float, "train.router_aux_loss"] = 0.0
+    router_z_loss: Annotated[float, "train.router_z_loss"] = 0.0
 
     # What follows needs no reason: it is the user's, or there is no choice yet.
     seq_len: Annotated[int, "data.seq_len"] = 2048

@@ -216,11 +216,14 @@ def _kept_bytes(model: ModelSpec, decided: Decisions) -> float:
 
 
 def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes for each token that the load-balancing loss saves: logits, and probabilities in
-    fp32."""
-    if not decided.router_aux_loss:
+    """Bytes for each token that losses of routers save: logits, and in fp32 probabilities for one
+    loss and logits for the other."""
+    if not (decided.router_aux_loss or decided.router_z_loss):
         return 0
-    return model.num_routers * model.num_experts * (DTYPE_BYTES[decided.param_dtype] + 4)
+    width = DTYPE_BYTES[decided.param_dtype]
+    probabilities = 4 if decided.router_aux_loss else 0
+    copies = 4 if decided.router_z_loss and width != 4 else 0
+    return model.num_routers * model.num_experts * (width + probabilities + copies)
 
 
 def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:

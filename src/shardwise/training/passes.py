@@ -24,7 +24,7 @@ class Passed:
     """Over the tokens of this rank."""
 
     routing: Routing | None = None
-    """The routers' loss, over all ranks that hold tokens."""
+    """The losses of routers, over all ranks that hold tokens."""
 
     experts: TokenCounts | None = None
     """The tokens of each expert on this rank; None for a dense model."""
@@ -58,6 +58,7 @@ class OneByOne:
         self.device = torch.device(plan.cluster.device)
         self.balance = balance
         self.aux_coefficient = plan.decided.router_aux_loss
+        self.z_coefficient = plan.decided.router_z_loss
         self.reduces_every_pass = plan.decided.accumulate == "sharded"
         self.on_phase = on_phase
         self.counter = ExpertCounter(model, self.device)
@@ -82,7 +83,10 @@ class OneByOne:
                 part, routed = self.balance.over_ranks(logits)
                 routing.append(routed)
                 # Micro-batches are equally large, so each has the same share.
-                objective = objective + self.aux_coefficient / len(batches) * part
+                if part.aux_loss is not None:
+                    objective = objective + self.aux_coefficient / len(batches) * part.aux_loss
+                if part.z_loss is not None:
+                    objective = objective + self.z_coefficient / len(batches) * part.z_loss
             self.on_phase("backward")
             if loss_scale != 1.0:
                 objective = objective * loss_scale
@@ -90,7 +94,7 @@ class OneByOne:
         return Passed(loss_sum, mean_routing(routing) if routing else None, summed(counts))
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
-        """The summed cross-entropy, and the routers' logits where they are balanced."""
+        """The summed cross-entropy, and the routers' logits where they have a loss."""
         if self.balance is None:
             return sum_loss(self.model, batch, self.device), []
         with self.balance.watching() as logits:

@@ -95,7 +95,7 @@ def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple
         own_kernels=uses_own(plan),
     )
     watch_experts(model)
-    if plan.decided.router_aux_loss:
+    if plan.decided.router_aux_loss or plan.decided.router_z_loss:
         watch_routers(model)
     ties = tied_names(model)
     units = parallelize(model, plan, mesh, carrier)

@@ -38,7 +38,7 @@ class StepResult:
     """Whether some rank was asked to stop; the same on all of them."""
 
     routing: Routing | None = None
-    """The routers' loss, where a load-balancing loss is trained with."""
+    """The losses of routers, where they are trained with."""
 
     experts: TokenCounts | None = None
     """The tokens of each expert on this rank; None for a dense model."""
@@ -106,7 +106,8 @@ class Stepper:
         self.clip_norm = plan.settings.optim.clip_norm
         self.is_fused = plan.decided.fused_optimizer
         self.scale = scale_of(plan)
-        balance = Balance(model, mesh.token_group) if plan.decided.router_aux_loss else None
+        aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
+        balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
         self.passes = passes or OneByOne(model, plan, balance, on_phase)
 
     def run(

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.meters import efficiency, peak_memory
@@ -61,6 +62,11 @@ class Window:
             memory_planned=plan.peak_bytes,
             data_share=(data_wait_s - self.data_wait_s) / elapsed,
             eta_s=(train.steps - step) * step_s,
-            aux_loss=routed.aux_loss.item() if routed else None,
+            aux_loss=_read(routed.aux_loss) if routed else None,
+            z_loss=_read(routed.z_loss) if routed else None,
             experts=None if counts is None else load_of(counts, self.mesh.token_group),
         )
+
+
+def _read(value: Tensor | None) -> float | None:
+    return None if value is None else value.item()

@@ -86,6 +86,16 @@ def test_a_model_without_routers_is_refused(plan_of: PlanOf) -> None:
     assert "train.router_aux_loss=off" in caught.value.fix
 
 
+def test_a_z_loss_is_the_user_s_alone(plan_for: PlanOf, plan_of: PlanOf) -> None:
+    asking = {"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    assert plan_for("mixtral", **asking).decided.router_z_loss == 0
+    plan = plan_for("mixtral", "train.router_z_loss=0.01", "train.router_aux_loss=off")
+    assert plan.decided.router_z_loss == 0.01 and plan.choices["router_z_loss"].source == "user"
+    with pytest.raises(UserError, match=r"router_z_loss=0\.01 needs a mixture") as caught:
+        plan_of("model.name=tiny-llama", "cluster=2xCPU", "train.router_z_loss=0.01")
+    assert "train.router_z_loss=0" in caught.value.fix
+
+
 def test_a_loss_that_is_the_family_s_own_is_refused(plan_for: PlanOf) -> None:
     doge = {"is_moe": True, "num_experts": 16, "output_router_logits": True}
     with pytest.raises(UserError, match="asks for a load-balancing loss") as caught:
@@ -107,3 +117,9 @@ def test_what_the_loss_keeps_is_planned_for(plan_for: PlanOf) -> None:
     with_it = plan_for("mixtral", "train.micro_batch=2", "train.router_aux_loss=0.1")
     tokens, width = 2 * 16, {"fp32": 4, "bf16": 2}[with_it.decided.param_dtype]
     assert with_it.memory.activations - without.memory.activations == tokens * 2 * 4 * (width + 4)
+    half = ("train.micro_batch=2", "precision.param=bf16")
+    without, with_z = (
+        plan_for("mixtral", *half),
+        plan_for("mixtral", *half, "train.router_z_loss=1"),
+    )
+    assert with_z.memory.activations - without.memory.activations == tokens * 2 * 4 * (2 + 4)

@@ -115,6 +115,11 @@ class TrainConfig:
     loss that is trained on. `auto`: what the model's config asks for (`output_router_logits` and
     `router_aux_loss_coef`); a number turns it on for any model whose routers transformers finds."""
 
+    router_z_loss: float = 0.0
+    """The coefficient of the routers' z-loss, which keeps their logits small: the mean over tokens
+    of the squared logarithm of the sum of exponentials. 0: none. It needs a model whose routers
+    transformers finds."""
+
     kernels: Literal["auto", "own", "torch"] = "auto"
     """Which kernels compute AdamW, the loss, SwiGLU, copies around collectives and float8's casts.
     `own`: Triton kernels that move and keep fewer bytes (SwiGLU on Hopper in the epilogue of its

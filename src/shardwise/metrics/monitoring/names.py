@@ -45,6 +45,7 @@ LOSS = Metric("training_loss", "gauge", "Mean loss per token, last window.")
 AUX_LOSS = Metric(
     "training_router_aux_loss", "gauge", "Load-balancing loss of routers, last window."
 )
+Z_LOSS = Metric("training_router_z_loss", "gauge", "Z-loss of routers, last window.")
 EXPERT_LOAD = Metric(
     "training_expert_load_ratio",
     "gauge",

@@ -129,6 +129,7 @@ class Exposition(Collector):
         self._set(names.LOSS, event["loss"])
         # Records that are older have neither.
         self._set(names.AUX_LOSS, event.get("aux_loss"))
+        self._set(names.Z_LOSS, event.get("z_loss"))
         experts = event.get("experts") or {}
         self._set(names.EXPERT_LOAD, experts.get("most"))
         self._set(names.EXPERT_LEAST, experts.get("least"))
