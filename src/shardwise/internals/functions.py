@@ -59,3 +59,10 @@ def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Mo
     changed = copy(module)
     changed._modules = {**module._modules, **children}
     return changed
+
+
+def with_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """The same with other parameters."""
+    changed = copy(module)
+    changed._parameters = {name: nn.Parameter(value) for name, value in values.items()}
+    return changed

@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: float8 or leaner MLPs, recompute, compile, offload
-of activations, shard, prefetch."""
+"""The one order in which a model is changed: float8 or leaner MLPs, leaner experts, recompute,
+compile, offload of activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.mesh import Mesh, build_mesh
@@ -40,6 +41,9 @@ def parallelize(
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     if uses_own(plan) and not is_float8(plan.decided.linear):
         apply_gated_mlp(blocks)
+    # The compiler knows grouped matmuls of bf16 only.
+    if uses_own(plan) and plan.decided.param_dtype == "bf16":
+        apply_experts(blocks)
     apply_remat(blocks, plan.decided.checkpoint_activations)
     if plan.decided.compile:
         apply_compile([*blocks, *_outer_norms(model, units)])

@@ -29,6 +29,7 @@ from shardwise.internals.peerless import FakeTensorMode
 from shardwise.kernels.attention import causal_attention
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
+from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.remat import SAVED_OPS, apply_remat
 
@@ -183,6 +184,7 @@ def _changed(block: nn.Module, *, own: bool, selective: bool) -> Iterator[bool]:
     classes = [(module, type(module)) for module in block.modules()]
     if own:
         apply_gated_mlp([block])
+        apply_experts([block])
     is_same = all(type(module) is cls for module, cls in classes)
     if selective:
         apply_remat([block], "selective")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwise.kernels import adamw, float8
+from shardwise.kernels import adamw, experts, float8
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import swiglu, swiglu_grads
 
@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="Triton is not installed: no kernel was run
 from shardwise.kernels import (
     adamw_triton,
     cross_entropy_triton,
+    experts_triton,
     float8_triton,
     swiglu_triton,
     unit_copies_triton,
@@ -189,3 +190,22 @@ def test_rows_and_columns_are_cast_by_instructions_of_their_own() -> None:
     assert done.returncode == 0, done.stderr
     # Two gradients of 32 x 128 numbers, by two for each of 256 threads, for rows and for columns.
     assert int(done.stdout) == 2 * (32 * 128 // 256 // 2) * 2
+
+
+def test_rows_of_experts_are_summed() -> None:
+    rows, places = random(24, 1100), torch.randperm(24).view(8, 3)
+    found = experts_triton.sum_rows(rows, places)
+    torch.testing.assert_close(found, experts.sum_rows(rows, places))
+
+
+@pytest.mark.parametrize("width", [16, 1100])
+def test_weighted_swiglu(width: int) -> None:
+    halves, weights, grad = random(6, 2 * width), random(6, seed=1), random(6, width, seed=2)
+    found = experts_triton.weighted_swiglu(halves, weights)
+    torch.testing.assert_close(found, experts.weighted_swiglu(halves, weights))
+    for one, other in zip(
+        experts_triton.weighted_swiglu_backward(grad, halves, weights),
+        experts.weighted_swiglu_backward(grad, halves, weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
