@@ -79,7 +79,8 @@ def apply_carrier(
     shares = mesh.replicas is None and is_open(REDUCTIONS)
     in_place = gathers_in_place(plan)
     needs_any = in_place or (shares and plan.cluster.device == "cuda")
-    if given is None and (not needs_any or mesh.world.size == 1):
+    # FSDP2 calls no collective of a group of one, and its gradients are reduced in place.
+    if mesh.world.size == 1 or (given is None and not needs_any):
         return
     carrier = given or Carrier()
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}

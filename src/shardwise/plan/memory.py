@@ -289,10 +289,11 @@ def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
     if computes_float8(model, decided):
         return _selective_bytes(model, decided) + _float8_inputs(model, decided)
     hidden, ffn = (4, 3) if decided.compile else (9, 4)
-    if makes_product_again(model, decided):
+    if makes_product_again(model, decided) or _has_lean_experts(model, decided):
         ffn = 2
-    # What goes into the experts and what comes out of them, once for each of a token's experts.
-    hidden += 2 * _num_routed(model)
+    if not _has_lean_experts(model, decided):
+        # What goes into the experts and what comes out, once for each of a token's experts.
+        hidden += 2 * _num_routed(model)
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
     # Queries and keys before their norms; without the compiler their fp32 copies too.
     norms = (1.0 if decided.compile else 2.25) * _qkv_width(model) * model.head_norms
@@ -302,7 +303,9 @@ def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
 def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
     """The same where only the results of matmuls and attention are saved."""
     width = DTYPE_BYTES[decided.param_dtype]
-    hidden = (2 if decided.compile else 4) + _num_routed(model)
+    hidden = 2 if decided.compile else 4
+    if not _has_lean_experts(model, decided):
+        hidden += _num_routed(model)
     # The product of our SwiGLU is an output of the operator that also computes the second half.
     # Without the compiler torch saves all outputs of an operator.
     ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
@@ -327,6 +330,11 @@ def _qkv_width(model: ModelSpec) -> int:
 def _num_routed(model: ModelSpec) -> int:
     """Experts of a token; 0 where there is one MLP for all."""
     return model.experts_per_token if model.num_experts > 1 else 0
+
+
+def _has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
+    """Whether our own pass over experts saves the halves of SwiGLU alone."""
+    return _num_routed(model) > 0 and decided.own_kernels and decided.param_dtype == "bf16"
 
 
 def _ffn_width(model: ModelSpec) -> int:
