@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.facts.presets import PRESETS
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Where the two ends of a link within the documentation meet.
@@ -44,6 +46,19 @@ def test_the_log_has_a_row_and_at_most_ten_lines_for_every_experiment() -> None:
         assert len(lines) <= 10, head
         assert all(len(line) <= 140 for line in lines), head
     assert heads == rows
+
+
+def test_the_quickstart_names_every_preset_and_no_other() -> None:
+    (line,) = re.findall(
+        r"^The presets: (.+)\. The plan of each", _text(ROOT / "docs/quickstart.md"), re.M
+    )
+    named: list[str] = []
+    for group in line.split(";"):
+        first, *others = re.findall(r"`([^`]+)`", group)
+        # A name that begins with a dash differs from the group's first in its size.
+        stems = [first[: -len(tail)] for tail in re.findall(r"-[^-]+$", first)]
+        named += [first, *(f"{stems[0]}{name}" if name[0] == "-" else name for name in others)]
+    assert sorted(named) == sorted(PRESETS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

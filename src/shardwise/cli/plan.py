@@ -66,12 +66,14 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
 ) -> None:
     """Print the plan of a run with a reason for every choice, its memory, speed and cost.
 
-    No GPU needed, except to calibrate for one.
+    No GPU needed, except to calibrate for one. `shardwise config ls` lists the models that come
+    along.
 
     \b
     Examples:
       shardwise plan run.yaml
       shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512 --tokens 15e9
+      shardwise plan run.yaml model=qwen3-30b-a3b
       shardwise plan run.yaml --set memory.checkpoint_activations=full
       shardwise plan run.yaml --cluster 8x8xH100 --for cheapest
       shardwise plan --calibrate

@@ -115,6 +115,51 @@ _OLMO_3: dict[str, Any] = {
     "use_cache": True,
 }
 
+_GRANITE_4: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "bos_token_id": 100257,
+    "eos_token_id": 100257,
+    "pad_token_id": 100256,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "embedding_multiplier": 12,
+    "hidden_act": "silu",
+    "initializer_range": 0.1,
+    "layer_types": ["attention"] * 40,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 0,
+    "num_local_experts": 0,
+    "output_router_logits": False,
+    "position_embedding_type": "rope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000000.0,
+    "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+}
+
+
+def _granite_4_hybrid(mamba_heads: int) -> dict[str, Any]:
+    """What the Granite 4 models with Mamba 2 share: every tenth block attends, without rope."""
+    return _GRANITE_4 | {
+        "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+        "mamba_chunk_size": 256,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": mamba_heads,
+        "mamba_proj_bias": False,
+        "position_embedding_type": "nope",
+        "rope_theta": 10000.0,
+    }
+
 
 OTHER_PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _QWEN_3_EXPERTS
@@ -246,5 +291,37 @@ OTHER_PRESETS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "use_cache": True,
         "use_sliding_window": False,
+    },
+    "granite-4.0-micro": _GRANITE_4
+    | shape_of(2560, 8192, 40, 40, 8)
+    | {
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 10,
+        "shared_intermediate_size": 8192,
+    },
+    "granite-4.0-h-micro": _granite_4_hybrid(64)
+    | shape_of(2048, 8192, 40, 32, 8)
+    | {
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 8,
+        "shared_intermediate_size": 8192,
+    },
+    "granite-4.0-h-tiny": _granite_4_hybrid(48)
+    | shape_of(1536, 512, 40, 12, 4)
+    | {
+        "attention_multiplier": 0.0078125,
+        "logits_scaling": 6,
+        "num_experts_per_tok": 6,
+        "num_local_experts": 64,
+        "shared_intermediate_size": 1024,
+    },
+    "granite-4.0-h-small": _granite_4_hybrid(128)
+    | shape_of(4096, 768, 40, 32, 8)
+    | {
+        "attention_multiplier": 0.0078125,
+        "logits_scaling": 16,
+        "num_experts_per_tok": 10,
+        "num_local_experts": 72,
+        "shared_intermediate_size": 1536,
     },
 }

@@ -16,6 +16,7 @@ from shardwise.model.build import build_on_meta
 from shardwise.model.positions import find_positions
 from shardwise.model.routers import describe_routers
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk")
 
 
@@ -33,8 +34,9 @@ def count_on_meta(
     hidden = _size(config, "hidden_size", "n_embd", "d_model", default=1)
     vocab = _size(config, "vocab_size", default=0)
     _validate_sizes(hidden_size=hidden, num_attention_heads=heads, vocab_size=vocab)
-    experts = _size(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
-    active = _size(config, *_EXPERTS_PER_TOKEN, default=experts)
+    # Families that can have experts say 0 where a model has none.
+    experts = max(1, _size(config, *_EXPERTS, default=1))
+    active = max(1, _size(config, *_EXPERTS_PER_TOKEN, default=experts))
     matmul = sum(p.numel() for block in blocks for p in block.parameters() if p.dim() == 2)
     stacked = [[p.numel() for p in block.parameters() if p.dim() == 3] for block in blocks]
     routed = sum(map(sum, stacked))
@@ -63,7 +65,7 @@ def count_on_meta(
         block_params=max(unit.num_params for unit in units.blocks),
         tail_params=ends[-1] if len(ends) > 1 else 0,
         total_params=sum(p.numel() for p in model.parameters()),
-        matmul_params_per_token=matmul + routed * active // max(1, experts) + vocab * hidden,
+        matmul_params_per_token=matmul + routed * active // experts + vocab * hidden,
         attentions=_attentions(model),
         source="counted",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
@@ -11,9 +13,10 @@ from shardwise.facts.rates import Rates
 from shardwise.plan.basis import choose_basis, offloaded_bytes
 from shardwise.plan.candidates import mesh_candidates, variants
 from shardwise.plan.caveats import caveats
-from shardwise.plan.decisions import Choices
+from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_tokenizer, choose_weights
+from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
@@ -81,6 +84,18 @@ def _judge_all(
     ]
 
 
+def _smallest(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Iterator[Decisions]:
+    """Of every mesh the variants with the smallest micro-batch of their kind: if none of them fits,
+    no other does."""
+    basis = choose_basis(config, model, cluster)
+    for candidate in mesh_candidates(config, cluster):
+        kinds = {
+            (each.checkpoint_activations, each.accumulate, each.accumulation > 1): each
+            for each in variants(config, model, cluster, basis, candidate)
+        }
+        yield from kinds.values()
+
+
 def _refuse_several_datacenters(config: RunConfig) -> None:
     if config.cluster.datacenters > 1:
         raise UserError(
@@ -104,9 +119,10 @@ def _validate_fits(best: Option, config: RunConfig, model: ModelSpec, cluster: C
     def fits_with(changed: RunConfig, place: ClusterSpec) -> bool:
         if changed.memory.offload == "cpu" and offloaded_bytes(model, place) > USUAL_HOST_BYTES:
             return False
-        basis = choose_basis(changed, model, place)
-        options = _judge_all(changed, model, place, basis, None)
-        return fits(best_of(options, place).memory, place)
+        return any(
+            fits(estimate_memory(model, place, decided), place)
+            for decided in _smallest(changed, model, place)
+        )
 
     raise UserError(
         f"{model.name} does not fit on {cluster.name}",
