@@ -80,7 +80,7 @@ def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = 
     from shardwise.parallel.saved import CannotCount, count_saved
 
     try:
-        kinds = count_saved(hf_config, attention=spec.attentions[0], code_dir=code_dir)
+        kinds = count_saved(hf_config, attentions=spec.attentions, code_dir=code_dir)
     except CannotCount as reason:
         return replace(spec, uncounted=str(reason))
     return replace(spec, kinds=kinds)
@@ -90,8 +90,8 @@ def _warn_of_blocks(model: ModelSpec) -> list[str]:
     if not model.uncounted:
         return []
     return [
-        "memory is that of a Llama of this shape, because what the blocks save for backward could "
-        f"not be counted: {model.uncounted}"
+        "memory and speed are those of a Llama of this shape, because what the blocks save for "
+        f"backward and compute could not be counted: {model.uncounted}"
     ]
 
 

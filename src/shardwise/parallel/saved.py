@@ -1,4 +1,4 @@
-"""What each kind of block saves for backward, counted from the family's own code.
+"""What each kind of block saves for backward and computes, counted from the family's own code.
 
 One block of each kind runs on tensors without data, and hooks see every tensor that autograd saves.
 A compiled block is traced, and cut into forward and backward as the compiler does it, but not
@@ -12,32 +12,45 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from shardwise.facts.block_kind import BlockKind, Saved, way_of
+from shardwise.facts.block_work import Attention, Moved, Work
 from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
+from shardwise.internals.graphs import Graphs, noting_backend
 from shardwise.internals.hugging_face import unsearched_positions
-from shardwise.internals.parts import CHANGES, is_open
+from shardwise.internals.parts import CHANGES, SUMS, is_open
 from shardwise.internals.peerless import FakeTensorMode
-from shardwise.kernels.attention import causal_attention
-from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
-from shardwise.parallel.experts import apply_experts
-from shardwise.parallel.gated_mlp import apply_gated_mlp
-from shardwise.parallel.remat import SAVED_OPS, apply_remat
+from shardwise.parallel.block_call import (
+    Alike,
+    BlockCall,
+    capture_call,
+    changed,
+    counted_attention,
+    find_alike,
+)
+from shardwise.parallel.keep_sums import KeepSums
+from shardwise.parallel.remat import SAVED_OPS
+from shardwise.parallel.work import (
+    compiled_passes,
+    eager_passes,
+    last_flops,
+    matmuls_of,
+    scale_of,
+    scores_of,
+    watch,
+)
 
 _SEQ_LEN = 1032
 _DTYPE = torch.bfloat16
-_COUNTED = "shardwise_counted"
-# A backend of torch.compile that cuts graphs as its default does, and then runs them as they are.
-_PARTITIONER = "aot_eager_decomp_partition"
 
 
 class CannotCount(Exception):
@@ -45,65 +58,99 @@ class CannotCount(Exception):
 
 
 def count_saved(
-    hf_config: Mapping[str, Any], *, attention: str, code_dir: str | None = None
+    hf_config: Mapping[str, Any], *, attentions: Sequence[str], code_dir: str | None = None
 ) -> tuple[BlockKind, ...]:
-    """The kinds of blocks of the model, and what each saves with this attention."""
-    without_data = FakeTensorMode(allow_non_fake_inputs=True)
+    """The kinds of blocks of the model, and what each saves and computes with a kernel for
+    attention. Where the first of its `attentions` is none, scores are counted besides."""
     # Checkpoints ask for this. The answer is kept for the whole process, and needs real tensors.
     is_open(CHANGES)
+    has_kernel = bool({"flash_attention_4", "flex_attention"} & set(attentions))
     try:
         with _quiet(), unsearched_positions():
-            model = build_on_meta(hf_config, attention=_kernel(attention), code_dir=code_dir)
-            nn.Module.to(model, dtype=_DTYPE)
-            with without_data:
-                model.to_empty(device="cpu")
-            return tuple(
-                BlockKind(count=count, saved=_ways_of(model, block, attention, without_data))
-                for block, count in _kinds_of(model)
-            )
+            if attentions[0] != "eager":
+                return _count(hf_config, "kernel", code_dir)
+            scored = _count(hf_config, "eager", code_dir)
+            if not has_kernel:
+                return scored
+            return tuple(map(_with_scores, _count(hf_config, "kernel", code_dir), scored))
     except Exception as error:
         # A family's own code may raise anything where values are missing.
         reason = str(error).strip().splitlines()
         raise CannotCount(f"{type(error).__name__}: {reason[0] if reason else ''}") from error
 
 
+def _with_scores(kind: BlockKind, scored: BlockKind) -> BlockKind:
+    """What a block saves and moves with a kernel, and the scores that it has without one."""
+    passes = scored.work.passes
+    return replace(
+        kind,
+        saved={
+            way: replace(saved, scores=scored.saved[way].scores)
+            for way, saved in kind.saved.items()
+        },
+        work=replace(
+            kind.work,
+            passes={
+                way: replace(each, scores=passes[way].scores)
+                for way, each in kind.work.passes.items()
+            },
+        ),
+    )
+
+
+def _count(
+    hf_config: Mapping[str, Any], attention: str, code_dir: str | None
+) -> tuple[BlockKind, ...]:
+    without_data = FakeTensorMode(allow_non_fake_inputs=True)
+    seen: list[Attention] = []
+    kernel = counted_attention(attention, seen)
+    model = build_on_meta(hf_config, attention=kernel, code_dir=code_dir)
+    nn.Module.to(model, dtype=_DTYPE)
+    with without_data:
+        model.to_empty(device="cpu")
+    return tuple(
+        kind
+        for alike in find_alike(model)
+        for kind in _kinds_of(model, alike, attention, seen, without_data)
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """A block, and what it is called with."""
+class _Counted:
+    """One way to run a block."""
 
-    block: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def learns(self) -> Tensor:
-        """The hidden state that it takes: the first tensor of floats."""
-        return next(t for t in self.tensors() if t.requires_grad)
-
-    def tensors(self) -> list[Tensor]:
-        """Everything that it takes."""
-        leaves = tree_leaves((self.args, self.kwargs))
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    saved: Saved
+    passes: Moved
+    graphs: Graphs
 
 
-def _kinds_of(model: PreTrainedModel) -> list[tuple[nn.Module, int]]:
-    """The first block of each kind, and how many there are."""
-    found: dict[Any, list[nn.Module]] = {}
-    for unit in find_units(model).blocks:
-        for block in iter_modules(model, unit):
-            layers = tuple((name, type(module)) for name, module in block.named_modules())
-            shapes = tuple(parameter.shape for parameter in block.parameters())
-            found.setdefault((layers, shapes), []).append(block)
-    return [(alike[0], len(alike)) for alike in found.values()]
-
-
-def _ways_of(
-    model: PreTrainedModel, block: nn.Module, attention: str, without_data: FakeTensorMode
-) -> dict[str, Saved]:
+def _kinds_of(
+    model: PreTrainedModel,
+    alike: Alike,
+    attention: str,
+    attentions: list[Attention],
+    without_data: FakeTensorMode,
+) -> Iterator[BlockKind]:
     # Twice as many tokens show what grows with the sequence.
     lengths = (_SEQ_LEN, 2 * _SEQ_LEN) if attention == "eager" else (_SEQ_LEN,)
-    counts = [_count_ways(model, block, length, without_data) for length in lengths]
-    return {way: _without_scores([count[way] for count in counts]) for way in counts[0]}
+    counts = [_count_ways(model, alike.first, length, without_data) for length in lengths]
+    saved = {way: _without_scores([ways[way].saved for ways in counts]) for way in counts[0]}
+    passes = {way: _passes_of([ways[way].passes for ways in counts]) for way in counts[0]}
+    with without_data:
+        call = capture_call(model, alike.first, _SEQ_LEN)
+        attentions.clear()
+        forward = watch(call).forward
+    work = Work(
+        matmuls=matmuls_of(forward, _SEQ_LEN),
+        attentions=tuple(attentions) or scores_of(forward, _SEQ_LEN),
+        passes=passes,
+        last_flops=last_flops(counts[0]["compiled"].graphs, _SEQ_LEN),
+    )
+    for window, count in alike.windows.items():
+        seen = work.attentions
+        if len(alike.windows) > 1 or attention == "eager":
+            seen = tuple(replace(each, window=window) for each in seen)
+        yield BlockKind(count=count, saved=saved, work=replace(work, attentions=seen))
 
 
 def _without_scores(counts: Sequence[Saved]) -> Saved:
@@ -117,88 +164,65 @@ def _without_scores(counts: Sequence[Saved]) -> Saved:
     return Saved(short.channels - channels, short.fixed_bytes - fixed, scores)
 
 
+def _passes_of(counts: Sequence[Moved]) -> Moved:
+    """The same of the bytes that are moved."""
+    if len(counts) == 1:
+        return counts[0]
+    short, long = counts
+    scores = (long.forward + long.backward - short.forward - short.backward) / _SEQ_LEN
+    forward, backward = 2 * short.forward - long.forward, 2 * short.backward - long.backward
+    return Moved(forward, backward, short.kernels, round(scores))
+
+
 def _count_ways(
     model: PreTrainedModel, block: nn.Module, seq_len: int, without_data: FakeTensorMode
-) -> dict[str, Saved]:
+) -> dict[str, _Counted]:
     with without_data:
-        call = _capture(model, block, seq_len)
+        call = capture_call(model, block, seq_len)
         known = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
         # What all blocks are called with, such as rotary tables, is saved once and not by each.
         known |= {_storage(tensor) for tensor in call.tensors() if not tensor.requires_grad}
-    found: dict[str, Saved] = {}
+    scale = scale_of(call, seq_len)
+    found: dict[str, _Counted] = {}
     for own, compiled, selective in product((False, True), repeat=3):
-        way, with_torch, eager = (
-            way_of(compiled=is_compiled, own_kernels=is_own, selective=selective)
-            for is_compiled, is_own in ((compiled, own), (compiled, False), (False, own))
+        way, with_torch, eager, whole = (
+            way_of(compiled=is_compiled, own_kernels=is_own, selective=is_selective)
+            for is_compiled, is_own, is_selective in (
+                (compiled, own, selective),
+                (compiled, False, selective),
+                (False, own, selective),
+                (False, own, False),
+            )
         )
-        with _changed(block, own=own, selective=selective) as is_same, without_data:
+        with changed(block, own=own, selective=selective) as is_same, without_data:
             if own and is_same:
                 found[way] = found[with_torch]
                 continue
-            seen = _saved_by(call, known, compiled=compiled, selective=selective)
+            seen, graphs = _saved_by(call, known, compiled=compiled, selective=selective)
             # Where the compiler cannot trace a checkpoint, the block runs without it.
             is_traced = not (compiled and selective and len(seen) == 1)
-            found[way] = _per_token(seen, seq_len) if is_traced else found[eager]
+            if not is_traced:
+                found[way] = found[eager]
+                continue
+            if compiled:
+                passes = compiled_passes(graphs, scale)
+            elif selective:
+                passes = _again(found[whole].passes)
+            else:
+                passes = eager_passes(watch(call), scale)
+            found[way] = _Counted(_per_token(seen, seq_len), passes, graphs)
     return found
 
 
-class _Captured(Exception):
-    """The call of the block has been seen, and what follows does not matter."""
-
-
-def _capture(model: PreTrainedModel, block: nn.Module, seq_len: int) -> _Call:
-    """What the model calls the block with, for one sequence."""
-    calls: list[_Call] = []
-
-    def capture(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(_learning(block, args, kwargs))
-        raise _Captured
-
-    handle = block.register_forward_pre_hook(capture, with_kwargs=True)
-    try:
-        with torch.no_grad():
-            model(input_ids=torch.zeros(1, seq_len, dtype=torch.long), use_cache=False)
-    except _Captured:
-        pass
-    finally:
-        handle.remove()
-    return calls[0]
-
-
-def _learning(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    """The call with a hidden state that needs a gradient, as it does in training."""
-    states = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    hidden = next(state for state in states if state.is_floating_point())
-    fresh = hidden.detach().requires_grad_()
-
-    def swapped(value: Any) -> Any:
-        return fresh if value is hidden else value
-
-    return _Call(block, tuple(map(swapped, args)), {n: swapped(v) for n, v in kwargs.items()})
-
-
-@contextmanager
-def _changed(block: nn.Module, *, own: bool, selective: bool) -> Iterator[bool]:
-    """Inside, the block is changed as `parallelize` would change it. Yields whether our kernels
-    leave it as it is."""
-    classes = [(module, type(module)) for module in block.modules()]
-    if own:
-        apply_gated_mlp([block])
-        apply_experts([block])
-    is_same = all(type(module) is cls for module, cls in classes)
-    if selective:
-        apply_remat([block], "selective")
-    try:
-        yield is_same
-    finally:
-        for module, cls in classes:
-            module.__class__ = cls
+def _again(passes: Moved) -> Moved:
+    """What a block moves that computes its forward again in backward, all but matmuls."""
+    return replace(passes, backward=passes.backward + passes.forward)
 
 
 def _saved_by(
-    call: _Call, known: set[int], *, compiled: bool, selective: bool
-) -> dict[int, Tensor]:
-    """The tensors that one forward saves, by storage."""
+    call: BlockCall, known: set[int], *, compiled: bool, selective: bool
+) -> tuple[dict[int, Tensor], Graphs]:
+    """The tensors that one forward saves, by storage, and the graphs that it was traced into."""
     # A checkpoint saves what the block takes. Elsewhere it is saved if an operator needs it.
     seen: dict[int, Tensor] = {_storage(call.learns): call.learns} if selective else {}
 
@@ -208,14 +232,16 @@ def _saved_by(
         return tensor
 
     run: Callable[..., Any] = call.block
+    graphs = Graphs()
     if compiled:
         torch.compiler.reset()
-        run = torch.compile(call.block, backend=_PARTITIONER, dynamic=False)
+        backend = noting_backend(graphs, KeepSums() if is_open(SUMS) else None)
+        run = torch.compile(call.block, backend=backend, dynamic=False)
     # Without the compiler, the results are not saved by autograd but by the checkpoint.
     results = _Results(note) if selective and not compiled else nullcontext()
     with saved_tensors_hooks(note, lambda tensor: tensor), results:
         run(*call.args, **call.kwargs)
-    return seen
+    return seen, graphs
 
 
 class _Results(TorchDispatchMode):
@@ -249,21 +275,6 @@ def _bytes(tensor: Tensor) -> int:
 
 def _storage(tensor: Tensor) -> int:
     return id(tensor.untyped_storage())
-
-
-def _kernel(attention: str) -> str:
-    if attention == "eager":
-        return attention
-    AttentionInterface.register(_COUNTED, _attend)
-    AttentionMaskInterface.register(_COUNTED, lambda *_, **__: None)
-    return _COUNTED
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
-) -> tuple[Tensor, None]:
-    sides = (side.transpose(1, 2) for side in (query, key, value))
-    return causal_attention(*sides, 1.0)[0], None
 
 
 @contextmanager

@@ -270,9 +270,10 @@ def _blocks(model: ModelSpec, decided: Decisions) -> list[_Blocks]:
         for selective in (False, True)
     ]
     width = DTYPE_BYTES[decided.param_dtype]
+    scored = decided.seq_len if decided.attention == "eager" else 0
     found = []
     for kind in model.kinds:
-        whole, selective = (kind.saved[way].bytes(width, decided.seq_len) for way in ways)
+        whole, selective = (kind.saved[way].bytes(width, scored) for way in ways)
         if float8:
             whole = selective + _float8_inputs(model, decided)
         found.append(_Blocks(kind.count, whole, selective))

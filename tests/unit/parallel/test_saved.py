@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwise.facts.block_kind import BlockKind, Saved, way_of
+from shardwise.facts.block_work import Attention, Matmul, Moved, Work
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.internals.parts import CHANGES, _what_changed, is_open
@@ -37,7 +40,7 @@ def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
 @pytest.mark.parametrize("family", KNOWN)
 def test_formulas_are_what_the_compiler_saves(family: str) -> None:
     spec = spec_from_config("test", KNOWN[family])
-    (kind,) = count_saved(KNOWN[family], attention="sdpa")
+    (kind,) = count_saved(KNOWN[family], attentions=("sdpa",))
     assert kind.count == 3
     for own in (False, True):
         for selective in (False, True):
@@ -50,7 +53,7 @@ def test_formulas_are_what_the_compiler_saves(family: str) -> None:
 def test_counted_bytes_are_those_of_real_tensors() -> None:
     """Without the compiler, and with the scores that eager attention saves."""
     config = {**PRESETS["tiny-llama"], **SHAPE, "num_hidden_layers": 2}
-    (kind,) = count_saved(config, attention="eager")
+    (kind,) = count_saved(config, attentions=("eager",))
     model = build_model(config, attention="eager", code_dir=None, device="cpu").bfloat16()
     seq_len, found = 96, {}
     known = {id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
@@ -77,19 +80,22 @@ def test_counted_bytes_are_those_of_real_tensors() -> None:
 def test_counting_leaves_private_parts_open() -> None:
     """A rank that plans also trains: what it learns about torch must not come from fake tensors."""
     _what_changed.cache_clear()
-    count_saved({**KNOWN["llama"], "num_hidden_layers": 1}, attention="sdpa")
+    count_saved({**KNOWN["llama"], "num_hidden_layers": 1}, attentions=("sdpa",))
     assert is_open(CHANGES)
 
 
 def test_kinds_come_back_from_a_plan() -> None:
-    kind = BlockKind(count=2, saved={"compiled": Saved(3.0, 4.0, 5.0)})
+    work = Work(
+        matmuls=(Matmul(rows=1.0, inner=2, width=3),),
+        attentions=(Attention(heads=4, kv_heads=2, key_width=8, value_width=6, window=9),),
+        passes={"compiled": Moved(1.0, 2.0, 3)},
+    )
+    kind = BlockKind(count=2, saved={"compiled": Saved(3.0, 4.0, 5.0)}, work=work)
     spec = spec_from_config("test", KNOWN["llama"])
-    from dataclasses import replace
-
     counted = replace(spec, kinds=(kind,))
-    assert ModelSpec.from_dict(counted.to_dict()) == counted
+    assert ModelSpec.from_dict(json.loads(json.dumps(counted.to_dict()))) == counted
 
 
 def test_what_cannot_be_counted_says_why() -> None:
     with pytest.raises(CannotCount, match="UserError"):
-        count_saved({"model_type": "no such family"}, attention="sdpa")
+        count_saved({"model_type": "no such family"}, attentions=("sdpa",))
