@@ -2,17 +2,19 @@
 
 Forward and backward cost 6 FLOPs for each weight that multiplies the token (2 forward, 4
 backward): linear layers, the token's own experts and the output head, but not the input embedding,
-norms or biases. Attention adds 12 for each block, query channel and token attended to (scores and
-values, 2 each forward, twice that backward); causal masking leaves half the sequence on average,
-so 6 x layers x heads x head_dim x seq_len. A sliding window that every block has shortens that
-average. Recomputation is not counted: MFU measures the model's work, and HFU, which adds
-`recompute_flops_per_token`, the hardware's.
+norms or biases. Attention adds 6 for each block, head and token attended to, for each channel of
+the head's keys (scores) and of its values; these differ in latent attention. Causal masking leaves
+half the sequence on average, so 6 x layers x heads x head_dim x seq_len where they do not. A
+block's sliding window shortens that average for this block. A block without scores, as those of
+Mamba, adds nothing beyond its weights. Recomputation is not counted: MFU measures the model's work,
+and HFU, which adds `recompute_flops_per_token`, the hardware's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.facts.block_work import mean_context
 from shardwise.facts.models import ModelSpec
 
 
@@ -43,23 +45,18 @@ def recomputed_share(mode: str | float) -> float:
 
 def flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Model FLOPs of one token's forward and backward, averaged over a packed sequence."""
-    attention = spec.num_layers * attention_flops(spec, seq_len)
-    return 6.0 * spec.matmul_params_per_token + 3.0 * attention
+    return 6.0 * spec.matmul_params_per_token + 3.0 * attention_flops(spec, seq_len)
 
 
 def recompute_flops_per_token(spec: ModelSpec, seq_len: int, fraction_of_blocks: float) -> float:
     """What running that share of the blocks' forward a second time adds."""
-    attention = spec.num_layers * attention_flops(spec, seq_len)
-    return fraction_of_blocks * (2.0 * spec.block_matmul_params_per_token + attention)
+    matmuls = 2.0 * spec.block_matmul_params_per_token
+    return fraction_of_blocks * (matmuls + attention_flops(spec, seq_len))
 
 
 def attention_flops(spec: ModelSpec, seq_len: int) -> float:
-    """Attention FLOPs of one token in one block, forward."""
-    return 4.0 * spec.num_heads * spec.head_dim * _mean_context(seq_len, spec.attention_window)
-
-
-def _mean_context(seq_len: int, window: int | None) -> float:
-    """Tokens that a token attends to, on average over the sequence."""
-    if window is None or window >= seq_len:
-        return seq_len / 2
-    return window - window**2 / (2 * seq_len)
+    """Attention FLOPs of one token in all blocks, forward."""
+    if spec.kinds:
+        return sum(kind.count * kind.work.attention_flops(seq_len) for kind in spec.kinds)
+    context = mean_context(seq_len, spec.attention_window)
+    return spec.num_layers * 4.0 * spec.num_heads * spec.head_dim * context

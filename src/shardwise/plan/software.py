@@ -21,6 +21,27 @@ class Software:
     """Share of the device's matmul rate that it reaches."""
 
     attention_factor: float = 1.0
+    narrow_heads: float = 1.0
+    """Share of attention's rate where heads have 64 channels or less; not measured yet."""
+
+    wide_heads: float = 1.0
+    """The same from 192 channels on; not measured yet."""
+
+    flex_factor: float = 0.6
+    """The same where FlexAttention computes windows, soft caps or sinks: Triton's kernels against
+    cuDNN's, by published figures for Hopper; not measured yet."""
+
+    masked_factor: float = 0.55
+    """The same where torch's attention is given a mask, and computes all scores: from Mistral 7B at
+    8192 tokens on an H200."""
+
+    grouped_factor: float = 0.9
+    """Share of the matmul rate that grouped matmuls of experts reach with many rows for each:
+    torch's on an H200."""
+
+    half_rows: float = 64.0
+    """An expert with so many rows reaches half of that: 0.8 of a large matmul's rate at 512."""
+
     hidden_passes: float = 75.0
     """For each hidden channel of a token and block, forward and backward, compiled: norms, rope,
     residuals, casts."""
@@ -34,6 +55,10 @@ class Software:
     their backward."""
 
     eager_ffn_factor: float = 1.7
+    routed_passes: float = 42.0
+    """For each hidden channel of each of a token's experts: permutation, weighting and sum, by the
+    count of Mixtral's block."""
+
     loss_passes: float = 10.0
     """For each logit."""
 
@@ -110,6 +135,12 @@ class Software:
     unpack_passes: float = 0.0
     """For each weight that is stored in four bits, before each use; 0: weights are stored as they
     are computed with."""
+
+    def head_factor(self, width: int) -> float:
+        """Share of attention's rate that heads of so many channels reach."""
+        if width <= 64:
+            return self.narrow_heads
+        return self.wide_heads if width >= 192 else 1.0
 
 
 # Our own kernels copy into a reduce-scatter and compute AdamW, the loss and SwiGLU's backward. The

@@ -1,7 +1,7 @@
 """How long a step takes: the cost of each kernel and collective, and which hide behind which.
 
-Matmuls and attention run at the device's rates, element-wise work at its memory's. Collectives hide
-behind compute as far as `plan.traffic` says.
+`plan.block_time` has the seconds of a block. Collectives hide behind compute as far as
+`plan.traffic` says.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from dataclasses import dataclass, fields
 from math import ceil, log2
 
 from shardwise.facts.fabric import Fabric
-from shardwise.facts.flops import attention_flops, efficiency_of, recomputed_share
+from shardwise.facts.flops import efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
-from shardwise.plan.decisions import (
-    DTYPE_BYTES,
-    Decisions,
-    computes_float8,
-    makes_product_again,
-)
+from shardwise.plan.block_time import BlockTime, block_seconds
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
@@ -35,9 +31,6 @@ _PCIE_BYTES_PER_S = 25e9
 _HOST_ADAM_BYTES_PER_S = 60e9
 # Copies of activations between device and page-locked memory, each way, over 16 lanes of PCIe 5.
 _ACTIVATION_BYTES_PER_S = 50e9
-# Attention over keys that arrive in parts has more edges of triangles, and partial results to
-# merge.
-_RING_FACTOR = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,39 +74,6 @@ class Speed:
     """Tokens of a micro-batch from which on the unit collectives hide behind compute."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Seconds of one block's micro-batch on one device."""
-
-    matmul_forward: float
-    matmul_backward: float
-    attention_forward: float
-    attention_backward: float
-    elementwise: float
-    selective: float
-    """What `selective` checkpointing computes again of that."""
-
-    launch: float
-    last_matmul: float
-    """Seconds of forward matmuls whose result nothing in the block's backward needs."""
-
-    @property
-    def matmul(self) -> float:
-        return self.matmul_forward + self.matmul_backward
-
-    @property
-    def attention(self) -> float:
-        return self.attention_forward + self.attention_backward
-
-    @property
-    def forward(self) -> float:
-        return self.matmul_forward + self.attention_forward + self.elementwise / 3
-
-    @property
-    def backward(self) -> float:
-        return self.matmul_backward + self.attention_backward + self.elementwise * 2 / 3
-
-
 def estimate_time(
     model: ModelSpec,
     fabric: Fabric,
@@ -124,7 +84,7 @@ def estimate_time(
     """Expected seconds of one optimizer step, by term."""
     passes = decided.accumulation
     layers = model.num_layers / decided.pipeline
-    block = _block_seconds(model, decided, rates, software)
+    block = block_seconds(model, decided, rates, software)
     loss, head_matmul = _loss_seconds(model, decided, rates, software)
     again = _recompute_seconds(decided, block, software)
     tensor = layers * tensor_seconds(model, fabric, decided, software)
@@ -181,70 +141,6 @@ def speed_of(
     )
 
 
-def _block_seconds(
-    model: ModelSpec, decided: Decisions, rates: Rates, software: Software
-) -> _Block:
-    tokens, tensor = decided.tokens, decided.tensor
-    weights = model.block_matmul_params_per_token / model.num_layers
-    ffn = model.ffn_size * max(1, model.experts_per_token)
-    narrow = min(model.hidden_size, max(1.0, weights / model.hidden_size / 4)) / tensor
-    # A narrow shape loses tiles and waves: seconds that a faster format does not shorten.
-    lost = software.narrow_factor * rates.half_width / narrow
-    lost /= rates.matmul_flops[decided.param_dtype]
-    flops = 2.0 * tokens * weights / tensor / software.matmul_factor
-    matmul = flops * (1 / _matmul_rate(model, decided, rates, software) + lost)
-    scores = tokens * attention_flops(model, decided.seq_len) / tensor / software.attention_factor
-    scores *= 1 + rates.half_context / decided.seq_len
-    if decided.context > 1:
-        scores *= _RING_FACTOR
-    moved = tokens * _elementwise_bytes(model, decided, software)
-    again = moved / 3
-    if decided.compile and makes_product_again(model, decided):
-        # In any case, so that norms alone are left.
-        again = tokens * software.norm_passes * model.hidden_size
-    unpacked = 2 * software.unpack_passes * weights
-    return _Block(
-        matmul_forward=matmul,
-        matmul_backward=matmul if software.frozen else 2 * matmul,
-        attention_forward=scores / rates.attention_forward_flops,
-        attention_backward=2.5 * scores / rates.attention_backward_flops,
-        elementwise=(moved + unpacked) / tensor / rates.memory_bytes_per_s,
-        selective=again / tensor / rates.memory_bytes_per_s,
-        launch=software.block_kernels * (1 if decided.compile else 2) * rates.launch_s,
-        last_matmul=matmul * min(1.0, ffn * model.hidden_size / weights),
-    )
-
-
-def _matmul_rate(model: ModelSpec, decided: Decisions, rates: Rates, software: Software) -> float:
-    if computes_float8(model, decided):
-        return rates.matmul_flops["fp8"] * software.float8_factor
-    return rates.matmul_flops[decided.param_dtype]
-
-
-def _elementwise_bytes(model: ModelSpec, decided: Decisions, software: Software) -> float:
-    """Bytes that one block moves for one token outside of matmuls and attention.
-
-    Tensor parallelism splits all of it: the feed-forward by channels, norms and residuals by
-    tokens.
-    """
-    weights = model.block_matmul_params_per_token / model.num_layers
-    attention = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads)
-    ffn = model.ffn_size * max(1, model.experts_per_token)
-    vectors = max(2.0, (weights - attention) / (ffn * model.hidden_size))  # gated ones have three
-    hidden_passes, ffn_passes = software.hidden_passes, software.ffn_passes
-    if not decided.compile:
-        hidden_passes *= software.eager_factor
-        ffn_passes *= software.eager_ffn_factor
-    moved = hidden_passes * model.hidden_size + ffn_passes * vectors * ffn
-    moved *= DTYPE_BYTES[decided.param_dtype] / 2
-    if computes_float8(model, decided):
-        moved += software.float8_passes * (3 * model.hidden_size + 2 * ffn)
-    heads = model.head_dim * (model.num_heads + model.num_kv_heads)
-    ends = 4 * model.hidden_size + 2 * heads + vectors * (model.hidden_size + ffn)
-    eager = 1.0 if decided.compile else software.eager_ffn_factor
-    return moved + software.adapter_passes * ends * eager
-
-
 def _loss_seconds(
     model: ModelSpec, decided: Decisions, rates: Rates, software: Software
 ) -> tuple[float, float]:
@@ -264,7 +160,7 @@ def _loss_seconds(
     return moved / rates.memory_bytes_per_s, matmul
 
 
-def _recompute_seconds(decided: Decisions, block: _Block, software: Software) -> float:
+def _recompute_seconds(decided: Decisions, block: BlockTime, software: Software) -> float:
     """Seconds that one block recomputes in backward."""
     if decided.checkpoint_activations == "none":
         return 0.0
@@ -335,7 +231,7 @@ def _tokens_to_hide(
 ) -> int:
     """Tokens at which a block's backward takes as long as its all-gather and reduce-scatter."""
     traffic = block_traffic(model, fabric, decided, software)
-    block = _block_seconds(model, decided, rates, software)
+    block = block_seconds(model, decided, rates, software)
     backward = block.backward + _recompute_seconds(decided, block, software)
     in_backward = traffic.gather * (not decided.keeps_gathered) + traffic.reduce
     needed = max(in_backward / backward, traffic.gather / block.forward)

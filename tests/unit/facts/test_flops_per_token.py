@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardwise.facts.counted import preset_spec
 from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
@@ -45,3 +46,19 @@ def test_a_window_shortens_attention() -> None:
     assert flops_per_token(spec, 4096) == flops_per_token(full, 4096)
     saved = flops_per_token(full, 8192) - flops_per_token(spec, 8192)
     assert saved == 12 * 32 * 4096 * (4096 - 3072)
+
+
+def test_each_block_has_its_own_window() -> None:
+    """Five of six blocks of Gemma 3 see 1024 tokens."""
+    spec = preset_spec("gemma-3-12b")
+    attention = flops_per_token(spec, 8192) - 6 * spec.matmul_params_per_token
+    near, far = 1024 - 1024**2 / (2 * 8192), 8192 / 2
+    assert attention == 12 * 16 * 256 * (40 * near + 8 * far)
+
+
+def test_keys_and_values_of_latent_attention_have_their_own_widths() -> None:
+    spec = preset_spec("deepseek-v3")
+    attention = flops_per_token(spec, 4096) - 6 * spec.matmul_params_per_token
+    assert attention == 3 * 61 * 128 * 4096 * (192 + 128)
+    recomputed = recompute_flops_per_token(spec, 4096, 1.0)
+    assert recomputed == 2 * spec.block_matmul_params_per_token + attention / 3

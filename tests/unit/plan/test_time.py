@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from shardwise.facts.block_kind import BlockKind, Saved
+from shardwise.facts.block_work import Attention, Matmul, Moved, Work
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.fabric import Fabric, Link, fabric_of
 from shardwise.facts.flops import flops_per_token
@@ -16,6 +18,7 @@ from shardwise.facts.gpus import find_gpu
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
+from shardwise.plan import block_time
 from shardwise.plan.decisions import Decisions, gathered_block_params
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
@@ -142,11 +145,81 @@ def test_half_of_the_blocks_recompute_half_as_much() -> None:
 
 
 def test_a_window_shortens_attention() -> None:
-    seen = replace(LLAMA, attention_window=1024)
-    windowed = estimate_time(seen, AT_ONCE, EIGHT, BARE_RATES, BARE)
-    whole = estimate_time(LLAMA, AT_ONCE, EIGHT, BARE_RATES, BARE)
+    seen, decided = (
+        replace(LLAMA, attention_window=1024),
+        replace(EIGHT, attention="flash_attention_4"),
+    )
+    windowed = estimate_time(seen, AT_ONCE, decided, BARE_RATES, BARE)
+    whole = estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, BARE)
     mean = 1024 - 1024**2 / (2 * 4096)
     assert windowed.attention == pytest.approx(whole.attention * mean / 2048)
+    # torch's attention gets a mask for it, and computes the whole square.
+    masked = estimate_time(seen, AT_ONCE, EIGHT, BARE_RATES, replace(BARE, masked_factor=0.5))
+    assert masked.attention == pytest.approx(whole.attention * 2 / 0.5)
+    tiled = replace(EIGHT, attention="flex_attention")
+    slower = estimate_time(seen, AT_ONCE, tiled, BARE_RATES, replace(BARE, flex_factor=0.5))
+    assert slower.attention == pytest.approx(2 * windowed.attention)
+
+
+# A block with experts, latent attention and a window.
+WORK = Work(
+    matmuls=(
+        Matmul(rows=1.0, inner=1000, width=2000, count=2),
+        Matmul(rows=2.0, inner=1000, width=500, groups=4),
+    ),
+    attentions=(Attention(heads=8, kv_heads=2, key_width=192, value_width=128, window=512),),
+    passes={
+        "compiled own": Moved(10_000.0, 20_000.0, 30),
+        "compiled own selective": Moved(10_000.0, 25_000.0, 34),
+    },
+    last_flops=2e6,
+)
+SAVED = dict.fromkeys(WORK.passes, Saved(100.0, 0.0))
+COUNTED = replace(LLAMA, kinds=(BlockKind(count=32, saved=SAVED, work=WORK),))
+
+
+def test_counted_blocks_by_hand() -> None:
+    decided = replace(EIGHT, attention="flash_attention_4")
+    bare = replace(BARE, grouped_factor=0.5, half_rows=0.0, wide_heads=0.8)
+    step = estimate_time(COUNTED, AT_ONCE, decided, BARE_RATES, bare)
+    tokens, head = 4 * 4096, 128256 * 4096
+    blocks = 32 * 3 * (2 * 2 * 1000 * 2000 + 2 * 2 * 1000 * 500 / 0.5)
+    assert step.matmul == pytest.approx(tokens * (blocks + 6 * head) / 100e12)
+    mean = 512 - 512**2 / (2 * 4096)
+    scores = 32 * tokens * 2 * 8 * (192 + 128) * mean / 0.8
+    assert step.attention == pytest.approx(scores / 50e12 + 2.5 * scores / 25e12)
+
+
+def test_few_rows_for_each_expert_are_slow() -> None:
+    """4096 tokens with two of four experts are 2048 rows for each."""
+    decided = replace(EIGHT, micro_batch=1)
+    whole, half = (
+        estimate_time(COUNTED, AT_ONCE, decided, BARE_RATES, replace(BARE, half_rows=rows)).matmul
+        for rows in (0.0, 2048.0)
+    )
+    experts = 32 * 3 * 4096 * 2 * 2 * 1000 * 500 / (100e12 * BARE.grouped_factor)
+    assert half - whole == pytest.approx(experts)
+
+
+def test_what_counted_blocks_move_is_scaled_as_a_llama_is() -> None:
+    rates = replace(BARE_RATES, memory_bytes_per_s=1e12)
+    llama, counted = (
+        estimate_time(model, AT_ONCE, EIGHT, rates, OURS) for model in (LLAMA, COUNTED)
+    )
+    beside = 30_000 / block_time._COUNTED_BYTES[True]
+    assert counted.elementwise == pytest.approx(llama.elementwise * beside)
+    selective = replace(EIGHT, checkpoint_activations="selective")
+    again = estimate_time(COUNTED, AT_ONCE, selective, rates, OURS).recompute
+    assert again == pytest.approx(counted.elementwise * 5_000 / 30_000)
+
+
+def test_recompute_leaves_out_what_backward_does_not_need() -> None:
+    decided = replace(EIGHT, checkpoint_activations="full", attention="flash_attention_4")
+    bare = replace(BARE, grouped_factor=1.0, half_rows=0.0, wide_heads=1.0)
+    step = estimate_time(COUNTED, AT_ONCE, decided, BARE_RATES, bare)
+    attention = WORK.attention_flops(4096) / 50e12
+    again = (WORK.matmul_flops - WORK.last_flops) / 100e12
+    assert step.recompute == pytest.approx(32 * 4 * 4096 * (again + attention))
 
 
 @pytest.mark.parametrize("shard", [8, 64])
