@@ -205,7 +205,7 @@ def attentions_on(device: Any) -> dict[str, Attend]:
     """By their names."""
     from attention import by_flash
     from shardwise.calibrate.attention import by_torch
-    from shardwise.kernels.attention import has_flash_attention
+    from shardwise.facts.installed import has_flash_attention
 
     def turned(*sides: Tensor) -> Tensor:
         return by_flash(*(side.transpose(1, 2) for side in sides)).transpose(1, 2)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.kernels.attention import has_flash_attention
+from shardwise.facts.installed import has_flash_attention
 from shardwise.model.attention import attention_of
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.remat import apply_remat
@@ -80,10 +79,9 @@ def test_flex_attention_is_exact(family: str, mode: str, *, compiled: bool) -> N
     assert error < 2e-3, f"gradients are {error:.1e} off"
 
 
-@pytest.mark.skipif(find_spec("flash_attn") is None, reason="flash-attn-4 is not installed")
+@pytest.mark.skipif(not has_flash_attention(), reason="flash-attn-4 is not installed")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_flash_attention_4_is_as_exact_as_bf16_allows(family: str) -> None:
-    assert has_flash_attention()
     bf16 = torch.bfloat16
     name = attention_of("flash_attention_4", "cuda")
     exact = losses_and_gradients(family, "eager", "none", compiled=False, dtype=torch.float32)

@@ -46,6 +46,8 @@ class Attention:
 
     softcap: bool = False
     sinks: bool = False
+    other_mask: bool = False
+    """Whether the mask is neither causal nor a window, such as one of chunks."""
 
     def flops(self, seq_len: int) -> float:
         """FLOPs of one token, forward, averaged over a sequence."""

@@ -73,6 +73,9 @@ class ModelSpec:
     attention_window: int | None = None
     """Tokens that a token sees at most, where every block has such a window."""
 
+    attention_dropout: bool = False
+    """Whether attention drops some of its weights in training."""
+
     max_positions: int | None = None
     """Positions that the model was made for; None where it has no such number."""
 
@@ -212,6 +215,7 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         and not family.experts
         and not _enabled(config, family.mlp_bias),
         attention_window=_window(config),
+        attention_dropout=bool(config.get("attention_dropout")),
         max_positions=rotary_limit(config),
         embedding_params=embedding,
         block_params=block,
@@ -248,6 +252,7 @@ def _gpt2_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
         ffn_size=ffn,
         vocab_size=vocab,
         tied_embeddings=tied,
+        attention_dropout=bool(config.get("attn_pdrop", 0.1)),
         max_positions=positions,
         position_table=True,
         embedding_params=embedding,
@@ -319,7 +324,9 @@ def _validate_experts(experts: int, experts_per_token: int) -> None:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Mistral's and Mixtral's window; Qwen's covers only some blocks and is off as published."""
+    """Mistral's and Mixtral's window. Qwen's covers only some blocks, and is off as published."""
+    if config.get("use_sliding_window"):
+        raise UnknownFamily("some of its blocks have a window")
     if config["model_type"] not in ("mistral", "mixtral"):
         return None
     return _given(config, "sliding_window")

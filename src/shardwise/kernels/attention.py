@@ -7,7 +7,6 @@ queries; each then serves a group of them.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -161,11 +160,6 @@ causal_attention.register_autograd(_backward, setup_context=_remember)
 
 # torch calls these private functions for its own FlashAttention 4. No public function runs backward
 # by itself. Later releases return more results than are read here.
-
-
-def has_flash_attention() -> bool:
-    """Whether FlashAttention 4 is installed. Older versions are packages of the same name."""
-    return find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 
 @causal_attention.register_kernel("cuda")

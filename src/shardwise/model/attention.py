@@ -13,7 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.kernels.attention import causal_attention, has_flash_attention
+from shardwise.facts.installed import has_flash_attention
+from shardwise.kernels.attention import causal_attention
 from shardwise.model.masks import Mask, described_mask, tiled_mask
 
 # No name has "flash" in it, because transformers would look for a package of that name.
@@ -158,5 +159,5 @@ def _refusal(name: str, module: nn.Module, what: str) -> UserError:
     return UserError(
         f"{name} does not do what {type(module).__name__} needs",
         why=f"it needs {what}",
-        fix="leave model.attention out, or set model.attention=eager",
+        fix="write model.attention=sdpa, or model.attention=eager where the family has no sdpa",
     )

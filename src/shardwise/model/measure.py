@@ -54,6 +54,7 @@ def count_on_meta(
         ffn_size=_ffn_size(config, hidden, experts, max(map(sum, stacked))),
         vocab_size=vocab,
         tied_embeddings=_is_tied(model),
+        attention_dropout=_drops_attention(config),
         max_positions=positions,
         position_table=in_table,
         num_experts=experts,
@@ -115,6 +116,16 @@ def _value(config: Any, name: str) -> Any:
     if name in (getattr(config, "per_layer_attributes", None) or ()):
         return [getattr(layer, name) for layer in config.per_layer_config]
     return getattr(config, name, None)
+
+
+def _drops_attention(config: Any) -> bool:
+    """Whether a rate of dropout in attention is above 0. Families give it several names."""
+    rates = (
+        value
+        for name, value in config.to_dict().items()
+        if "drop" in name and ("attn" in name or "attention" in name)
+    )
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 
 
 def _attentions(model: PreTrainedModel) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from shardwise.facts.block_work import Attention
 from shardwise.internals.dispatch import tree_leaves
 from shardwise.kernels.attention import causal_attention
 from shardwise.model.blocks import find_units, iter_modules
+from shardwise.model.masks import Mask, described_mask
 from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
@@ -141,20 +142,31 @@ def counted_attention(attention: str, seen: list[Attention]) -> str:
         return attention
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        *_: Any,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         if not torch.compiler.is_compiling():
-            seen.append(_sizes(module, query, key, value, options))
+            seen.append(_sizes(module, query, key, value, mask, options))
         sides = (side.transpose(1, 2) for side in (query, key, value))
         return causal_attention(*sides, 1.0)[0], None
 
     AttentionInterface.register(_COUNTED, attend)
-    AttentionMaskInterface.register(_COUNTED, lambda *_, **__: None)
+    AttentionMaskInterface.register(_COUNTED, described_mask)
     return _COUNTED
 
 
 def _sizes(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    options: dict[str, Any],
 ) -> Attention:
     window = options.get("sliding_window", getattr(module, "sliding_window", None))
     return Attention(
@@ -165,4 +177,5 @@ def _sizes(
         window=_size(window),
         softcap=options.get("softcap") is not None,
         sinks=options.get("s_aux") is not None,
+        other_mask=mask is not None and mask.only_tiles,
     )

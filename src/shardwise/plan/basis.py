@@ -6,6 +6,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide
@@ -24,8 +25,9 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         why_compile = "compiling takes longer than it saves"
     why_state = "bf16 rounds Adam's moments stochastically, so it is not chosen unless asked for"
     why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
+    wanted = decide(config, "param_dtype", param, why_param)
     return {
-        "param_dtype": decide(config, "param_dtype", param, why_param),
+        "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(
             config, "reduce_dtype", "fp32", "sums over many ranks lose bits in narrower formats"
@@ -46,7 +48,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
             0.0,
             "not asked for: measured with one GPU of a host, not with all at once",
         ),
-        "attention": _choose_attention(config, model),
+        "attention": choose_attention(config, model, cluster, wanted.value),
         "loss": decide(
             config, "loss", "chunked", "all logits at once would be the peak of the step"
         ),
@@ -81,24 +83,6 @@ def _choose_offload(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -
         return Choice(False, "not asked for; it costs 2-3x in speed", "rule")
     needed = format_bytes(offloaded_bytes(model, cluster))
     return Choice(True, f"given; host memory needed on a node: at least {needed}", "user")
-
-
-def _choose_attention(config: RunConfig, model: ModelSpec) -> Choice[str]:
-    given, first = config.model.attention, model.attentions[0]
-    if given != "auto" and given not in model.attentions:
-        raise UserError(
-            f"{model.model_type} models do not have model.attention={given}",
-            why=f"their class in transformers has {', '.join(model.attentions)}",
-            fix=f"leave model.attention out, or set model.attention={first}",
-        )
-    why = "torch picks the fastest kernel of the device"
-    if first != "sdpa":
-        why = f"transformers' {model.model_type} class has no sdpa"
-    elif config.data.document_mask:
-        why = (
-            "runs everywhere; it builds a mask of documents, which flash_attention_4 does not need"
-        )
-    return decide(config, "attention", first, why)
 
 
 def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:

@@ -223,17 +223,15 @@ class _Seconds:
         """FLOPs at the full rate that take as long as this forward."""
         decided, software = self.decided, self.software
         mean = mean_context(decided.seq_len, attention.window)
-        factor = software.attention_factor * software.head_factor(attention.key_width)
         widths = attention.key_width + attention.value_width
         seen = mean + self.rates.half_context / 2
-        is_windowed = mean < decided.seq_len / 2
-        if decided.attention == "sdpa" and is_windowed:
+        kernel, is_windowed = decided.attention, mean < decided.seq_len / 2
+        if kernel == "flex_attention" and not (is_windowed or attention.softcap or attention.sinks):
+            kernel = "sdpa"  # as `model.attention` does it
+        factor = software.attention_factor * software.attention_share(kernel, attention.key_width)
+        if kernel == "sdpa" and is_windowed:
             # torch gets a mask, and computes what is masked.
             seen, factor = float(decided.seq_len), factor * software.masked_factor
-        if decided.attention == "flex_attention" and (
-            is_windowed or attention.softcap or attention.sinks
-        ):
-            factor *= software.flex_factor
         return decided.tokens * 2.0 * attention.heads * widths * seen / factor
 
     # ---- the rest

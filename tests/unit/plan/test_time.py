@@ -116,7 +116,7 @@ BARE_RATES = Rates(
     memory_bytes_per_s=inf,
     launch_s=0.0,
 )
-BARE = Software(step_s=0.0)
+BARE = Software(step_s=0.0, heads=OURS.heads)
 
 
 def test_matmuls_and_attention_by_hand() -> None:
@@ -155,10 +155,21 @@ def test_a_window_shortens_attention() -> None:
     assert windowed.attention == pytest.approx(whole.attention * mean / 2048)
     # torch's attention gets a mask for it, and computes the whole square.
     masked = estimate_time(seen, AT_ONCE, EIGHT, BARE_RATES, replace(BARE, masked_factor=0.5))
-    assert masked.attention == pytest.approx(whole.attention * 2 / 0.5)
+    flash, tiles = (OURS.attention_share(by, 128) for by in ("flash_attention_4", "flex_attention"))
+    assert masked.attention == pytest.approx(whole.attention * flash * 2 / 0.5)
     tiled = replace(EIGHT, attention="flex_attention")
-    slower = estimate_time(seen, AT_ONCE, tiled, BARE_RATES, replace(BARE, flex_factor=0.5))
-    assert slower.attention == pytest.approx(2 * windowed.attention)
+    slower = estimate_time(seen, AT_ONCE, tiled, BARE_RATES, BARE)
+    assert slower.attention == pytest.approx(windowed.attention * flash / tiles)
+    # Without a window torch's attention computes it.
+    plain = estimate_time(LLAMA, AT_ONCE, tiled, BARE_RATES, BARE)
+    assert plain.attention == pytest.approx(whole.attention * flash)
+
+
+def test_wide_and_narrow_heads_are_slower() -> None:
+    for kernel in ("sdpa", "flex_attention", "flash_attention_4"):
+        shares = [OURS.attention_share(kernel, width) for width in (64, 128, 256)]
+        assert shares[1] == max(shares)
+        assert OURS.attention_share(kernel, 96) == shares[1]
 
 
 # A block with experts, latent attention and a window.
@@ -180,13 +191,15 @@ COUNTED = replace(LLAMA, kinds=(BlockKind(count=32, saved=SAVED, work=WORK),))
 
 def test_counted_blocks_by_hand() -> None:
     decided = replace(EIGHT, attention="flash_attention_4")
-    bare = replace(BARE, grouped_factor=0.5, half_rows=0.0, wide_heads=0.8)
+    bare = replace(BARE, grouped_factor=0.5, half_rows=0.0)
     step = estimate_time(COUNTED, AT_ONCE, decided, BARE_RATES, bare)
     tokens, head = 4 * 4096, 128256 * 4096
     blocks = 32 * 3 * (2 * 2 * 1000 * 2000 + 2 * 2 * 1000 * 500 / 0.5)
     assert step.matmul == pytest.approx(tokens * (blocks + 6 * head) / 100e12)
     mean = 512 - 512**2 / (2 * 4096)
-    scores = 32 * tokens * 2 * 8 * (192 + 128) * mean / 0.8
+    scores = (
+        32 * tokens * 2 * 8 * (192 + 128) * mean / OURS.attention_share("flash_attention_4", 192)
+    )
     assert step.attention == pytest.approx(scores / 50e12 + 2.5 * scores / 25e12)
 
 
@@ -215,9 +228,10 @@ def test_what_counted_blocks_move_is_scaled_as_a_llama_is() -> None:
 
 def test_recompute_leaves_out_what_backward_does_not_need() -> None:
     decided = replace(EIGHT, checkpoint_activations="full", attention="flash_attention_4")
-    bare = replace(BARE, grouped_factor=1.0, half_rows=0.0, wide_heads=1.0)
+    bare = replace(BARE, grouped_factor=1.0, half_rows=0.0)
     step = estimate_time(COUNTED, AT_ONCE, decided, BARE_RATES, bare)
-    attention = WORK.attention_flops(4096) / 50e12
+    share = OURS.attention_share("flash_attention_4", 192)
+    attention = WORK.attention_flops(4096) / share / 50e12
     again = (WORK.matmul_flops - WORK.last_flops) / 100e12
     assert step.recompute == pytest.approx(32 * 4 * 4096 * (again + attention))
 

@@ -30,10 +30,10 @@ class ModelConfig:
     attention: Literal[
         "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention"
     ] = "auto"
-    """The attention implementation that transformers is asked for; `auto` is `sdpa`, cuDNN's where
-    it is faster, or `eager` for a family whose class has no `sdpa`. `flash_attention_4` (Hopper and
-    later, with `shardwise[flash4]`) is our own: it does causal attention only, is faster still, and
-    is compiled with its block."""
+    """Which attention computes. `auto` is the fastest that is exact for the model and the GPU:
+    `flash_attention_4` on Hopper where `shardwise[flash4]` is installed; else `flex_attention`,
+    in tiles of torch's compiler, for blocks with a sliding window, soft caps or sinks; else `sdpa`,
+    which is cuDNN's where that is faster; `eager` for a family whose class has none of them."""
 
     revision: str | None = None
     """The hub revision (a commit hash) to read; required with `trust_remote_code`."""
