@@ -13,7 +13,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class ExpertStack:
     """One module of experts."""
 
     module: nn.Module
@@ -23,7 +23,7 @@ class Experts:
     num_experts: int
 
 
-def find_experts(model: nn.Module) -> list[Experts]:
+def find_experts(model: nn.Module) -> list[ExpertStack]:
     """All modules of experts, in the order of the model; none for a dense model."""
     found = []
     for module in model.modules():
@@ -33,7 +33,7 @@ def find_experts(model: nn.Module) -> list[Experts]:
         names = list(inspect.signature(module.forward).parameters)
         # transformers' families call it `top_k_index` or `router_indices`.
         if len(names) == 3 and "ind" in names[1]:
-            found.append(Experts(module, names[1], num_experts))
+            found.append(ExpertStack(module, names[1], num_experts))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwise.errors import UserError
+from shardwise.errors import UserError, brief
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
 
@@ -57,12 +57,26 @@ def validate_trainable(model: Any, plan: Plan, device: torch.device) -> None:
         lines = str(error).strip().splitlines() or [""]
         why = f"its forward gives no logits for tokens alone: {type(error).__name__}: {lines[0]}"
         raise _refusal(model, why) from error
+    except RuntimeError as error:
+        if plan.decided.param_dtype == "fp32" or not _mixes_dtypes(error):
+            raise
+        raise UserError(
+            f"{model.config.model_type} models do not run in {plan.decided.param_dtype}",
+            why=f"parameters meet buffers or constants that stay fp32: {brief(error)}",
+            fix="write precision.param=fp32",
+        ) from error
     shape = few_tokens(plan).shape
     if first.shape[:2] != shape:
         raise _refusal(model, f"its logits for {shape[1]} tokens have shape {list(first.shape)}")
     shared = shape[1] // 2
     if not _same_up_to_rounding(first[:, :shared], second[:, :shared]):
         raise _refusal(model, "its attention is not causal: a token sees those that follow it")
+
+
+def _mixes_dtypes(error: RuntimeError) -> bool:
+    """Whether torch refused an operation because of its operands' formats. It has no class for
+    that."""
+    return any(words in str(error) for words in ("same dtype", "scalar type"))
 
 
 def _same_up_to_rounding(first: Tensor, second: Tensor) -> bool:
