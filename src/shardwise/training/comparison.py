@@ -34,7 +34,8 @@ from shardwise.training.session import Session
 from shardwise.training.surroundings import fast_attention
 from shardwise.training.trial import NEEDS_MORE, trying
 
-_TOKENS = 128
+# Twice the shortest window of attention that is usual (gpt-oss), so that its edge is seen.
+_TOKENS = 256
 _GROUPS = 8
 # What rounding may do to losses, as a share of how much groups differ. In formats of few bits a
 # token near a tie goes to another expert, which is more than rounding.
@@ -159,7 +160,7 @@ def _own_losses(model: Any, ids: Tensor) -> tuple[Tensor | None, Tensor]:
                 output = model(input_ids=ids, labels=ids, use_cache=False)
         if output is None:
             output = model(input_ids=ids, use_cache=False)
-    return output.loss, output.logits.flatten(0, 1).float()
+    return getattr(output, "loss", None), output.logits.flatten(0, 1).float()
 
 
 def _takes_labels_as_they_are(own: Tensor, logits: Tensor, ids: Tensor) -> bool:

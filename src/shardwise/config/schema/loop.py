@@ -104,7 +104,7 @@ class TrainConfig:
     in host memory."""
 
     check_loss: bool = True
-    """Compare losses before the first step of every start: 128 tokens go through the loss that is
+    """Compare losses before the first step of every start: 256 tokens go through the loss that is
     trained on, with the run's kernels, and through the model's own `forward(labels=...)`, without
     them. A difference beyond rounding is an error. It takes two forward passes, and so two passes
     of all-gathers: 0.1 s for small models, as long as an evaluation of one micro-batch for large
