@@ -19,6 +19,7 @@ from shardwise.facts.models import (
     read_model_config,
     spec_from_config,
 )
+from shardwise.launch.patience import shown_progress
 from shardwise.plan import choose
 from shardwise.plan.goal import Goal, choose_for
 from shardwise.plan.inputs import choose_weights
@@ -80,7 +81,8 @@ def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = 
     from shardwise.parallel.saved import CannotCount, count_saved
 
     try:
-        kinds = count_saved(hf_config, attentions=spec.attentions, code_dir=code_dir)
+        with shown_progress(f"counting what the blocks of {name} save and compute, once"):
+            kinds = count_saved(hf_config, attentions=spec.attentions, code_dir=code_dir)
     except CannotCount as reason:
         return replace(spec, uncounted=str(reason))
     return replace(spec, kinds=kinds)

@@ -21,20 +21,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.facts.block_kind import way_of
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.block_memory import block_bytes, ffn_width
 from shardwise.plan.decisions import (
     DTYPE_BYTES,
     Decisions,
     computes_float8,
     gathered_block_params,
     gathered_params,
-    makes_product_again,
 )
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.scores import scores_in_backward
 from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
@@ -108,7 +108,7 @@ def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
     plain = decided.checkpoint_activations == "none" and not decided.offload_activations
     if plain or decided.shard == 1:
         return 0
-    largest = DTYPE_BYTES[decided.param_dtype] * _ffn_width(model) * decided.tokens
+    largest = DTYPE_BYTES[decided.param_dtype] * ffn_width(model) * decided.tokens
     return min(shards, BROKEN_TENSORS * largest)
 
 
@@ -163,10 +163,11 @@ def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
         in_flight = reduce * _params_in_reduction(model, decided)
         # An MLP's gradients: three in bf16, or one in bf16 and five float8 copies.
         halves = 7 if computes_float8(model, decided) else 3 * width
-        transient = halves * _ffn_width(model) * tokens if decided.compile else 0
+        transient = halves * ffn_width(model) * tokens if decided.compile else 0
     else:
         # Without the compiler the head's gradients are still alive when the recomputation starts.
         in_flight, transient = (8 + 2 * width) * head, 0
+    transient = max(transient, int(tokens * scores_in_backward(model, decided)))
     buffers = own * width * gathered_block_params(model, decided) + in_flight
     kept = tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
@@ -228,7 +229,7 @@ def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that all blocks save for backward."""
-    mode, blocks = decided.checkpoint_activations, _blocks(model, decided)
+    mode, blocks = decided.checkpoint_activations, block_bytes(model, decided)
     if mode == "none":
         return sum(block.count * block.whole for block in blocks)
     if mode == "selective":
@@ -240,106 +241,18 @@ def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
 
 def _recomputed_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that the recomputation of one block creates."""
-    blocks = _blocks(model, decided)
+    blocks = block_bytes(model, decided)
     if decided.checkpoint_activations == "selective":
         return max(block.whole - block.selective for block in blocks)
     return max(block.whole for block in blocks) if _num_recomputed(model, decided) else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Blocks that are alike, and the bytes for each token that one of them saves."""
-
-    count: int
-    whole: float
-    selective: float
-
-
-def _blocks(model: ModelSpec, decided: Decisions) -> list[_Blocks]:
-    """Blocks by what they save: counted from their code, or computed for the shape of a Llama."""
-    if not model.kinds:
-        whole, selective = _block_bytes(model, decided), _selective_bytes(model, decided)
-        return [_Blocks(model.num_layers, whole, selective)]
-    float8 = computes_float8(model, decided)
-    ways = [
-        way_of(
-            compiled=decided.compile,
-            own_kernels=decided.own_kernels and not float8,
-            selective=selective,
-        )
-        for selective in (False, True)
-    ]
-    width = DTYPE_BYTES[decided.param_dtype]
-    scored = decided.seq_len if decided.attention == "eager" else 0
-    found = []
-    for kind in model.kinds:
-        whole, selective = (kind.saved[way].bytes(width, scored) for way in ways)
-        if float8:
-            whole = selective + _float8_inputs(model, decided)
-        found.append(_Blocks(kind.count, whole, selective))
-    return found
 
 
 def _num_recomputed(model: ModelSpec, decided: Decisions) -> int:
     return round(recomputed_share(decided.checkpoint_activations) * model.num_layers)
 
 
-def _block_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for each token that one block saves without activation checkpointing."""
-    width, statistics = DTYPE_BYTES[decided.param_dtype], 4 * model.num_heads + 8
-    if computes_float8(model, decided):
-        return _selective_bytes(model, decided) + _float8_inputs(model, decided)
-    hidden, ffn = (4, 3) if decided.compile else (9, 4)
-    if makes_product_again(model, decided) or _has_lean_experts(model, decided):
-        ffn = 2
-    if not _has_lean_experts(model, decided):
-        # What goes into the experts and what comes out, once for each of a token's experts.
-        hidden += 2 * _num_routed(model)
-    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
-    # Queries and keys before their norms; without the compiler their fp32 copies too.
-    norms = (1.0 if decided.compile else 2.25) * _qkv_width(model) * model.head_norms
-    return width * (channels + norms) + statistics
-
-
-def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """The same where only the results of matmuls and attention are saved."""
-    width = DTYPE_BYTES[decided.param_dtype]
-    hidden = 2 if decided.compile else 4
-    if not _has_lean_experts(model, decided):
-        hidden += _num_routed(model)
-    # The product of our SwiGLU is an output of the operator that also computes the second half.
-    # Without the compiler torch saves all outputs of an operator.
-    ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
-    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * _ffn_width(model)
-    return width * channels + 4 * model.num_heads
-
-
-def _float8_inputs(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes of the inputs of linear layers that are saved in float8; torchao's own layers recompute
-    them."""
-    return 0 if decided.float8_rowwise else 3 * model.hidden_size
-
-
 def _head_params(model: ModelSpec) -> int:
     return model.vocab_size * model.hidden_size
-
-
-def _qkv_width(model: ModelSpec) -> int:
-    return model.head_dim * (model.num_heads + model.num_kv_heads)
-
-
-def _num_routed(model: ModelSpec) -> int:
-    """Experts of a token; 0 where there is one MLP for all."""
-    return model.experts_per_token if model.num_experts > 1 else 0
-
-
-def _has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
-    """Whether our own pass over experts saves the halves of SwiGLU alone."""
-    return _num_routed(model) > 0 and decided.own_kernels and decided.param_dtype == "bf16"
-
-
-def _ffn_width(model: ModelSpec) -> int:
-    return model.ffn_size * max(1, model.experts_per_token)
 
 
 def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:

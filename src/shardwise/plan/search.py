@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
@@ -87,7 +87,7 @@ def foresee(
     hours = 1e9 / (speed.tokens_per_s * cluster.world_size) / 3600
     return Forecast(
         step_s=speed.step_s,
-        terms=asdict(estimate),
+        terms={item.name: getattr(estimate, item.name) for item in fields(estimate)},
         tokens_per_s=speed.tokens_per_s,
         mfu=speed.mfu,
         hfu=speed.hfu,

@@ -28,7 +28,9 @@ def test_importing_the_command_line_loads_no_torch(tmp_path: Path) -> None:
     assert loaded_after("import shardwise.cli.main", tmp_path) == set()
 
 
-@pytest.mark.parametrize("extra", [(), ("--json",), ("--cluster", "4x8xH100")])
+@pytest.mark.parametrize(
+    "extra", [(), ("--json",), ("--cluster", "4x8xH100"), ("model.attention=eager",)]
+)
 def test_planning_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]) -> None:
     (tmp_path / "run.yaml").write_text("model: llama-3.1-8b\ndata: synthetic\ncluster: 8xH100\n")
     words = ["plan", "run.yaml", *extra]

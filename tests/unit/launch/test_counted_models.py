@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardwise.config.plain import config_from_dict
+from shardwise.facts.block_kind import way_of
 from shardwise.facts.counted import kept_spec, shipped_spec
 from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
 from shardwise.facts.other_presets import OTHER_PRESETS
-from shardwise.launch import prepare
+from shardwise.launch import patience, prepare
 from shardwise.launch.prepare import choose_plan, count_model, measure_model
 from shardwise.model.measure import count_on_meta
 from shardwise.parallel import saved
@@ -80,6 +86,58 @@ def test_a_model_is_counted_once(model_dir: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(prepare, "count_model", fail)
     assert measured(model_dir)[0] == first == kept_spec(first.name, source.hf_config)
+
+
+class Terminal(StringIO):
+    """A stream that people watch."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, StringIO])
+def test_counting_is_one_line_on_a_terminal_and_none_in_a_pipe(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, stream: type[StringIO]
+) -> None:
+    def count(*_: Any, **__: Any) -> tuple[()]:
+        time.sleep(0.1)
+        return ()
+
+    monkeypatch.setattr(saved, "count_saved", count)
+    monkeypatch.setattr(patience, "_EVERY_S", 0.01)
+    monkeypatch.setattr("sys.stderr", stream())
+    for _ in range(2):  # the second plan counts nothing
+        measured(model_dir)
+    assert isinstance(sys.stderr, StringIO)
+    text = sys.stderr.getvalue()
+    if stream is StringIO:
+        assert text == ""
+        return
+    assert text.count("\n") == 1 and text.endswith(" s\n")
+    writes = text.split("\r")[1:]
+    assert len(writes) > 3
+    words = f"counting what the blocks of {model_dir} save and compute, once: 0 s"
+    assert {write.rstrip() for write in writes} == {words}
+
+
+def test_eager_attention_has_its_scores_in_memory(model_dir: Path) -> None:
+    """What the plan adds for them is what a block saves more when it is counted with them."""
+    (scored,) = saved.count_saved(SMALL, attentions=("eager",))
+
+    def activations(attention: str, **changes: Any) -> int:
+        config = config_of(model_dir)
+        model = replace(config.model, attention=attention)
+        memory = replace(config.memory, **changes)
+        return choose_plan(replace(config, memory=memory, model=model), {}).memory.activations
+
+    for mode, compiled in product(("none", "selective", "full"), (True, False)):
+        way = way_of(compiled=compiled, own_kernels=True, selective=mode == "selective")
+        scores = 0 if mode == "full" else 4096 * scored.saved[way].scores
+        more, less = (
+            activations(attention, checkpoint_activations=mode, compile=compiled)
+            for attention in ("eager", "sdpa")
+        )
+        assert more - less == pytest.approx(2 * 4096 * scores, rel=1e-3), (mode, compiled)
 
 
 def test_a_damaged_record_is_counted_anew(

@@ -17,8 +17,8 @@ from shardwise.facts.presets import PRESETS
 from shardwise.internals.parts import CHANGES, _what_changed, is_open
 from shardwise.model.build import build_model
 from shardwise.parallel.saved import CannotCount, count_saved
+from shardwise.plan.block_memory import _selective_bytes, _whole_bytes
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.memory import _block_bytes, _selective_bytes
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3}
 QWEN3: dict[str, Any] = {**PRESETS["qwen3-8b"], **SHAPE, "num_attention_heads": 8, "head_dim": 24}
@@ -34,7 +34,7 @@ def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
     decided = Decisions(
         param_dtype="bf16", compile=True, kernels="own" if own else "torch", seq_len=4096
     )
-    return (_selective_bytes if selective else _block_bytes)(spec, decided)
+    return (_selective_bytes if selective else _whole_bytes)(spec, decided)
 
 
 @pytest.mark.parametrize("family", KNOWN)

@@ -183,6 +183,22 @@ def test_our_kernels_keep_the_halves_of_experts_alone() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mode", "compiled", "bytes_per_head"),
+    [("none", True, 4), ("none", False, 6), ("selective", True, 2), ("selective", False, 2)],
+)
+def test_eager_attention_keeps_scores(mode: str, *, compiled: bool, bytes_per_head: int) -> None:
+    changes = {"checkpoint_activations": mode, "compile": compiled, "micro_batch": 2}
+    with_scores, without = (
+        estimate(seq_len=2048, attention=attention, **changes) for attention in ("eager", "sdpa")
+    )
+    scores = 32 * 32 * bytes_per_head * 2048 * 2 * 2048  # blocks, heads, and tokens twice
+    assert with_scores.activations - without.activations == pytest.approx(scores, rel=1e-6)
+    if with_scores.peak == "backward":
+        # The gradients of one block's scores, in the model's format or in fp32.
+        assert with_scores.recompute >= 32 * 2 * (2 if compiled else 4) * 2048 * 2 * 2048
+
+
 def test_the_peak_moves_from_the_loss_to_the_backward() -> None:
     assert estimate("llama-3.1-70b").peak == "loss"
     long = estimate("llama-3.2-1b", checkpoint_activations="full", micro_batch=16)

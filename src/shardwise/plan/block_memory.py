@@ -1,0 +1,115 @@
+"""What one block saves of a token for backward: counted from its code, or computed for the shape of
+a Llama."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.facts.block_kind import BlockKind, way_of
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import (
+    DTYPE_BYTES,
+    Decisions,
+    computes_float8,
+    makes_product_again,
+)
+from shardwise.plan.scores import saved_scores
+
+
+@dataclass(frozen=True, slots=True)
+class SavingBlocks:
+    """Blocks that are alike, and the bytes for each token that one of them saves."""
+
+    count: int
+    whole: float
+    selective: float
+
+
+def block_bytes(model: ModelSpec, decided: Decisions) -> list[SavingBlocks]:
+    """All blocks, by what they save."""
+    if not model.kinds:
+        whole, selective = _whole_bytes(model, decided), _selective_bytes(model, decided)
+        return [_with_scores(SavingBlocks(model.num_layers, whole, selective), model, decided)]
+    float8 = computes_float8(model, decided)
+    ways = [
+        way_of(
+            compiled=decided.compile,
+            own_kernels=decided.own_kernels and not float8,
+            selective=selective,
+        )
+        for selective in (False, True)
+    ]
+    width = DTYPE_BYTES[decided.param_dtype]
+    scored = decided.seq_len if decided.attention == "eager" else 0
+    found = []
+    for kind in model.kinds:
+        whole, selective = (kind.saved[way].bytes(width, scored) for way in ways)
+        if float8:
+            whole = selective + _float8_inputs(model, decided)
+        found.append(_with_scores(SavingBlocks(kind.count, whole, selective), model, decided, kind))
+    return found
+
+
+def _with_scores(
+    blocks: SavingBlocks, model: ModelSpec, decided: Decisions, kind: BlockKind | None = None
+) -> SavingBlocks:
+    whole, selective = (
+        saved_scores(model, decided, selective=is_selective, kind=kind)
+        for is_selective in (False, True)
+    )
+    return SavingBlocks(blocks.count, blocks.whole + whole, blocks.selective + selective)
+
+
+def _whole_bytes(model: ModelSpec, decided: Decisions) -> float:
+    """Bytes for each token that one block saves without activation checkpointing."""
+    width, statistics = DTYPE_BYTES[decided.param_dtype], 4 * model.num_heads + 8
+    if computes_float8(model, decided):
+        return _selective_bytes(model, decided) + _float8_inputs(model, decided)
+    hidden, ffn = (4, 3) if decided.compile else (9, 4)
+    if makes_product_again(model, decided) or _has_lean_experts(model, decided):
+        ffn = 2
+    if not _has_lean_experts(model, decided):
+        # What goes into the experts and what comes out, once for each of a token's experts.
+        hidden += 2 * _num_routed(model)
+    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * ffn_width(model)
+    # Queries and keys before their norms; without the compiler their fp32 copies too.
+    norms = (1.0 if decided.compile else 2.25) * _qkv_width(model) * model.head_norms
+    return width * (channels + norms) + statistics
+
+
+def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
+    """The same where only the results of matmuls and attention are saved."""
+    width = DTYPE_BYTES[decided.param_dtype]
+    hidden = 2 if decided.compile else 4
+    if not _has_lean_experts(model, decided):
+        hidden += _num_routed(model)
+    # The product of our SwiGLU is an output of the operator that also computes the second half.
+    # Without the compiler torch saves all outputs of an operator.
+    ffn = 3 if makes_product_again(model, decided) and not decided.compile else 2
+    channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * ffn_width(model)
+    return width * channels + 4 * model.num_heads
+
+
+def _float8_inputs(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of the inputs of linear layers that are saved in float8; torchao's own layers recompute
+    them."""
+    return 0 if decided.float8_rowwise else 3 * model.hidden_size
+
+
+def _qkv_width(model: ModelSpec) -> int:
+    return model.head_dim * (model.num_heads + model.num_kv_heads)
+
+
+def _num_routed(model: ModelSpec) -> int:
+    """Experts of a token; 0 where there is one MLP for all."""
+    return model.experts_per_token if model.num_experts > 1 else 0
+
+
+def _has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
+    """Whether our own pass over experts saves the halves of SwiGLU alone."""
+    return _num_routed(model) > 0 and decided.own_kernels and decided.param_dtype == "bf16"
+
+
+def ffn_width(model: ModelSpec) -> int:
+    """Channels of the MLP that a token goes through, or of all its experts."""
+    return model.ffn_size * max(1, model.experts_per_token)
