@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -34,10 +35,13 @@ from family_rows import PLAIN, Row
 from family_run import Bench, Board
 from family_table import markdown
 from peers.shapes import Setting
+from shardwise.launch.ranks import ALLOCATOR
 
 
 def main() -> None:
     given = parse()
+    # As every rank has it: set before torch is imported, for the processes that rows run in too.
+    os.environ.setdefault(*ALLOCATOR)
     if given.table:
         print("\n\n".join(markdown(json.loads(path.read_text("utf-8"))) for path in given.table))
         return

@@ -30,7 +30,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "gemma2": {},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 256},
-    "gpt_oss": {"num_local_experts": 4, "intermediate_size": 256},
+    # Every token goes to all experts: a choice of two would flip by rounding.
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 2, "intermediate_size": 256},
     "cohere2": {"layer_types": ["sliding_attention", "full_attention"]},
     "olmo3": {},
 }
@@ -49,28 +50,31 @@ def losses_and_gradients(
         apply_compile(blocks)
     model.to("cuda", dtype)
     ids = torch.randint(0, 512, (2, 1040), generator=torch.Generator().manual_seed(1)).cuda()
-    logits = model(input_ids=ids).logits.float()
+    logits = model(input_ids=ids, use_cache=False).logits.float()
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     grads = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
     return loss.detach().cpu(), torch.cat(grads).cpu()
 
 
-@pytest.mark.parametrize(
-    ("compiled", "mode"),
-    [(True, "none"), (True, "selective"), (True, "full"), (False, "none"), (False, "selective")],
-)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_flex_attention_is_exact(family: str, mode: str, *, compiled: bool) -> None:
+# transformers' experts cannot be compiled in fp32, so the blocks of gpt-oss would fall apart.
+CASES = [
+    (family, mode)
+    for family in FAMILIES
+    for mode in ("none", "selective", "full")
+    if family != "gpt_oss" or mode == "none"
+]
+
+
+@pytest.mark.parametrize(("family", "mode"), CASES)
+def test_flex_attention_is_exact(family: str, mode: str) -> None:
     """In fp32 it differs from eager by rounding alone."""
-    if not compiled and family != "gemma2":
-        pytest.skip("one family is enough without the compiler")
     torch.backends.cuda.matmul.allow_tf32 = False
     ours = losses_and_gradients(
         family,
         attention_of("flex_attention", "cuda"),
         mode,
-        compiled=compiled,
+        compiled=True,
         dtype=torch.float32,
     )
     exact = losses_and_gradients(family, "eager", "none", compiled=False, dtype=torch.float32)

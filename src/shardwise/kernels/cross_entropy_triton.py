@@ -12,20 +12,36 @@ _BLOCK = 4096
 
 
 def turn(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """Overwrite contiguous logits with their gradient and return the loss of every token."""
+    """Overwrite logits with their gradient and return the loss of every token. Each row is
+    contiguous; there may be room between rows."""
     losses = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
     _turn[losses.shape](
-        logits, labels, losses, ignored, WIDTH=logits.shape[1], BLOCK=_BLOCK, num_warps=8
+        logits,
+        labels,
+        losses,
+        ignored,
+        STRIDE=logits.stride(0),
+        WIDTH=logits.shape[1],
+        BLOCK=_BLOCK,
+        num_warps=8,
     )
     return losses
 
 
 @triton.jit
-def _turn(logits, labels, losses, ignored, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _turn(
+    logits,
+    labels,
+    losses,
+    ignored,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + token)
     counts = (label != ignored).to(tl.float32)
-    row = logits + token * WIDTH
+    row = logits + token * STRIDE
     # The label's logit is read before the reductions below, which are barriers. Afterwards it is
     # overwritten.
     score = tl.load(row + tl.maximum(label, 0)).to(tl.float32)

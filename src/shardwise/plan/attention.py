@@ -16,7 +16,7 @@ _HOPPER = ("H100", "H200", "GH200")
 
 
 def choose_attention(
-    config: RunConfig, model: ModelSpec, cluster: ClusterSpec, param_dtype: str
+    config: RunConfig, model: ModelSpec, cluster: ClusterSpec, *, param_dtype: str, compiled: bool
 ) -> Choice[str]:
     """The user's attention, or the fastest."""
     first = model.attentions[0]
@@ -26,11 +26,17 @@ def choose_attention(
             why=f"their class in transformers has {', '.join(model.attentions)}",
             fix=f"leave model.attention out, or set model.attention={first}",
         )
+    if config.model.attention == "flex_attention" and not compiled:
+        raise UserError(
+            "model.attention=flex_attention needs torch.compile, and memory.compile is off",
+            why="without the compiler it computes all pairs of tokens",
+            fix="write memory.compile=true, or leave model.attention out",
+        )
     needs = _needs(model, config.data.seq_len)
     if _takes_flash(config, model, cluster, param_dtype):
         why = f"flash-attn-4 is installed, and is the fastest on {cluster.device_name}"
         return decide(config, "attention", "flash_attention_4", why)
-    if cluster.device == "cuda" and needs and _is_opaque(model):
+    if cluster.device == "cuda" and compiled and needs and _is_opaque(model):
         why = f"it computes no more than {needs} leave; sdpa would read a mask of all pairs"
         return decide(config, "attention", "flex_attention", why)
     why = "torch picks the fastest kernel of the device"

@@ -48,7 +48,9 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
             0.0,
             "not asked for: measured with one GPU of a host, not with all at once",
         ),
-        "attention": choose_attention(config, model, cluster, wanted.value),
+        "attention": choose_attention(
+            config, model, cluster, param_dtype=wanted.value, compiled=compiled
+        ),
         "loss": decide(
             config, "loss", "chunked", "all logits at once would be the peak of the step"
         ),

@@ -48,7 +48,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, hidden.shape[0], how.tokens):
             rows = slice(start, start + how.tokens)
-            grad = F.linear(hidden[rows], weight, bias)
+            grad = _logits(hidden[rows], weight, bias, even=hidden.is_cuda)
             total += how.turn(grad, labels[rows])
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[rows])
@@ -74,6 +74,22 @@ class LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+# Tensor cores take rows that start at multiples of this many bytes. A vocabulary that is not even
+# would have their matmuls run at a third of the speed.
+_ALIGNED = 16
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, even: bool) -> Tensor:
+    """hidden @ weight.T + bias. With `even`, every row of the result starts at an even address."""
+    each = _ALIGNED // hidden.element_size()
+    if not even or len(weight) % each == 0:
+        return F.linear(hidden, weight, bias)
+    width = -(-len(weight) // each) * each
+    logits = hidden.new_empty(len(hidden), width)[:, : len(weight)]
+    torch.mm(hidden, weight.T, out=logits)
+    return logits if bias is None else logits.add_(bias)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardwise.config.plain import config_from_dict
+from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.counted import preset_spec
 from shardwise.plan import attention as choice
@@ -23,7 +24,10 @@ def chosen(
         section, _, key = field.partition("__")
         sections.setdefault(section, {})[key] = value
     spec = preset_spec(name)
-    return choose_attention(config_from_dict(sections), spec, parse_cluster(cluster), dtype)
+    config = config_from_dict(sections)
+    compiled = bool(config.memory.compile)
+    place = parse_cluster(cluster)
+    return choose_attention(config, spec, place, param_dtype=dtype, compiled=compiled)
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +93,22 @@ def test_dropout_and_other_masks_stay_with_torch() -> None:
     plain = preset_spec("llama-3.1-8b")
     drops = replace(plain, attention_dropout=True)
     cluster = parse_cluster("8xH100")
-    assert choose_attention(config, drops, cluster, "bf16").value == "sdpa"
+    assert (
+        choose_attention(config, drops, cluster, param_dtype="bf16", compiled=True).value == "sdpa"
+    )
     gemma = preset_spec("gemma-3-12b")
     work = gemma.kinds[0].work
     chunks = replace(work, attentions=(replace(work.attentions[0], other_mask=True),))
     odd = replace(gemma, kinds=(replace(gemma.kinds[0], work=chunks),))
-    assert choose_attention(config, odd, cluster, "bf16").value == "sdpa"
+    assert choose_attention(config, odd, cluster, param_dtype="bf16", compiled=True).value == "sdpa"
 
 
 def test_the_user_decides() -> None:
     made = chosen("mistral-7b", model__attention="sdpa")
     assert (made.value, made.source) == ("sdpa", "user")
+
+
+def test_tiles_need_the_compiler() -> None:
+    assert chosen("mistral-7b", memory__compile=False).value == "sdpa"
+    with pytest.raises(UserError, match=r"flex_attention needs torch\.compile"):
+        chosen("mistral-7b", memory__compile=False, model__attention="flex_attention")

@@ -14,6 +14,7 @@ from shardwise.model.build import build_on_meta
 from shardwise.training.loss import (
     LinearCrossEntropy,
     Slicing,
+    _logits,
     _scaled,
     attach_loss,
     prepare_head,
@@ -206,3 +207,20 @@ def test_a_soft_cap_after_the_head_is_noticed() -> None:
 
 def test_a_model_without_a_linear_head_is_noticed() -> None:
     assert why_not_chunked(nn.Linear(2, 2), IDS) is not None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_of_an_odd_vocabulary_start_at_even_addresses(*, bias: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 8), torch.randn(13, 8)
+    offset = torch.randn(13) if bias else None
+    found = _logits(hidden, weight, offset, even=True)
+    assert found.stride() == (16, 1)
+    torch.testing.assert_close(found, torch.nn.functional.linear(hidden, weight, offset))
+    # The gradient overwrites it, and what is between the rows is not read.
+    labels = torch.arange(5)
+    packed = found.clone(memory_format=torch.contiguous_format)
+    torch.testing.assert_close(
+        turn_into_gradient(found, labels), turn_into_gradient(packed, labels)
+    )
+    torch.testing.assert_close(found, packed)
