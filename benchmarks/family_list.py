@@ -7,6 +7,7 @@ are presets. Those at the end are not: nobody looked at them while the plan's fi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,8 @@ class Family:
 
 
 def _preset(name: str, eight: int, one: int, least: int = 1) -> Family:
-    return Family(config=PRESETS[name], layers={8: eight, 1: one}, least=least)
+    # transformers writes into the dictionaries that it is given.
+    return Family(config=deepcopy(PRESETS[name]), layers={8: eight, 1: one}, least=least)
 
 
 def _unseen(config: Mapping[str, Any], eight: int, one: int, least: int = 1) -> Family:

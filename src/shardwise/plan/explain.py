@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
 from shardwise.units import format_bytes, format_count, format_duration
 
 
@@ -92,13 +91,17 @@ def _figures(plan: Plan) -> list[tuple[str, str]]:
 
 def _memory_figures(plan: Plan) -> list[tuple[str, str]]:
     memory = plan.memory
-    parts = [item.name for item in fields(memory) if item.name != "peak"]
     likely = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} likely"
+    if plan.model.num_experts > 1:
+        likely += ", however uneven the experts are"
     total = (
         f"{format_bytes(memory.total)} of {format_bytes(plan.cluster.memory_bytes)}; {likely}; "
         f"the peak is in the {memory.peak}"
     )
-    return [*((name, format_bytes(getattr(memory, name))) for name in parts), ("total", total)]
+    return [
+        *((name, format_bytes(getattr(memory, name))) for name in MEMORY_PARTS),
+        ("total", total),
+    ]
 
 
 def _step_time(seconds: float) -> str:

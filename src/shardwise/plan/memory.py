@@ -95,6 +95,7 @@ def estimate_memory(
         loss=int(peak.loss),
         allocator=waiting + pool_bytes(model, cluster),
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
+        guessed=model.source == "counted" and not model.kinds,
     )
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND, plan_misses
 from shardwise.plan.explain import alternative_rows, choice_rows
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
 from shardwise.report.collect import RunRecord
 from shardwise.report.curves import row_name, rows_of
 from shardwise.report.markup import Html, table, tag
@@ -114,8 +113,7 @@ def terms_table(forecast: Forecast) -> Html:
 def memory_table(plan: Plan) -> Html:
     """What one rank is expected to hold at the peak, by class."""
     memory, capacity = plan.memory, plan.cluster.memory_bytes
-    names = [item.name for item in fields(memory) if item.name != "peak"]
-    parts = [(name, getattr(memory, name)) for name in names]
+    parts = [(name, getattr(memory, name)) for name in MEMORY_PARTS]
     rows: list[tuple[object, ...]] = [
         (name, format_bytes(size), _share_bar(size / capacity)) for name, size in parts if size
     ]

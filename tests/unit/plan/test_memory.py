@@ -4,6 +4,7 @@ import itertools
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,17 @@ def test_eager_attention_keeps_scores(mode: str, *, compiled: bool, bytes_per_he
     if with_scores.peak == "backward":
         # The gradients of one block's scores, in the model's format or in fp32.
         assert with_scores.recompute >= 32 * 2 * (2 if compiled else 4) * 2048 * 2 * 2048
+
+
+def test_a_guess_has_a_wide_band() -> None:
+    counted = replace(spec("llama-3.1-8b"), source="counted", uncounted="its code reads values")
+    known = estimate()
+    guess = estimate_memory(counted, CLUSTER, Decisions(**BASE))
+    assert guess.total == known.total and guess.guessed and not known.guessed
+    moving = known.total - known.states
+    assert known.high - known.total == pytest.approx(0.05 * moving, abs=1)
+    assert guess.high - guess.total == pytest.approx(0.3 * moving, abs=1)
+    assert guess.total - guess.low == pytest.approx(0.5 * moving, abs=1)
 
 
 def test_the_peak_moves_from_the_loss_to_the_backward() -> None:
