@@ -33,7 +33,7 @@ _SHORTEST = 128  # tokens; shorter sequences train nothing of use
 def advise(config: RunConfig, cluster: ClusterSpec, fits: Fits) -> str:
     """Settings to write: of each kind the smallest change that `fits`, else what to look for."""
     kinds = (_left_open, _shorter_sequences, _offload, _fewer_ranks, _more_devices)
-    found = [next(_that_fit(kind(config, cluster), config, cluster, fits), None) for kind in kinds]
+    found = [_smallest_of(list(kind(config, cluster)), config, cluster, fits) for kind in kinds]
     words = [" ".join(f"{path}={value}" for path, value in each.items()) for each in found if each]
     if words:
         return "write " + ", or ".join(words)
@@ -43,18 +43,23 @@ def advise(config: RunConfig, cluster: ClusterSpec, fits: Fits) -> str:
     )
 
 
-def _that_fit(
-    changes: Iterator[Change], config: RunConfig, cluster: ClusterSpec, fits: Fits
-) -> Iterator[Change]:
-    for change in changes:
+def _smallest_of(
+    changes: list[Change], config: RunConfig, cluster: ClusterSpec, fits: Fits
+) -> Change | None:
+    """The first change that fits. The last one goes furthest: where that is not enough, none is."""
+
+    def is_enough(change: Change) -> bool | None:
         try:
             changed = change_config(config, change)
             # A cluster that was probed stays as it is, unless the change names another one.
             place = resolve_cluster(changed.cluster, {}) if "cluster.name" in change else cluster
-            if fits(changed, place):
-                yield change
+            return fits(changed, place)
         except UserError:
-            continue  # it contradicts something else that the user gave
+            return None  # it contradicts something else that the user gave
+
+    if not changes or is_enough(changes[-1]) is False:
+        return None
+    return next(filter(is_enough, changes), None)
 
 
 def change_config(config: RunConfig, change: Mapping[str, Any]) -> RunConfig:
