@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
 from shardwise.checkpoint.export_target import written_aside
 from shardwise.checkpoint.exporter import Exporter, Layout
-from shardwise.errors import ExitCode, UserError
+from shardwise.errors import ExitCode, UserError, printable
+from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
 from shardwise.units import format_bytes
 
@@ -36,7 +39,7 @@ def export_checkpoint(
             write_configs(exporter.model, plan, exporter.main_dtype, aside)
             if exporter.code_dir is not None:
                 copy_code(exporter.code_dir, aside)
-            notes = copy_tokenizer(plan, aside)
+            notes = [*_note_plain(plan.hf_config), *copy_tokenizer(plan, aside)]
             num_files = len(list(aside.iterdir()))
     except OSError as error:
         raise UserError(
@@ -46,6 +49,13 @@ def export_checkpoint(
             code=ExitCode.ENVIRONMENT,
         ) from error
     return Exported(exporter.num_bytes, num_files, notes)
+
+
+def _note_plain(hf_config: Mapping[str, Any]) -> list[str]:
+    method = quant_method(hf_config)
+    if method is None:
+        return []
+    return [f"plain weights: the {printable(method)} of the model's own config.json is left out"]
 
 
 def _validate_space(directory: Path, needed: int) -> None:

@@ -17,6 +17,7 @@ from shardwise.data.check import validate_text
 from shardwise.data.splits import validate_vocabulary
 from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.quantization import read_quantization
 from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import why_no_path
 from shardwise.launch.prepare import validate_sinks
@@ -48,10 +49,13 @@ def check_data(plan: Plan) -> list[Finding]:
 
 
 def check_weights(plan: Plan) -> list[Finding]:
-    """Whether the files of the first weights are whole."""
+    """Whether the files of the first weights are whole, and not quantised in a way that is not
+    read."""
     if plan.weights_dir is None or _has_checkpoints(plan):
         return []
-    return [*check_weight_files(Path(plan.weights_dir))]
+    place = Path(plan.weights_dir)
+    directory = place if place.is_dir() else place.parent
+    return [*check_weight_files(place), *_found_by(lambda: read_quantization(directory))]
 
 
 def check_tokenizer(plan: Plan) -> list[Finding]:
@@ -177,7 +181,7 @@ def _no_attention(what: str, why: str = "", install: str = "") -> UserError:
     return UserError(what, why=why, fix=fix, code=ExitCode.ENVIRONMENT)
 
 
-def _found_by(validate: Callable[[], None]) -> list[Finding]:
+def _found_by(validate: Callable[[], object]) -> list[Finding]:
     try:
         validate()
     except UserError as error:

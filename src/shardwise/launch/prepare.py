@@ -132,7 +132,11 @@ def fetch_weights(config: RunConfig) -> None:
 
     def fetch(*patterns: str) -> None:
         snapshot_download(
-            config.model.name, revision=config.model.revision, allow_patterns=list(patterns)
+            config.model.name,
+            revision=config.model.revision,
+            allow_patterns=list(patterns),
+            # Weights in folders are other forms of the same (gpt-oss has `original`).
+            ignore_patterns=["*/*.safetensors"],
         )
 
     fetch("*.safetensors", "*.json", "*.model", "tokenizer*", "*.py")

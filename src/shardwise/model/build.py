@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from shardwise.errors import UserError
+from shardwise.facts.quantization import FIELD as QUANTIZATION_FIELD
 
 # Errors that a family's code raises where a value has another type, or is far out of range.
 _CANNOT_BUILD = (
@@ -106,7 +107,9 @@ def _with_floats(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> Any:
     model_type = str(hf_config.get("model_type", ""))
     # `hf_config` never says which code is run: it may come from a file that others wrote.
-    settings = {key: value for key, value in hf_config.items() if key not in _CODE}
+    # Quantised files become plain weights, and so does the model that is built or exported.
+    unread = (*_CODE, QUANTIZATION_FIELD)
+    settings = {key: value for key, value in hf_config.items() if key not in unread}
     if code_dir is not None:
         own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)
         config = type(own).from_dict(settings)

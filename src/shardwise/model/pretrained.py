@@ -24,8 +24,9 @@ from shardwise.internals.weight_conversions import (
     get_model_conversion_mapping,
 )
 from shardwise.model.boxes import Box, cover_once, whole_box
+from shardwise.model.dequantised import open_dequantised
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
-from shardwise.model.stored import StoredWeights, open_weights
+from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
@@ -35,9 +36,10 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
     """Read every parameter and persistent buffer of the sharded `model` from `place`.
 
     Returns the bytes read. A tensor in the files that the model does not have is an error, unless
-    the family says that it may stay unread or a pattern of `ignore` matches it.
+    the family says that it may stay unread or a pattern of `ignore` matches it. Quantised weights
+    are dequantised, and count as what they become.
     """
-    files = open_weights(place)
+    files = open_dequantised(place)
     matched = _match_keys(model, files)
     fused = {name for fusion in matched.fusions for name in fusion.targets}
     wanted: dict[str, Tensor] = {}
@@ -213,7 +215,7 @@ def _read_plain(files: StoredWeights, key: str, param: Tensor) -> int:
     """Fill `param` from one stored tensor; returns the bytes read."""
     _validate_shape(key, files.shape(key), param.shape)
     part = files.read(key, local_box(param))
-    local_part(param).copy_(part)
+    _copy(key, part, local_part(param))
     return part.nbytes
 
 
@@ -251,9 +253,20 @@ def _read_stack(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
             inside = common.seen_from(box)
             # Stored tensors have no dim for the row.
             part = files.read(key, Box(inside.offsets[1:], inside.sizes[1:]))
-            local[common.seen_from(mine).slices][0].copy_(part)
+            _copy(key, part, local[common.seen_from(mine).slices][0])
             num_bytes += part.nbytes
     return num_bytes
+
+
+def _copy(key: str, part: Tensor, target: Tensor) -> None:
+    """Copy what was read, unless it is whole numbers that stand for other values."""
+    if target.is_floating_point() and not part.is_floating_point():
+        raise UserError(
+            f"{key} is stored as {str(part.dtype).removeprefix('torch.')}, the model needs floats",
+            why="such weights are quantised, and config.json does not say how",
+            fix="name a copy whose weights are bf16 or fp32: model.weights_from=DIR",
+        )
+    target.copy_(part)
 
 
 def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> None:

@@ -160,11 +160,14 @@ def attach_training_loss(session: Session, say: Say) -> None:
 
 def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:
     # This is imported on need: it relies on parts of transformers that change between releases.
+    from shardwise.model.dequantised import stored_quantization
     from shardwise.model.pretrained import load_pretrained
     from shardwise.model.stored import find_weights, unread_state
 
     num_bytes = load_pretrained(model, place, ignore)
-    say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}")
+    quantization = stored_quantization(place)
+    how = f", dequantised from {quantization.method}" if quantization else ""
+    say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}{how}")
     if unread := unread_state(place):
         say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")
 

@@ -28,8 +28,16 @@ class Hub:
         (self.snapshot / file).write_text(json.dumps(PRESETS["tiny-qwen"]))
         return str(self.snapshot / file)
 
-    def download_all(self, repo: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download_all(
+        self,
+        repo: str,
+        revision: str | None,
+        allow_patterns: list[str],
+        ignore_patterns: list[str],
+    ) -> str:
         for file in self.files:
+            if any(fnmatch(file, pattern) for pattern in ignore_patterns):
+                continue
             if any(fnmatch(file, pattern) for pattern in allow_patterns):
                 (self.snapshot / file).touch()
         return str(self.snapshot)
@@ -49,7 +57,8 @@ def fetch(
 
 
 def test_safetensors_are_fetched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fetch(tmp_path, monkeypatch, ["model.safetensors", *OLD])
+    in_folder = "original/model.safetensors"  # gpt-oss has both
+    found = fetch(tmp_path, monkeypatch, ["model.safetensors", in_folder, *OLD])
     assert found == {"config.json", "tokenizer.json", "model.safetensors", OLD[-1]}
 
 
