@@ -24,6 +24,10 @@ class Saved:
     """Bytes for each token of the sequence, if attention is `eager` and saves its scores; counted
     where that is the first attention that a family has."""
 
+    backward_bytes: int | None = None
+    """Bytes in 16-bit training that backward needs at its peak above all that was saved; None where
+    it was not counted."""
+
     def bytes(self, width: int, scored: int) -> float:
         """The bytes with elements of `width` bytes, and scores of so many tokens."""
         return width * self.channels + self.fixed_bytes + scored * self.scores
@@ -49,11 +53,11 @@ class BlockKind:
         return cls(count=data["count"], saved=saved, work=Work.from_dict(data["work"]))
 
 
-def way_of(*, compiled: bool, own_kernels: bool, selective: bool) -> str:
+def way_of(*, compiled: bool, own_kernels: bool, recompute: str = "none") -> str:
     """The name of a way to run a block, such as `compiled selective`."""
     words = (
         "compiled" if compiled else "eager",
         "own" if own_kernels else "",
-        "selective" if selective else "",
+        "" if recompute == "none" else recompute,
     )
     return " ".join(filter(None, words))

@@ -116,7 +116,7 @@ def _learning(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 @contextmanager
-def changed(block: nn.Module, *, own: bool, selective: bool) -> Iterator[bool]:
+def changed(block: nn.Module, *, own: bool, recompute: str) -> Iterator[bool]:
     """Inside, the block is changed as `parallelize` would change it. Yields whether our kernels
     leave it as it is."""
     classes = [(module, type(module)) for module in block.modules()]
@@ -124,8 +124,7 @@ def changed(block: nn.Module, *, own: bool, selective: bool) -> Iterator[bool]:
         apply_gated_mlp([block])
         apply_experts([block])
     is_same = all(type(module) is cls for module, cls in classes)
-    if selective:
-        apply_remat([block], "selective")
+    apply_remat([block], recompute)
     try:
         yield is_same
     finally:

@@ -56,10 +56,10 @@ def moved_by(graph: fx.Graph, tokens: int, weigh: Weigh) -> tuple[float, int]:
     moved = sum(map(_bytes_of(weigh), kernels))
     count = len(kernels)
     for node in graph.nodes:
-        if node.op != "call_function" or not _stands_alone(node):
+        if node.op != "call_function" or not stands_alone(node):
             continue
         count += 1
-        moved += lone_bytes(node.target, node.all_input_nodes, _results(node), _whole_of(weigh))
+        moved += lone_bytes(node.target, node.all_input_nodes, results_of(node), _whole_of(weigh))
     return moved, count
 
 
@@ -81,14 +81,14 @@ def base_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def _stands_alone(node: fx.Node) -> bool:
+def stands_alone(node: fx.Node) -> bool:
     """Whether it is a kernel that nothing is fused with."""
     target = node.target
     is_free = is_view(target) or is_created(target) or name_of(target) == "getitem"
-    return not is_free and not is_fused(target) and bool(_results(node))
+    return not is_free and not is_fused(target) and bool(results_of(node))
 
 
-def _results(node: fx.Node) -> list[fx.Node]:
+def results_of(node: fx.Node) -> list[fx.Node]:
     """The nodes that stand for an operator's results."""
     if isinstance(node.meta.get("val"), Tensor):
         return [node]
@@ -110,9 +110,9 @@ def _by_time(graph: fx.Graph, tokens: int) -> dict[tuple[int, bool], list[fx.Nod
     found: dict[tuple[int, bool], list[fx.Node]] = {}
     for node in graph.nodes:
         before = max((time[each] for each in node.all_input_nodes), default=0)
-        alone = node.op == "call_function" and _stands_alone(node)
+        alone = node.op == "call_function" and stands_alone(node)
         time[node] = before + alone
-        if _is_written(node):
+        if is_written(node):
             result = node.meta.get("val")
             size = result.numel() if isinstance(result, Tensor) else 0
             over_tokens = _is_reduction(node) and size % tokens != 0
@@ -120,7 +120,7 @@ def _by_time(graph: fx.Graph, tokens: int) -> dict[tuple[int, bool], list[fx.Nod
     return found
 
 
-def _is_written(node: fx.Node) -> bool:
+def is_written(node: fx.Node) -> bool:
     """Whether a fused operator's result goes through memory."""
     if _is_reduction(node):
         return True
@@ -128,7 +128,7 @@ def _is_written(node: fx.Node) -> bool:
 
 
 def _needs_memory(use: fx.Node) -> bool:
-    return use.op == "output" or _stands_alone(use)
+    return use.op == "output" or stands_alone(use)
 
 
 def _uses(node: fx.Node) -> Iterator[fx.Node]:
@@ -152,7 +152,7 @@ def _kernel_of(node: fx.Node, together: set[fx.Node]) -> _Kernel:
         if base in together:
             # Computed by the same kernel, if it is the same.
             kernel.reads.setdefault(base, 0)
-        elif _is_inlined(base) and not _is_written(base):
+        elif _is_inlined(base) and not is_written(base):
             visit(base)
         elif not (base.op == "call_function" and is_created(base.target)):
             kernel.reads[base] = max(size, kernel.reads.get(base, 0))

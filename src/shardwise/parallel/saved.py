@@ -29,6 +29,7 @@ from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.internals.parts import CHANGES, SUMS, is_open
 from shardwise.internals.peerless import FakeTensorMode
 from shardwise.model.build import build_on_meta
+from shardwise.parallel.backward_peak import compiled_peak, eager_peak
 from shardwise.parallel.block_call import (
     Alike,
     BlockCall,
@@ -46,11 +47,13 @@ from shardwise.parallel.work import (
     matmuls_of,
     scale_of,
     scores_of,
+    storage_of,
     watch,
 )
 
 _SEQ_LEN = 1032
 _DTYPE = torch.bfloat16
+_RECOMPUTES = ("none", "selective", "full")
 
 
 class CannotCount(Exception):
@@ -120,7 +123,7 @@ class _Counted:
     """One way to run a block."""
 
     saved: Saved
-    passes: Moved
+    moved: Moved
     graphs: Graphs
 
 
@@ -135,11 +138,11 @@ def _kinds_of(
     lengths = (_SEQ_LEN, 2 * _SEQ_LEN) if attention == "eager" else (_SEQ_LEN,)
     counts = [_count_ways(model, alike.first, length, without_data) for length in lengths]
     saved = {way: _without_scores([ways[way].saved for ways in counts]) for way in counts[0]}
-    passes = {way: _passes_of([ways[way].passes for ways in counts]) for way in counts[0]}
+    passes = {way: _passes_of([ways[way].moved for ways in counts]) for way in counts[0]}
     with without_data:
         call = capture_call(model, alike.first, _SEQ_LEN)
         attentions.clear()
-        forward = watch(call).forward
+        forward = watch(call, set()).forward
     work = Work(
         matmuls=matmuls_of(forward, _SEQ_LEN),
         attentions=tuple(attentions) or scores_of(forward, _SEQ_LEN),
@@ -179,38 +182,42 @@ def _count_ways(
 ) -> dict[str, _Counted]:
     with without_data:
         call = capture_call(model, block, seq_len)
-        known = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        known = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
         # What all blocks are called with, such as rotary tables, is saved once and not by each.
-        known |= {_storage(tensor) for tensor in call.tensors() if not tensor.requires_grad}
+        known |= {storage_of(tensor) for tensor in call.tensors() if not tensor.requires_grad}
     scale = scale_of(call, seq_len)
     found: dict[str, _Counted] = {}
-    for own, compiled, selective in product((False, True), repeat=3):
+    for own, compiled, recompute in product((False, True), (False, True), _RECOMPUTES):
+        if recompute == "full" and not compiled:
+            continue  # It saves what the block takes, and backward has all that forward has.
         way, with_torch, eager, whole = (
-            way_of(compiled=is_compiled, own_kernels=is_own, selective=is_selective)
-            for is_compiled, is_own, is_selective in (
-                (compiled, own, selective),
-                (compiled, False, selective),
-                (False, own, selective),
-                (False, own, False),
+            way_of(compiled=is_compiled, own_kernels=is_own, recompute=mode)
+            for is_compiled, is_own, mode in (
+                (compiled, own, recompute),
+                (compiled, False, recompute),
+                (False, own, recompute),
+                (False, own, "none"),
             )
         )
-        with changed(block, own=own, selective=selective) as is_same, without_data:
+        with changed(block, own=own, recompute=recompute) as is_same, without_data:
             if own and is_same:
                 found[way] = found[with_torch]
                 continue
-            seen, graphs = _saved_by(call, known, compiled=compiled, selective=selective)
+            seen, graphs = _saved_by(call, known, compiled=compiled, recompute=recompute)
             # Where the compiler cannot trace a checkpoint, the block runs without it.
-            is_traced = not (compiled and selective and len(seen) == 1)
-            if not is_traced:
+            if compiled and recompute == "selective" and len(seen) == 1:
                 found[way] = found[eager]
                 continue
+            peak = None
             if compiled:
-                passes = compiled_passes(graphs, scale)
-            elif selective:
-                passes = _again(found[whole].passes)
+                moved, peak = compiled_passes(graphs, scale), compiled_peak(graphs, scale)
+            elif recompute == "selective":
+                moved = _again(found[whole].moved)
             else:
-                passes = eager_passes(watch(call), scale)
-            found[way] = _Counted(_per_token(seen, seq_len), passes, graphs)
+                watched = watch(call, known)
+                moved, peak = eager_passes(watched, scale), eager_peak(watched, scale)
+            saved = replace(_per_token(seen, seq_len), backward_bytes=peak)
+            found[way] = _Counted(saved, moved, graphs)
     return found
 
 
@@ -220,15 +227,16 @@ def _again(passes: Moved) -> Moved:
 
 
 def _saved_by(
-    call: BlockCall, known: set[int], *, compiled: bool, selective: bool
+    call: BlockCall, known: set[int], *, compiled: bool, recompute: str
 ) -> tuple[dict[int, Tensor], Graphs]:
     """The tensors that one forward saves, by storage, and the graphs that it was traced into."""
     # A checkpoint saves what the block takes. Elsewhere it is saved if an operator needs it.
-    seen: dict[int, Tensor] = {_storage(call.learns): call.learns} if selective else {}
+    has_checkpoint = recompute != "none"
+    seen: dict[int, Tensor] = {storage_of(call.learns): call.learns} if has_checkpoint else {}
 
     def note(tensor: Tensor) -> Tensor:
-        if tensor.numel() and _storage(tensor) not in known:
-            seen[_storage(tensor)] = tensor
+        if tensor.numel() and storage_of(tensor) not in known:
+            seen[storage_of(tensor)] = tensor
         return tensor
 
     run: Callable[..., Any] = call.block
@@ -238,7 +246,7 @@ def _saved_by(
         backend = noting_backend(graphs, KeepSums() if is_open(SUMS) else None)
         run = torch.compile(call.block, backend=backend, dynamic=False)
     # Without the compiler, the results are not saved by autograd but by the checkpoint.
-    results = _Results(note) if selective and not compiled else nullcontext()
+    results = _Results(note) if has_checkpoint and not compiled else nullcontext()
     with saved_tensors_hooks(note, lambda tensor: tensor), results:
         run(*call.args, **call.kwargs)
     return seen, graphs
@@ -271,10 +279,6 @@ def _per_token(seen: Mapping[int, Tensor], seq_len: int) -> Saved:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
-
-
-def _storage(tensor: Tensor) -> int:
-    return id(tensor.untyped_storage())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.graph import saved_tensors_hooks
 
 from shardwise.facts.block_work import Attention, Matmul, Moved
 from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
@@ -36,8 +37,16 @@ class Operator:
 class Watched:
     """Every operator of one forward and its backward."""
 
+    known: set[int]
+    """Storages that are there in any case, such as those of parameters."""
+
+    gradient: Tensor
+    """The gradient that backward begins with."""
+
     forward: list[Operator]
     backward: list[Operator]
+    saved: dict[int, Tensor]
+    """What forward has saved, by storage."""
 
 
 class _Watch(TorchDispatchMode):
@@ -60,18 +69,31 @@ class _Watch(TorchDispatchMode):
         return result
 
 
-def watch(call: BlockCall) -> Watched:
+def watch(call: BlockCall, known: set[int]) -> Watched:
     """Run a block forward and backward, without the compiler."""
-    seen = Watched([], [])
-    with _Watch(seen.forward):
+    forward: list[Operator] = []
+    backward: list[Operator] = []
+    saved: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if storage_of(tensor) not in known:
+            saved[storage_of(tensor)] = tensor
+        return tensor
+
+    with _Watch(forward), saved_tensors_hooks(note, lambda tensor: tensor):
         output = call.block(*call.args, **call.kwargs)
     leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
     result = next(leaf for leaf in leaves if leaf.requires_grad)
     learned = [call.learns, *(p for p in call.block.parameters() if p.requires_grad)]
     gradient = torch.ones_like(result)
-    with _Watch(seen.backward):
+    with _Watch(backward):
         torch.autograd.grad(result, learned, gradient, allow_unused=True)
-    return seen
+    return Watched(known, gradient, forward, backward, saved)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common."""
+    return id(tensor.untyped_storage())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +107,12 @@ class Scale:
 
     def bytes(self, tensor: Tensor, elements: int) -> float:
         """The bytes of so many elements of a tensor, for each token."""
+        return 0.0 if self.is_weight(tensor) else elements * tensor.itemsize / self.tokens
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether it is a weight or its gradient."""
         size = tensor.numel()
-        is_weight = size in self.weights and size % self.tokens
-        return 0.0 if is_weight else elements * tensor.itemsize / self.tokens
+        return size in self.weights and size % self.tokens != 0
 
 
 def scale_of(call: BlockCall, tokens: int) -> Scale:

@@ -1,11 +1,16 @@
-"""What one block saves of a token for backward: counted from its code, or computed for the shape of
-a Llama."""
+"""What one block saves of a token, and what its backward needs above that: counted from its code,
+or computed for the shape of a Llama.
+
+The formulas were fitted to peaks measured on one H200 as rank 0 of 8 to 64 (benchmarks/memory.py
+compares them).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.facts.block_kind import BlockKind, way_of
+from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import (
     DTYPE_BYTES,
@@ -13,41 +18,76 @@ from shardwise.plan.decisions import (
     computes_float8,
     makes_product_again,
 )
-from shardwise.plan.scores import saved_scores
+from shardwise.plan.scores import saved_scores, scores_in_backward
 
 
 @dataclass(frozen=True, slots=True)
 class SavingBlocks:
-    """Blocks that are alike, and the bytes for each token that one of them saves."""
+    """Blocks that are alike, and bytes for each token of one of them."""
 
     count: int
     whole: float
+    """What it saves without activation checkpointing."""
+
     selective: float
+    """What it saves where only the results of matmuls and attention are saved."""
+
+    gradients: float
+    """What its backward needs besides what is saved or recomputed; with the compiler, at its
+    peak."""
 
 
 def block_bytes(model: ModelSpec, decided: Decisions) -> list[SavingBlocks]:
     """All blocks, by what they save."""
     if not model.kinds:
         whole, selective = _whole_bytes(model, decided), _selective_bytes(model, decided)
-        return [_with_scores(SavingBlocks(model.num_layers, whole, selective), model, decided)]
+        blocks = SavingBlocks(model.num_layers, whole, selective, _gradient_bytes(model, decided))
+        return [_with_scores(blocks, model, decided)]
+    return [
+        _with_scores(_counted(kind, model, decided), model, decided, kind) for kind in model.kinds
+    ]
+
+
+def recomputed_bytes(blocks: SavingBlocks, model: ModelSpec, decided: Decisions) -> float:
+    """Bytes for each token that the recomputation of one block creates."""
+    created = {"none": 0.0, "selective": blocks.whole - blocks.selective, "full": blocks.whole}
+    return created[_recompute(model, decided)]
+
+
+def num_recomputed(model: ModelSpec, decided: Decisions) -> int:
+    """Blocks that run again as a whole."""
+    return round(recomputed_share(decided.checkpoint_activations) * model.num_layers)
+
+
+def _recompute(model: ModelSpec, decided: Decisions) -> str:
+    """How the blocks run whose backward needs most."""
+    if decided.checkpoint_activations == "selective":
+        return "selective"
+    return "full" if num_recomputed(model, decided) else "none"
+
+
+def _counted(kind: BlockKind, model: ModelSpec, decided: Decisions) -> SavingBlocks:
     float8 = computes_float8(model, decided)
-    ways = [
+    whole_way, selective_way, way = (
         way_of(
             compiled=decided.compile,
             own_kernels=decided.own_kernels and not float8,
-            selective=selective,
+            recompute=mode,
         )
-        for selective in (False, True)
-    ]
+        for mode in ("none", "selective", _recompute(model, decided))
+    )
     width = DTYPE_BYTES[decided.param_dtype]
     scored = decided.seq_len if decided.attention == "eager" else 0
-    found = []
-    for kind in model.kinds:
-        whole, selective = (kind.saved[way].bytes(width, scored) for way in ways)
-        if float8:
-            whole = selective + _float8_inputs(model, decided)
-        found.append(_with_scores(SavingBlocks(kind.count, whole, selective), model, decided, kind))
-    return found
+    whole, selective = (kind.saved[way].bytes(width, scored) for way in (whole_way, selective_way))
+    if float8:
+        whole = selective + _float8_inputs(model, decided)
+    blocks = SavingBlocks(kind.count, whole, selective, _gradient_bytes(model, decided))
+    # Without the compiler, backward runs after the recomputation as it does without one.
+    inside = kind.saved.get(way if decided.compile else whole_way)
+    if inside is None or inside.backward_bytes is None or float8:
+        return blocks
+    again = recomputed_bytes(blocks, model, decided) if decided.compile else 0.0
+    return replace(blocks, gradients=inside.backward_bytes * width / 2 - again)
 
 
 def _with_scores(
@@ -57,7 +97,21 @@ def _with_scores(
         saved_scores(model, decided, selective=is_selective, kind=kind)
         for is_selective in (False, True)
     )
-    return SavingBlocks(blocks.count, blocks.whole + whole, blocks.selective + selective)
+    gradients = max(blocks.gradients, scores_in_backward(model, decided, kind))
+    return SavingBlocks(blocks.count, blocks.whole + whole, blocks.selective + selective, gradients)
+
+
+def _gradient_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of a token's gradients that exist at once, with the compiler."""
+    if not decided.compile:
+        return 0
+    width, ffn = DTYPE_BYTES[decided.param_dtype], ffn_width(model)
+    if computes_float8(model, decided):
+        return 7 * ffn  # one gradient in bf16 and five float8 copies
+    if _has_lean_experts(model, decided):
+        # The gradients of SwiGLU's product and halves, the product itself, and rows of experts.
+        return width * (4 * ffn + (2 * _num_routed(model) + 1) * model.hidden_size)
+    return width * 3 * ffn
 
 
 def _whole_bytes(model: ModelSpec, decided: Decisions) -> float:

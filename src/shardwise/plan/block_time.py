@@ -108,10 +108,10 @@ class _Seconds:
                 way_of(
                     compiled=decided.compile,
                     own_kernels=decided.own_kernels and not self._float8,
-                    selective=is_selective,
+                    recompute=mode,
                 )
             ]
-            for is_selective in (False, True)
+            for mode in ("none", "selective")
         )
         scores = decided.seq_len if decided.attention == "eager" else 0
         forward, backward = whole.bytes(scores)

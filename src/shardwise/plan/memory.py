@@ -5,7 +5,7 @@ the loss is computed, all saved activations exist, the head is gathered, and its
 fp32 beside a slice of logits or the copy that backward makes of the gradient. When backward enters
 the last block, that block's activations exist once more if they are recomputed. Its parameters,
 those of the next unit and its own unsharded gradients exist too, beside the head's gradient that is
-being reduced.
+being reduced. One block later the gradients of a whole block are, which may be larger.
 
 Gradient shards are allocated only after that. With one micro-batch a step they are no part of the
 peak, and take the memory of activations that backward has freed. Where blocks are recomputed or
@@ -13,8 +13,7 @@ copied back from the host, a part of that memory is lost to fragmentation. Where
 summed, gradient shards come from another stream's pool, which the allocator does not give back, so
 all of them count as reserved.
 
-The counts of what a block saves were fitted to peaks measured on one H200 as rank 0 of 8 to 64
-(benchmarks/memory.py compares them).
+`plan.block_memory` has what blocks save.
 """
 
 from __future__ import annotations
@@ -22,9 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.block_memory import block_bytes, ffn_width
+from shardwise.plan.block_memory import (
+    block_bytes,
+    ffn_width,
+    num_recomputed,
+    recomputed_bytes,
+)
 from shardwise.plan.decisions import (
     DTYPE_BYTES,
     Decisions,
@@ -34,7 +37,6 @@ from shardwise.plan.decisions import (
 )
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
-from shardwise.plan.scores import scores_in_backward
 from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
@@ -77,7 +79,7 @@ def estimate_memory(
     """
     shard_params = -(-model.total_params // decided.shard)
     on_device = 0 if decided.offload else 1
-    moments = _at_loss(model, decided, loss_bytes), _at_backward(model, decided)
+    moments = [_at_loss(model, decided, loss_bytes), *_in_backward(model, decided)]
     peak = max(moments, key=lambda moment: moment.total)
     grads, waiting = gradient_bytes(model, decided, shard_params * on_device)
     if decided.replicate == 1:
@@ -153,35 +155,31 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     return max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
-def _at_backward(model: ModelSpec, decided: Decisions) -> _Moment:
-    """The moment at which backward is inside the last block."""
+def _in_backward(model: ModelSpec, decided: Decisions) -> list[_Moment]:
+    """Moments at which backward is inside a block: the last one, and the one before it."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
-    head, tokens = _head_params(model), decided.tokens
+    head, params = _head_params(model), gathered_block_params(model, decided)
     gathered = _gathered_bytes(model, decided)
-    own = 1 if decided.keeps_gathered else 3
-    recomputed = _recomputed_bytes(model, decided)
-    if decided.compile or not recomputed:
-        in_flight = reduce * _params_in_reduction(model, decided)
-        # An MLP's gradients: three in bf16, or one in bf16 and five float8 copies.
-        halves = 7 if computes_float8(model, decided) else 3 * width
-        transient = halves * ffn_width(model) * tokens if decided.compile else 0
-    else:
-        # Without the compiler the head's gradients are still alive when the recomputation starts.
-        in_flight, transient = (8 + 2 * width) * head, 0
-    transient = max(transient, int(tokens * scores_in_backward(model, decided)))
-    buffers = own * width * gathered_block_params(model, decided) + in_flight
-    kept = tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
-    return _Moment("backward", gathered, buffers, kept, 0.0, tokens * recomputed + transient)
-
-
-def _params_in_reduction(model: ModelSpec, decided: Decisions) -> int:
-    """Parameters whose gradients are being reduced when backward is at its peak inside a block.
-
-    In the last block these are the head's. Stacked experts have all their gradients early in a
-    block's backward, when those of the block before are still being reduced.
-    """
-    head = _head_params(model)
-    return max(head, gathered_block_params(model, decided)) if model.num_experts > 1 else head
+    own = (1 if decided.keeps_gathered else 3) * width * params
+    kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
+    blocks = block_bytes(model, decided)
+    again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
+    inside = max(a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
+    # A tied head stays gathered beside its gradient, until the embedding has its own.
+    waiting = 2 * width * head if model.tied_embeddings else 0
+    # The gradients of the head are being reduced first, those of the last block next.
+    first, next_one = waiting or reduce * head, waiting + reduce * params
+    less = kept * (1 - 1 / model.num_layers)
+    found = [
+        _Moment("backward", gathered, own + first, kept, 0.0, inside),
+        _Moment("backward", gathered, own + next_one, less, 0.0, inside),
+    ]
+    if max(again) and not decided.compile and not model.tied_embeddings:
+        # Without the compiler the head's gradients are still alive when the recomputation starts,
+        # and those of the block do not exist yet.
+        alive = (8 + 2 * width) * head - width * params
+        found.append(_Moment("backward", gathered, own + alive, kept, 0.0, max(again)))
+    return found
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -236,20 +234,8 @@ def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     if mode == "selective":
         return sum(block.count * block.selective for block in blocks)
     entry = DTYPE_BYTES[decided.param_dtype] * model.hidden_size
-    share = _num_recomputed(model, decided) / model.num_layers
+    share = num_recomputed(model, decided) / model.num_layers
     return sum(b.count * ((1 - share) * b.whole + share * entry) for b in blocks)
-
-
-def _recomputed_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for each token that the recomputation of one block creates."""
-    blocks = block_bytes(model, decided)
-    if decided.checkpoint_activations == "selective":
-        return max(block.whole - block.selective for block in blocks)
-    return max(block.whole for block in blocks) if _num_recomputed(model, decided) else 0
-
-
-def _num_recomputed(model: ModelSpec, decided: Decisions) -> int:
-    return round(recomputed_share(decided.checkpoint_activations) * model.num_layers)
 
 
 def _head_params(model: ModelSpec) -> int:

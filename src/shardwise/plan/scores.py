@@ -24,15 +24,15 @@ def saved_scores(
     return decided.seq_len * _heads(model, kind) * (width if selective else copies)
 
 
-def scores_in_backward(model: ModelSpec, decided: Decisions) -> float:
+def scores_in_backward(
+    model: ModelSpec, decided: Decisions, kind: BlockKind | None = None
+) -> float:
     """Bytes for each token that the gradients of one block's scores take, before and after the
     softmax."""
     if decided.attention != "eager":
         return 0.0
     width = DTYPE_BYTES[decided.param_dtype] if decided.compile else _FP32
-    return (
-        2.0 * width * decided.seq_len * max(_heads(model, kind) for kind in model.kinds or [None])
-    )
+    return 2.0 * width * decided.seq_len * _heads(model, kind)
 
 
 def _heads(model: ModelSpec, kind: BlockKind | None) -> int:

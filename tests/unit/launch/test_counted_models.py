@@ -131,7 +131,7 @@ def test_eager_attention_has_its_scores_in_memory(model_dir: Path) -> None:
         return choose_plan(replace(config, memory=memory, model=model), {}).memory.activations
 
     for mode, compiled in product(("none", "selective", "full"), (True, False)):
-        way = way_of(compiled=compiled, own_kernels=True, selective=mode == "selective")
+        way = way_of(compiled=compiled, own_kernels=True, recompute=mode)
         scores = 0 if mode == "full" else 4096 * scored.saved[way].scores
         more, less = (
             activations(attention, checkpoint_activations=mode, compile=compiled)

@@ -44,7 +44,8 @@ def test_formulas_are_what_the_compiler_saves(family: str) -> None:
     assert kind.count == 3
     for own in (False, True):
         for selective in (False, True):
-            way = way_of(compiled=True, own_kernels=own, selective=selective)
+            mode = "selective" if selective else "none"
+            way = way_of(compiled=True, own_kernels=own, recompute=mode)
             counted = kind.saved[way].bytes(2, 4096)
             # Statistics of head norms and the choices of a router are all that formulas leave out.
             assert expected(spec, own=own, selective=selective) == pytest.approx(counted, rel=0.02)

@@ -165,7 +165,7 @@ def test_states_that_do_not_fit_are_refused(plan_of: PlanOf) -> None:
         plan_of("model.name=llama-3.1-405b", "cluster.name=8xH100")
     assert caught.value.code == ExitCode.DOES_NOT_FIT
     # Its 6 TiB of states are more than the memory of a host, so offload is not offered.
-    assert caught.value.fix == "write cluster.name=24x8xH100"
+    assert caught.value.fix == "write cluster.name=32x8xH100"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_states_that_do_not_fit_are_refused(plan_of: PlanOf) -> None:
     [
         (
             ("model.name=llama-3.1-405b", "data.seq_len=512", "cluster.name=8x8xH100"),
-            {"cluster.name=24x8xH100"},
+            {"cluster.name=32x8xH100"},
         ),
         (
             ("model.name=llama-3.1-70b", "cluster.name=8xH100", "train.global_batch=64"),
