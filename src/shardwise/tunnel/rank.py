@@ -74,6 +74,10 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
     A plan without torch.compile stays without it.
     """
     here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
+    if device == "cpu" and plan.decided.attention == "flex_attention":
+        # FlexAttention has no backward on a CPU. Our operator saves the same tensors.
+        ours = Choice("flash_attention_4", "FlexAttention has no backward on a CPU", "rule")
+        here = here.with_choices(attention=ours)
     if plan.decided.compile and not compiled:
         return here.with_choices(compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
     return here

@@ -216,3 +216,11 @@ def test_a_model_that_decides_by_values_is_refused() -> None:
     assert caught.value.code == ExitCode.ENVIRONMENT
     assert "nonzero" in caught.value.why
     assert "GPU" in caught.value.fix
+
+
+def test_a_window_that_flexattention_is_planned_for(tunnel: Tunnel) -> None:
+    """FlexAttention has no backward on a CPU, so another operator with its bytes stands in."""
+    windowed = ("model.name=mistral-7b", "model.overrides.sliding_window=8", "--cluster", "4xH100")
+    found = tunnel(*windowed, "--device", "fake", "model.attention=flex_attention")
+    other = tunnel(*windowed, "--device", "fake", "model.attention=flash_attention_4")
+    assert found["peak_allocated_bytes"] == other["peak_allocated_bytes"] > 0
