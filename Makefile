@@ -13,9 +13,11 @@ TRITON := .venv/triton
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
-# One worker for each core. A file's tests stay in one worker, because they share ranks and runs;
-# files go out in the order of their names, so the long ones (tests/chaos, tests/dist) come first.
-SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One worker more than cores, because a test often waits for ranks that it started. A file's tests stay
+# in one worker, because they share ranks and runs; files go out in the order of their names, so the
+# long ones (tests/chaos, tests/dist) come first.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+SPREAD := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 FLOAT8_TESTS = $(shell grep -rl --include='*.py' 'mark[.]torchao' tests/dist tests/unit)
 # Fast tests of every room that a change may touch without a rank being started.
 QUICK = tests/unit/test_units.py $(addprefix tests/unit/,config data facts launch lease model plan verify)

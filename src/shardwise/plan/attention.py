@@ -26,7 +26,8 @@ def choose_attention(
             why=f"their class in transformers has {', '.join(model.attentions)}",
             fix=f"leave model.attention out, or set model.attention={first}",
         )
-    if config.model.attention == "flex_attention" and not compiled:
+    on_gpu = cluster.device == "cuda"
+    if config.model.attention == "flex_attention" and on_gpu and not compiled:
         raise UserError(
             "model.attention=flex_attention needs torch.compile, and memory.compile is off",
             why="without the compiler it computes all pairs of tokens",
@@ -36,8 +37,8 @@ def choose_attention(
     if _takes_flash(config, model, cluster, param_dtype):
         why = f"flash-attn-4 is installed, and is the fastest on {cluster.device_name}"
         return decide(config, "attention", "flash_attention_4", why)
-    if cluster.device == "cuda" and compiled and needs and _is_opaque(model):
-        why = f"it computes no more than {needs} leave; sdpa would read a mask of all pairs"
+    if on_gpu and compiled and needs and _is_opaque(model):
+        why = f"blocks have {needs}, for which sdpa would read a mask of all pairs of tokens"
         return decide(config, "attention", "flex_attention", why)
     why = "torch picks the fastest kernel of the device"
     if first != "sdpa":

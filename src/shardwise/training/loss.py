@@ -18,16 +18,19 @@ from torch import Tensor, nn
 from shardwise.errors import UserError
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_by_triton, turn_into_gradient
 from shardwise.model.override import override_forward
+from shardwise.plan.memory import EVEN_ROWS
 from shardwise.training.trial import trying
 
 
 class Slicing(NamedTuple):
     """The tokens of a slice, the function that returns its loss and overwrites logits with their
-    gradient, and the function that scales and casts a gradient."""
+    gradient, the function that scales and casts a gradient, and what the head's rows are padded to
+    a multiple of."""
 
     tokens: int
     turn: Callable[[Tensor, Tensor], Tensor]
     scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
+    even: int = 1
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -39,6 +42,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """The loss. Gradients of hidden, weight and bias are saved for backward."""
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        vocab = len(weight)
+        weight = _padded(weight, how.even)
+        bias = None if bias is None else _padded(bias, how.even)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         # Many slices are summed, which needs more bits than the weight itself has.
@@ -48,8 +54,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, hidden.shape[0], how.tokens):
             rows = slice(start, start + how.tokens)
-            grad = _logits(hidden[rows], weight, bias, even=hidden.is_cuda)
-            total += how.turn(grad, labels[rows])
+            grad = F.linear(hidden[rows], weight, bias)
+            total += how.turn(grad[:, :vocab], labels[rows])
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[rows])
             if grad_weight is not None:
@@ -58,7 +64,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 grad_bias += grad.sum(0)
             # Free these before the next slice allocates its own.
             del grad
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        heads = (None if each is None else each[:vocab] for each in (grad_weight, grad_bias))
+        ctx.save_for_backward(grad_hidden, *heads)
         ctx.weight_dtype, ctx.scaled = weight.dtype, how.scaled
         return total
 
@@ -76,20 +83,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         )
 
 
-# Tensor cores take rows that start at multiples of this many bytes. A vocabulary that is not even
-# would have their matmuls run at a third of the speed.
-_ALIGNED = 16
-
-
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, even: bool) -> Tensor:
-    """hidden @ weight.T + bias. With `even`, every row of the result starts at an even address."""
-    each = _ALIGNED // hidden.element_size()
-    if not even or len(weight) % each == 0:
-        return F.linear(hidden, weight, bias)
-    width = -(-len(weight) // each) * each
-    logits = hidden.new_empty(len(hidden), width)[:, : len(weight)]
-    torch.mm(hidden, weight.T, out=logits)
-    return logits if bias is None else logits.add_(bias)
+def _padded(head: Tensor, multiple: int) -> Tensor:
+    """The head with rows of zeros up to a multiple. The logits of these rows are 0, and so are the
+    gradients, because nothing overwrites them."""
+    missing = -len(head) % multiple
+    return F.pad(head, (0, 0) * (head.ndim - 1) + (0, missing)) if missing else head
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -120,7 +118,9 @@ def prepare_head(model: nn.Module, chunk: int, *, compiled: bool, own_kernels: b
     if compiled:
         turn = torch.compile(turn_into_gradient, dynamic=False)
         scaled = torch.compile(_scaled_by_compiler, dynamic=False)
-    slicing = Slicing(chunk, turn_by_triton if own_kernels else turn, scaled)
+    slicing = Slicing(chunk, turn, scaled)
+    if own_kernels:
+        slicing = Slicing(chunk, turn_by_triton, scaled, EVEN_ROWS)
     head = _head_of(model)
     if head is not None:
         override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))

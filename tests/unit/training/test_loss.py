@@ -14,7 +14,6 @@ from shardwise.model.build import build_on_meta
 from shardwise.training.loss import (
     LinearCrossEntropy,
     Slicing,
-    _logits,
     _scaled,
     attach_loss,
     prepare_head,
@@ -210,17 +209,17 @@ def test_a_model_without_a_linear_head_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_rows_of_an_odd_vocabulary_start_at_even_addresses(*, bias: bool) -> None:
+def test_a_head_of_odd_size_is_padded_without_a_trace(*, bias: bool) -> None:
     torch.manual_seed(0)
-    hidden, weight = torch.randn(5, 8), torch.randn(13, 8)
-    offset = torch.randn(13) if bias else None
-    found = _logits(hidden, weight, offset, even=True)
-    assert found.stride() == (16, 1)
-    torch.testing.assert_close(found, torch.nn.functional.linear(hidden, weight, offset))
-    # The gradient overwrites it, and what is between the rows is not read.
-    labels = torch.arange(5)
-    packed = found.clone(memory_format=torch.contiguous_format)
-    torch.testing.assert_close(
-        turn_into_gradient(found, labels), turn_into_gradient(packed, labels)
-    )
-    torch.testing.assert_close(found, packed)
+    hidden, weight = torch.randn(TOKENS, HIDDEN), torch.randn(VOCAB, HIDDEN)
+    offset, labels = torch.randn(VOCAB), torch.randint(VOCAB, (TOKENS,))
+    learns = [each.requires_grad_() for each in (hidden, weight, offset)]
+    found = []
+    for even in (1, 8):
+        how = Slicing(10, turn_into_gradient, _scaled, even)
+        given = (hidden, weight, offset if bias else None, labels, how)
+        loss = LinearCrossEntropy.apply(*given)
+        grads = torch.autograd.grad(loss, learns, allow_unused=True)
+        found.append([loss, *(grad for grad in grads if grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
