@@ -2,7 +2,7 @@
 
 Backward is followed operator by operator. A tensor takes memory from where it is made until nothing
 needs it any more. What is saved gives its memory back after its last use. With the compiler a fused
-kernel writes over an input of the same size that nothing else needs, and only what goes through
+kernel writes over a gradient of the same size that nothing else needs, and only what goes through
 memory counts (`fused.py` has the rules). Gradients of weights are no part of it.
 """
 
@@ -57,6 +57,8 @@ class _Buffer:
     ends: int
     """The place of the last kernel that needs it."""
 
+    is_saved: bool
+
 
 def _followed(graph: fx.Graph, scale: Scale) -> Iterator[int]:
     """Bytes of a token after each kernel."""
@@ -97,7 +99,8 @@ def _results(node: fx.Node) -> list[fx.Node]:
 
 def _buffer(node: fx.Node, ends: int, scale: Scale) -> _Buffer:
     result = node.meta["val"]
-    return _Buffer(round(scale.bytes(result, result.numel())), ends)
+    size = round(scale.bytes(result, result.numel()))
+    return _Buffer(size, ends, is_saved=node.op == "placeholder")
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -118,5 +121,10 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def _written_over(held: list[_Buffer], buffer: _Buffer, place: int) -> _Buffer | None:
-    fits = (each for each in held if each.ends == place and each.token_bytes == buffer.token_bytes)
-    return next(fits, None)
+    """A tensor of backward that a fused kernel may write over. What was saved stays as it is: it is
+    often read in another order than the result is written."""
+    for each in held:
+        fits = each.ends == place and each.token_bytes == buffer.token_bytes
+        if fits and not each.is_saved:
+            return each
+    return None
