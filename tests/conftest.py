@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
+
+from commands import run_forked, run_installed
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,3 +40,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["SHARDWISE_CACHE"]
     else:
         os.environ["SHARDWISE_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def installed() -> Run:
+    """`installed(*words, expect=0)`: the installed command, for what is about its start."""
+    return run_installed
+
+
+@pytest.fixture(scope="session")
+def shardwise(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """`shardwise(*words, expect=0)`: the command in a process that is forked off, as are its ranks:
+    none has to import torch."""
+    return partial(run_forked, tmp_path_factory.mktemp("output"))

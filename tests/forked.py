@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import (
 
 from shardwise.checkpoint import files, save
 from shardwise.cli.main import main
-from shardwise.launch import holding, local, ranks, worker
+from shardwise.launch import holding, local, lookout, ranks, worker
 from shardwise.lease import take
 from shardwise.metrics.events import EventLog
 
@@ -76,16 +76,19 @@ def launch(kind: str, words: Sequence[str], output: Path, writer: str, folder: P
 
 
 def command(
-    words: Sequence[str], stdout: Path, stderr: Path, environ: Mapping[str, str], folder: str
+    module: str,
+    words: Sequence[str],
+    stdout: Path,
+    stderr: Path,
+    environ: Mapping[str, str],
+    folder: str,
 ) -> None:
-    """In a process of its own: be `shardwise WORDS`, called in `folder`."""
+    """In a process of its own: be `python -m MODULE WORDS`, called in `folder`."""
     os.setsid()
     _print_into(stdout, stderr)
-    os.environ.clear()
-    os.environ.update(environ)
     os.chdir(folder)
     _fork_ranks()
-    _be(lambda: shardwise(words))
+    _run_module(module, words, environ)
 
 
 def _print_into(stdout: Path, stderr: Path) -> None:
@@ -98,6 +101,17 @@ def _fork_ranks() -> None:
     torch.set_num_threads(1)
     ranks.subprocess = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[attr-defined]
     of_torchrun.Popen = Forked  # type: ignore[misc, assignment]
+    lookout._rank_of = rank_of
+
+
+def rank_of(pid: int) -> int | None:
+    """The rank that a forked process is. The kernel shows the variables that a process was started
+    with and not those that it has, so a rank puts its number into its name."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return int(name[5:]) if name.startswith("rank-") else None
 
 
 class Forked:
@@ -191,11 +205,26 @@ def _become(
                 os.close(number)
     for number in kept:
         os.set_inheritable(number, True)
+    Path("/proc/self/comm").write_text(f"rank-{env['RANK']}", encoding="utf-8")
+    at = args.index("-m")
+    _run_module(args[at + 1], args[at + 2 :], env)
+
+
+def _run_module(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """With these variables, and with what PYTHONPATH has for the start of Python."""
     os.environ.clear()
-    os.environ.update(env)
-    module = args[args.index("-m") + 1]
-    sys.argv = [module, *args[args.index("-m") + 2 :]]
-    _be(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+    os.environ.update(environ)
+    sys.argv = [module, *words]
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:0] = folders
+
+    def run() -> None:
+        custom = (Path(folder, "sitecustomize.py") for folder in folders)
+        if file := next(filter(Path.exists, custom), None):
+            runpy.run_path(str(file))
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    _be(run)
 
 
 def _be(program: Callable[[], object]) -> NoReturn:

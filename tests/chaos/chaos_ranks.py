@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import torch
 
+from forked import rank_of
 from forkserver import forkserver
 from shardwise.checkpoint import files, store
 from shardwise.checkpoint.check import check_checkpoint
@@ -210,8 +211,9 @@ def ranks_of(launcher: int) -> dict[int, int]:
     for pid in _read(f"/proc/{launcher}/task/{launcher}/children").split():
         entries = _read(f"/proc/{pid}/environ").split("\0")
         environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-        if "RANK" in environ:
-            found[int(environ["RANK"])] = int(pid)
+        rank = int(environ["RANK"]) if "RANK" in environ else rank_of(int(pid))
+        if rank is not None:
+            found[rank] = int(pid)
     return found
 
 

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,11 +28,11 @@ from chaos_ranks import (
     run_clean,
 )
 
+from commands import SHARDWISE, Command
 from shardwise.errors import ExitCode
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
-COMMAND = Path(sys.executable).with_name("shardwise")
 RUNS, KILLS = (6, 5) if LONG else (1, 1)
 STEPS = 30 + 20 * KILLS
 SIGNALS = ["SIGTERM", "SIGUSR1", "SIGINT"] if LONG else ["SIGTERM"]
@@ -41,20 +40,24 @@ TIMEOUT_S = 300.0
 
 
 class Training:
-    """`shardwise train` as a user starts it."""
+    """`shardwise train`: forked off, or as a user starts it."""
 
-    def __init__(self, run_dir: Path, **settings: Any) -> None:
+    def __init__(self, run_dir: Path, *, is_forked: bool = not LONG, **settings: Any) -> None:
         self.run_dir = run_dir
         config = run_dir.with_suffix(".json")
         settings = {"train__steps": STEPS, "checkpoint__every": 5, **settings}
         config.write_text(json.dumps(config_of(run_dir, **settings)), encoding="utf-8")
         self.output = run_dir.with_suffix(".txt")
-        self.process = subprocess.Popen(
-            [COMMAND, "train", config],
-            stdout=self.output.open("a", encoding="utf-8"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self.process: Command | subprocess.Popen[bytes]
+        if is_forked:
+            self.process = Command(["train", config], self.output)
+        else:
+            self.process = subprocess.Popen(
+                [SHARDWISE, "train", config],
+                stdout=self.output.open("a", encoding="utf-8"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def ranks(self) -> dict[int, int]:
         """Process ids of the ranks that run now."""
@@ -85,7 +88,7 @@ class Training:
 
     def said(self) -> str:
         """All that it printed."""
-        return self.output.read_text(encoding="utf-8")
+        return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
 
     def stop(self) -> None:
         """Leave nothing behind."""
@@ -187,7 +190,7 @@ def test_asked_to_stop_saves_and_goes_on(
 @pytest.mark.parametrize("name", SIGNALS if LONG else ["SIGINT"])
 def test_asked_to_stop_before_the_first_step(name: str, train: Callable[..., Training]) -> None:
     """The ranks are still importing: there is nothing to save, and nothing to wait for."""
-    training = train(train__steps=4, cluster__name="1xCPU")
+    training = train(is_forked=False, train__steps=4, cluster__name="1xCPU")
     training.wait_until(training.ranks)
     training.process.send_signal(signal.Signals[name])
     assert training.finish() == ExitCode.PREEMPTED, training.said()

@@ -27,7 +27,7 @@ train: {steps: 2, global_batch: 4}
 
 @pytest.mark.dist
 def test_rows_without_a_gradient_shrink_only_where_embeddings_decay(
-    tmp_path: Path, installed: Run
+    tmp_path: Path, shardwise: Run
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("so much depends upon a red wheel barrow\n" * 50)
@@ -36,11 +36,11 @@ def test_rows_without_a_gradient_shrink_only_where_embeddings_decay(
     def weights(word: str) -> dict[str, torch.Tensor]:
         run, out = tmp_path / f"decay-{word}", tmp_path / f"{word}-out"
         words = (f"name={run.name}", f"runs_dir={tmp_path}", f"optim.decay_embeddings={word}")
-        installed("train", str(tmp_path / "run.yaml"), *words)
+        shardwise("train", str(tmp_path / "run.yaml"), *words)
         choice = json.loads((run / "plan.json").read_text())["choices"]["decay_embeddings"]
         assert choice["value"] is (word == "true")
         assert choice["source"] == ("rule" if word == "true" else "user")
-        installed("export", str(run), "--to", str(out), "--dtype", "fp32")
+        shardwise("export", str(run), "--to", str(out), "--dtype", "fp32")
         return load_file(out / "model.safetensors")
 
     decayed, kept = (weights(word) for word in ("true", "false"))

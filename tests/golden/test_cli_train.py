@@ -102,7 +102,7 @@ def test_the_run_directory_is_complete(
 
 
 def test_every_command_that_a_run_ends_with_works(
-    whole: tuple[Path, subprocess.CompletedProcess[str]], installed: Run, tmp_path: Path
+    whole: tuple[Path, subprocess.CompletedProcess[str]], shardwise: Run, tmp_path: Path
 ) -> None:
     lines = whole[1].stdout.partition("\nnext: ")[2].splitlines()
     assert len(lines) == 4
@@ -111,8 +111,7 @@ def test_every_command_that_a_run_ends_with_works(
         assert program == "shardwise"
         # A plan is as far as this goes: the run that it is for takes twice as long as the first.
         verb = "plan" if verb == "train" else verb
-        installed("-c", 'cd "$0" && exec "$@"', str(tmp_path), SHARDWISE, verb, *words,
-                  command=("sh",))  # fmt: skip
+        shardwise(verb, *words, cwd=tmp_path)
 
 
 def test_activations_can_wait_in_host_memory(
@@ -274,15 +273,14 @@ def test_another_model_in_the_same_directory_is_refused(
 def test_torchrun_gives_the_same_losses(
     whole: tuple[Path, subprocess.CompletedProcess[str]],
     config: str,
-    installed: Run,
+    shardwise: Run,
     losses_of: Losses,
 ) -> None:
     home = whole[0].parent
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    done = installed(
-        *("--nproc-per-node", "2", "-m", "shardwise", "train", config),
+    done = shardwise(
+        *("--standalone", "--nproc-per-node", "2", "-m", "shardwise", "train", config),
         *(f"runs_dir={home}", "name=torchrun"),
-        command=launcher,
+        module="torch.distributed.run",
     )
     assert losses_of(home / "torchrun") == losses_of(whole[0])
     assert done.stdout.count("run directory:") == 1

@@ -29,11 +29,11 @@ observe: {log_every: 1}
 
 @pytest.mark.dist
 def test_losses_are_the_recorded_ones(
-    tmp_path: Path, installed: Run, assert_golden: Callable[[str, Path], None]
+    tmp_path: Path, shardwise: Run, assert_golden: Callable[[str, Path], None]
 ) -> None:
     text = tmp_path / "sums.txt"
     lines = (f"{n} times {n} is {n * n}, and {n} plus {n} is {n + n}.\n" for n in range(1000))
     text.write_text("".join(lines))
     (tmp_path / "golden.yaml").write_text(CONFIG.replace("TEXT", str(text)))
-    installed("train", str(tmp_path / "golden.yaml"), f"runs_dir={tmp_path}")
+    shardwise("train", str(tmp_path / "golden.yaml"), f"runs_dir={tmp_path}")
     assert_golden("tiny-qwen", tmp_path / "golden")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwise.facts.block_kind import BlockKind
 from shardwise.facts.presets import PRESETS
 from shardwise.internals.graphs import Graphs, noting_backend
 from shardwise.parallel.backward_peak import compiled_peak, eager_peak
 from shardwise.parallel.block_call import BlockCall
-from shardwise.parallel.saved import count_saved
 from shardwise.parallel.work import scale_of, storage_of, watch
 
+Count = Callable[..., tuple[BlockKind, ...]]
 TOKENS, WIDTH, WIDE = 96, 16, 40
 
 
@@ -56,10 +58,11 @@ def test_two_pieces_have_no_peak() -> None:
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 1}
 
 
-def test_a_llama_block_by_hand() -> None:
+def test_a_llama_block_by_hand(count: Count) -> None:
     """With our SwiGLU: the gradient that comes in, the gradients of both halves, and the product.
     A recomputed block has all that a whole one saves, besides what it takes."""
-    (kind,) = count_saved({**PRESETS["tiny-llama"], **SHAPE}, attentions=("sdpa",))
+    ways = ((True, True, "none"), (True, True, "full"))
+    (kind,) = count({**PRESETS["tiny-llama"], **SHAPE}, *ways)
     inside = 2 * (128 + 3 * 320)
     assert kind.saved["compiled own"].backward_bytes == pytest.approx(inside, rel=0.02)
     recomputed = kind.saved["compiled own"].bytes(2, 0) - 2 * 128 + inside
@@ -68,10 +71,10 @@ def test_a_llama_block_by_hand() -> None:
     assert full.channels == 128
 
 
-def test_experts_need_their_rows_by_hand() -> None:
+def test_experts_need_their_rows_by_hand(count: Count) -> None:
     """With our experts: gradients of SwiGLU's product and halves, the product, and dealt rows."""
     config = {**PRESETS["tiny-mixtral"], **SHAPE, "num_local_experts": 4}
-    (kind,) = count_saved(config, attentions=("sdpa",))
+    (kind,) = count(config, (True, True, "none"))
     ffn, routed = 2 * 320, 2 * 128
     found = kind.saved["compiled own"].backward_bytes
     assert found is not None

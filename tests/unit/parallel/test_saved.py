@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardwise.parallel.saved import CannotCount, count_saved
 from shardwise.plan.block_memory import _selective_bytes, _whole_bytes
 from shardwise.plan.decisions import Decisions
 
+Count = Callable[..., tuple[BlockKind, ...]]
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3}
 QWEN3: dict[str, Any] = {**PRESETS["qwen3-8b"], **SHAPE, "num_attention_heads": 8, "head_dim": 24}
 KNOWN = {
@@ -38,9 +40,10 @@ def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
 
 
 @pytest.mark.parametrize("family", KNOWN)
-def test_formulas_are_what_the_compiler_saves(family: str) -> None:
+def test_formulas_are_what_the_compiler_saves(family: str, count: Count) -> None:
     spec = spec_from_config("test", KNOWN[family])
-    (kind,) = count_saved(KNOWN[family], attentions=("sdpa",))
+    ways = ((False, True, "selective"), (True, True, "none"), (True, True, "selective"))
+    (kind,) = count(KNOWN[family], *ways)
     assert kind.count == 3
     for own in (False, True):
         for selective in (False, True):
@@ -51,10 +54,10 @@ def test_formulas_are_what_the_compiler_saves(family: str) -> None:
             assert expected(spec, own=own, selective=selective) == pytest.approx(counted, rel=0.02)
 
 
-def test_counted_bytes_are_those_of_real_tensors() -> None:
+def test_counted_bytes_are_those_of_real_tensors(count: Count) -> None:
     """Without the compiler, and with the scores that eager attention saves."""
     config = {**PRESETS["tiny-llama"], **SHAPE, "num_hidden_layers": 2}
-    (kind,) = count_saved(config, attentions=("eager",))
+    (kind,) = count(config, attention="eager")
     model = build_model(config, attention="eager", code_dir=None, device="cpu").bfloat16()
     seq_len, found = 96, {}
     known = {id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
@@ -78,10 +81,10 @@ def test_counted_bytes_are_those_of_real_tensors() -> None:
     assert kind.saved["eager"].scores > 0
 
 
-def test_counting_leaves_private_parts_open() -> None:
+def test_counting_leaves_private_parts_open(count: Count) -> None:
     """A rank that plans also trains: what it learns about torch must not come from fake tensors."""
     _what_changed.cache_clear()
-    count_saved({**KNOWN["llama"], "num_hidden_layers": 1}, attentions=("sdpa",))
+    count({**KNOWN["llama"], "num_hidden_layers": 1})
     assert is_open(CHANGES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from shardwise.facts.block_kind import BlockKind
 from shardwise.facts.block_work import Attention, Matmul, Work
 from shardwise.facts.presets import PRESETS
-from shardwise.parallel.saved import count_saved
 from shardwise.plan import block_time
 
 HIDDEN, FFN, HEADS, KV_HEADS, WIDTH = 128, 320, 8, 2, 24
@@ -20,17 +20,20 @@ SHAPE: dict[str, Any] = {
 QUERY, KEY = HEADS * WIDTH, KV_HEADS * WIDTH
 
 
-def kinds_of(config: dict[str, Any]) -> list[tuple[BlockKind, Work]]:
-    kinds = count_saved(config, attentions=("sdpa",))
-    return [(kind, kind.work) for kind in kinds]
+Kinds = Callable[..., list[tuple[BlockKind, Work]]]
+
+
+@pytest.fixture
+def kinds_of(count: Callable[..., tuple[BlockKind, ...]]) -> Kinds:
+    return lambda *args: [(kind, kind.work) for kind in count(*args)]
 
 
 def matmul(inner: int, width: int, **others: Any) -> Matmul:
     return Matmul(rows=others.pop("rows", 1.0), inner=inner, width=width, **others)
 
 
-def test_a_llama_block_by_hand() -> None:
-    ((_, work),) = kinds_of({**PRESETS["tiny-llama"], **SHAPE})
+def test_a_llama_block_by_hand(kinds_of: Kinds) -> None:
+    ((_, work),) = kinds_of({**PRESETS["tiny-llama"], **SHAPE}, (False, True, "selective"))
     assert set(work.matmuls) == {
         matmul(HIDDEN, QUERY),
         matmul(HIDDEN, KEY, count=2),
@@ -60,7 +63,7 @@ def test_a_llama_block_by_hand() -> None:
     assert 0 < again < passes.forward
 
 
-def test_experts_are_grouped_matmuls_by_hand() -> None:
+def test_experts_are_grouped_matmuls_by_hand(kinds_of: Kinds) -> None:
     ((_, work),) = kinds_of({**PRESETS["tiny-mixtral"], **SHAPE, "num_local_experts": 4})
     assert {each for each in work.matmuls if each.groups > 1} == {
         matmul(HIDDEN, 2 * FFN, rows=2.0, groups=4),
@@ -76,7 +79,7 @@ def test_experts_are_grouped_matmuls_by_hand() -> None:
     assert 2 * routed < more < 6 * routed
 
 
-def test_blocks_with_and_without_a_window_are_two_kinds() -> None:
+def test_blocks_with_and_without_a_window_are_two_kinds(kinds_of: Kinds) -> None:
     config = {**PRESETS["gemma-3-1b"], **SHAPE, "num_hidden_layers": 6, "vocab_size": 320}
     kinds = kinds_of({**config, "sliding_window": 64, "pad_token_id": 0})
     windows = {work.attentions[0].window: kind.count for kind, work in kinds}
@@ -86,7 +89,7 @@ def test_blocks_with_and_without_a_window_are_two_kinds() -> None:
     assert near.attention_flops(1024) < far.attention_flops(1024) / 3
 
 
-def test_latent_attention_has_two_widths() -> None:
+def test_latent_attention_has_two_widths(kinds_of: Kinds) -> None:
     config: dict[str, Any] = {
         **PRESETS["deepseek-v3"],
         **SHAPE,
@@ -103,7 +106,7 @@ def test_latent_attention_has_two_widths() -> None:
         assert matmul(40, HEADS * (32 + 24)) in work.matmuls
 
 
-def test_blocks_without_scores_have_no_attention() -> None:
+def test_blocks_without_scores_have_no_attention(kinds_of: Kinds) -> None:
     config = {
         **{"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320},
         **{"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 64},
@@ -114,7 +117,7 @@ def test_blocks_without_scores_have_no_attention() -> None:
     assert work.passes["eager"].forward > 0
 
 
-def test_the_reference_block_is_what_the_code_says() -> None:
+def test_the_reference_block_is_what_the_code_says(kinds_of: Kinds) -> None:
     """Forecasts scale what is counted by what Llama 3.1 8B's block was counted as."""
     ((_, work),) = kinds_of({**PRESETS["llama-3.1-8b"], "num_hidden_layers": 1})
     for is_compiled, way in ((True, "compiled"), (False, "eager")):
