@@ -29,13 +29,14 @@ from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.decisions import Choice
 from shardwise.training.comparison import compare
+from shardwise.training.loss import why_not_chunked
 from shardwise.training.session import attach_training_loss, build_session
+from shardwise.training.trial import few_tokens
 
 Pool = Callable[[int], Ranks]
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 HEADS = ("family", "trains", "float8", "fused head", "attention kernel", "other number of ranks")
-_WHOLE_LOGITS = "loss: all logits at once, because "
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,14 @@ def take_up(settings: Mapping[str, Any], root: Path) -> TakenUp:
     held = dict([*session.model.named_parameters(), *session.model.named_buffers()])
     is_equal = all(torch.equal(whole(held[name]), expected[name]) for name in expected)
     attach_training_loss(session, said.append)
-    reasons = [text.removeprefix(_WHOLE_LOGITS) for text in said if text.startswith(_WHOLE_LOGITS)]
+    # The run agrees with its plan, whether the loss is planned to be chunked or not.
+    assert not any(text.startswith("loss: all logits at once") for text in said)
+    if reason := plan.model.whole_logits:
+        ids = few_tokens(plan).to(session.device)
+        assert why_not_chunked(session.model, ids, plan.model.head) == reason
     compared = compare(session.model, plan, session.device)
     assert compared.is_equal or compared.has_other_objective
-    return TakenUp(is_equal, "".join(reasons), not compared.is_equal)
+    return TakenUp(is_equal, reason, not compared.is_equal)
 
 
 def runs_in_bf16(settings: Mapping[str, Any]) -> bool:

@@ -21,6 +21,8 @@ from shardwise.version import __version__
 
 SHIPPED = Path(__file__).parent / "counted_presets.json"
 _COUNTED_WITH = ("torch", "transformers")
+# What is counted of a model. A record of an earlier number lacks the form of the head.
+_RECORD = "2"
 
 
 def config_key(hf_config: Mapping[str, Any]) -> str:
@@ -60,7 +62,7 @@ def keep_spec(spec: ModelSpec, hf_config: Mapping[str, Any]) -> None:
 
 
 def _place(hf_config: Mapping[str, Any]) -> Path:
-    software = [__version__, *map(_version_of, _COUNTED_WITH)]
+    software = [_RECORD, __version__, *map(_version_of, _COUNTED_WITH)]
     return cache_folder("models") / f"{config_key(hf_config)}-{'-'.join(software)}.json"
 
 

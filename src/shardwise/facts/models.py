@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from shardwise.errors import UserError
 from shardwise.facts.block_kind import BlockKind
+from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.positions import rotary_limit
 from shardwise.facts.sources import ModelSource, read_model_config
 
@@ -108,6 +109,12 @@ class ModelSpec:
     uncounted: str = ""
     """Why it could not be counted, where that was tried."""
 
+    head: HeadForm = PLAIN
+    """What the model does around its output head."""
+
+    whole_logits: str = ""
+    """Why the loss needs the logits of all tokens at once, where it does."""
+
     @property
     def block_matmul_params_per_token(self) -> int:
         """The same for all blocks together, without the output head."""
@@ -127,7 +134,8 @@ class ModelSpec:
         """Back from `to_dict`, or from JSON, which has no tuples."""
         attentions = tuple(data.get("attentions", ATTENTIONS))
         kinds = tuple(map(BlockKind.from_dict, data.get("kinds", ())))
-        return cls(**{**data, "attentions": attentions, "kinds": kinds})
+        head = HeadForm(**data.get("head", {}))
+        return cls(**{**data, "attentions": attentions, "kinds": kinds, "head": head})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

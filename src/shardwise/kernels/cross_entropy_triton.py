@@ -8,20 +8,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shardwise.facts.head_form import PLAIN, HeadForm
+
 _BLOCK = 4096
 
 
-def turn(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """Overwrite logits with their gradient and return the loss of every token. Each row is
+def turn(output: Tensor, labels: Tensor, ignored: int, form: HeadForm = PLAIN) -> Tensor:
+    """Overwrite the head's output with its gradient and return the loss of every token. Each row is
     contiguous; there may be room between rows."""
-    losses = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
+    losses = torch.empty(len(labels), dtype=torch.float32, device=output.device)
     _turn[losses.shape](
-        logits,
+        output,
         labels,
         losses,
         ignored,
-        STRIDE=logits.stride(0),
-        WIDTH=logits.shape[1],
+        SCALE=form.logit_scale,
+        CAP=form.cap,
+        STRIDE=output.stride(0),
+        WIDTH=output.shape[1],
         BLOCK=_BLOCK,
         num_warps=8,
     )
@@ -29,11 +33,27 @@ def turn(logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
 
 
 @triton.jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _logits_of(x, SCALE: tl.constexpr, CAP: tl.constexpr):
+    if SCALE != 1.0:
+        x = x * SCALE
+    if CAP is not None:
+        x = CAP * _tanh(x / CAP)
+    return x
+
+
+@triton.jit
 def _turn(
-    logits,
+    output,
     labels,
     losses,
     ignored,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -41,15 +61,17 @@ def _turn(
     token = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + token)
     counts = (label != ignored).to(tl.float32)
-    row = logits + token * STRIDE
+    row = output + token * STRIDE
     # The label's logit is read before the reductions below, which are barriers. Afterwards it is
     # overwritten.
-    score = tl.load(row + tl.maximum(label, 0)).to(tl.float32)
+    score = _logits_of(tl.load(row + tl.maximum(label, 0)).to(tl.float32), SCALE, CAP)
     most = float("-inf")
     sums = tl.zeros([BLOCK], tl.float32)
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(row + at, mask=at < WIDTH, other=float("-inf")).to(tl.float32)
+        x = tl.load(row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        # What is beyond the row must stay out whatever a scale or a cap would make of it.
+        x = tl.where(at < WIDTH, _logits_of(x, SCALE, CAP), float("-inf"))
         larger = tl.maximum(most, tl.max(x, axis=0))
         sums = sums * tl.exp(most - larger) + tl.exp(x - larger)
         most = larger
@@ -58,5 +80,8 @@ def _turn(
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(row + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        x = _logits_of(x, SCALE, CAP)
         grad = tl.exp(x - norm) - (at == label).to(tl.float32)
-        tl.store(row + at, grad * counts, mask=at < WIDTH)
+        if CAP is not None:
+            grad = grad * (1 - (x / CAP) * (x / CAP))
+        tl.store(row + at, grad * (counts * SCALE), mask=at < WIDTH)

@@ -9,10 +9,12 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from shardwise.errors import UserError
+from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.models import ATTENTIONS, ModelSpec
 from shardwise.internals.hugging_face import supported_attentions
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
+from shardwise.model.head import WholeLogits, find_form
 from shardwise.model.positions import find_positions
 from shardwise.model.routers import describe_routers
 
@@ -42,6 +44,7 @@ def count_on_meta(
     routed = sum(map(sum, stacked))
     routers = describe_routers(model)
     positions, in_table = find_positions(model)
+    head, whole_logits = _head_form(model)
     ends = [unit.num_params for unit in units.units if not unit.is_block]
     return ModelSpec(
         name=name,
@@ -69,7 +72,17 @@ def count_on_meta(
         matmul_params_per_token=matmul + routed * active // experts + vocab * hidden,
         attentions=_attentions(model),
         source="counted",
+        head=head,
+        whole_logits=whole_logits,
     )
+
+
+def _head_form(model: PreTrainedModel) -> tuple[HeadForm, str]:
+    """The form of the head, and why there is none."""
+    try:
+        return find_form(model), ""
+    except WholeLogits as reason:
+        return PLAIN, str(reason)
 
 
 def _ffn_size(config: Any, hidden: int, experts: int, stacked_params: int) -> int:

@@ -51,9 +51,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "attention": choose_attention(
             config, model, cluster, param_dtype=wanted.value, compiled=compiled
         ),
-        "loss": decide(
-            config, "loss", "chunked", "all logits at once would be the peak of the step"
-        ),
+        "loss": _choose_loss(config, model),
         "loss_chunk_tokens": decide(
             config, "loss_chunk_tokens", chunk, f"{chunk} x {model.vocab_size} logits at a time"
         ),
@@ -85,6 +83,12 @@ def _choose_offload(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -
         return Choice(False, "not asked for; it costs 2-3x in speed", "rule")
     needed = format_bytes(offloaded_bytes(model, cluster))
     return Choice(True, f"given; host memory needed on a node: at least {needed}", "user")
+
+
+def _choose_loss(config: RunConfig, model: ModelSpec) -> Choice[str]:
+    if model.whole_logits:
+        return decide(config, "loss", "full", f"not chunked: {model.whole_logits}")
+    return decide(config, "loss", "chunked", "all logits at once would be the peak of the step")
 
 
 def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:

@@ -16,16 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwise.errors import UserError
-from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_by_triton, turn_into_gradient
+from shardwise.facts.head_form import PLAIN, HeadForm
+from shardwise.kernels.cross_entropy import (
+    IGNORE_INDEX,
+    scaled_and_capped,
+    turn_by_triton,
+    turn_into_gradient,
+)
+from shardwise.model.head import (
+    CHANGES_HIDDEN,
+    CHANGES_LOGITS,
+    PASSED_BY,
+    WholeLogits,
+    chosen_values,
+    chunkable_head,
+    head_of,
+)
 from shardwise.model.override import override_forward
 from shardwise.plan.memory import EVEN_ROWS
 from shardwise.training.trial import trying
 
+# What rounding in fp32 may make of a number that is scaled and capped.
+_ROUNDING = 1e-5
+
 
 class Slicing(NamedTuple):
-    """The tokens of a slice, the function that returns its loss and overwrites logits with their
-    gradient, the function that scales and casts a gradient, and what the head's rows are padded to
-    a multiple of."""
+    """The tokens of a slice, the function that returns its loss and overwrites the head's output
+    with its gradient, the function that scales and casts a gradient, and what the head's rows are
+    padded to a multiple of."""
 
     tokens: int
     turn: Callable[[Tensor, Tensor], Tensor]
@@ -34,7 +52,8 @@ class Slicing(NamedTuple):
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum over tokens of the cross-entropy of `hidden @ weight.T + bias`, slice by slice."""
+    """Sum over tokens of the cross-entropy of `hidden @ weight.T + bias`, slice by slice, with the
+    scale and the cap that `how.turn` knows."""
 
     @staticmethod
     def forward(
@@ -109,19 +128,33 @@ def _scaled_by_compiler(tensor: Tensor, scale: Tensor, dtype: torch.dtype) -> Te
     return (tensor * scale).to(dtype)
 
 
-def prepare_head(model: nn.Module, chunk: int, *, compiled: bool, own_kernels: bool) -> None:
+def prepare_head(
+    model: nn.Module,
+    chunk: int,
+    *,
+    compiled: bool,
+    own_kernels: bool,
+    form: HeadForm = PLAIN,
+) -> None:
     """Let the output head take labels. It then returns the loss instead of logits.
 
     It stays the same module and is called once, so FSDP2 gathers and frees it as usual.
     """
-    turn, scaled = turn_into_gradient, _scaled
+
+    def turn(output: Tensor, labels: Tensor) -> Tensor:
+        return turn_into_gradient(output, labels, form)
+
+    def turn_on_gpu(output: Tensor, labels: Tensor) -> Tensor:
+        return turn_by_triton(output, labels, form)
+
+    scaled = _scaled
     if compiled:
-        turn = torch.compile(turn_into_gradient, dynamic=False)
+        turn = torch.compile(turn, dynamic=False)
         scaled = torch.compile(_scaled_by_compiler, dynamic=False)
     slicing = Slicing(chunk, turn, scaled)
     if own_kernels:
-        slicing = Slicing(chunk, turn_by_triton, scaled, EVEN_ROWS)
-    head = _head_of(model)
+        slicing = Slicing(chunk, turn_on_gpu, scaled, EVEN_ROWS)
+    head = head_of(model)
     if head is not None:
         override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))
 
@@ -136,19 +169,23 @@ def attach_loss(model: nn.Module, *, chunked: bool) -> None:
     model.sum_loss = MethodType(method, model)  # type: ignore[assignment]
 
 
-def why_not_chunked(model: nn.Module, ids: Tensor) -> str | None:
-    """Run a few tokens through the real model: None where its logits are head(last hidden state).
+def why_not_chunked(model: nn.Module, ids: Tensor, form: HeadForm) -> str | None:
+    """Run a few tokens through the real model: None where its logits have this form.
 
-    The head's output is scaled up for the test, so that a soft cap or a scale after it shows.
+    The head's output is replaced by chosen numbers, and what the model makes of them is compared.
+    All ranks compare alike: the numbers are the same everywhere, and so is the code.
     """
-    head, base = _head_of(model), getattr(model, "base_model", model)
-    if not isinstance(head, nn.Linear) or base is model:
-        return "its head is not a linear layer over a base model"
-    seen: dict[str, Any] = {}
+    try:
+        head, base = chunkable_head(model)
+    except WholeLogits as reason:
+        return str(reason)
+    seen: dict[str, Tensor] = {}
 
     def on_head(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        seen["input"], seen["output"] = inputs[0], output * 100
-        return seen["output"]
+        seen["input"] = inputs[0]
+        seen["output"] = chosen_values(output.shape, output.dtype, output.device)
+        # xLSTM changes it in place.
+        return seen["output"].clone()
 
     def on_base(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         seen["hidden"] = output[0]
@@ -159,12 +196,25 @@ def why_not_chunked(model: nn.Module, ids: Tensor) -> str | None:
     for hook in hooks:
         hook.remove()
     if seen.keys() != {"input", "output", "hidden"}:
-        return "its forward does not pass through its base model and its head"
-    if not torch.equal(seen["input"].float(), seen["hidden"].float()):
-        return "it transforms the last hidden state before the head"
-    if not torch.equal(seen["output"].float(), logits.float()):
-        return "it transforms the logits after the head"
+        return PASSED_BY
+    if not _is_same(seen["input"], seen["hidden"], form.hidden_scale, None):
+        return CHANGES_HIDDEN
+    if not _is_same(logits, seen["output"], form.scale, form.cap):
+        return CHANGES_LOGITS
     return None
+
+
+def _is_same(found: Tensor, given: Tensor, scale: float, cap: float | None) -> bool:
+    """Whether the model has scaled and capped `given`, to the last bit where there is nothing to
+    do."""
+    if found.shape != given.shape:
+        return False
+    if scale == 1 and cap is None:
+        return torch.equal(found.float(), given.float())
+    # The model computes in its own dtype, and rounds after each operation.
+    rounding = max(_ROUNDING, *(4 * torch.finfo(each.dtype).eps for each in (found, given)))
+    expected, _ = scaled_and_capped(given.float(), scale, cap)
+    return torch.allclose(found.float(), expected.to(found.dtype).float(), rounding, 0.0)
 
 
 def refuse_chunked(reason: str) -> UserError:
@@ -186,11 +236,6 @@ def _full_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Te
     logits = type(self).forward(self, input_ids=input_ids, use_cache=False, **apart).logits
     flat = logits.flatten(0, 1).float()
     return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-
-
-def _head_of(model: nn.Module) -> nn.Module | None:
-    getter: Callable[[], nn.Module | None] | None = getattr(model, "get_output_embeddings", None)
-    return None if getter is None else getter()
 
 
 def _head_forward(cls: type[nn.Module], slicing: Slicing) -> Callable[..., Tensor]:

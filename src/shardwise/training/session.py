@@ -93,6 +93,7 @@ def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple
         plan.decided.loss_chunk_tokens,
         compiled=plan.decided.compile,
         own_kernels=uses_own(plan),
+        form=plan.model.head,
     )
     watch_experts(model)
     if plan.decided.router_aux_loss or plan.decided.router_z_loss:
@@ -145,7 +146,7 @@ def attach_training_loss(session: Session, say: Say) -> None:
         validate_trainable(model, plan, session.device)
     chunked = plan.decided.loss == "chunked"
     if chunked:
-        reason = why_not_chunked(model, few_tokens(plan).to(session.device))
+        reason = why_not_chunked(model, few_tokens(plan).to(session.device), plan.model.head)
         if reason is not None and plan.choices["loss"].source == "user":
             raise refuse_chunked(reason)
         if reason is not None:

@@ -5,21 +5,46 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
+
+FORMS = {
+    "plain": PLAIN,
+    "scale": HeadForm(scale=0.0625),
+    "both scales": HeadForm(hidden_scale=0.1, scale=-3.0),
+    "cap": HeadForm(cap=2.0),
+    "scale and cap": HeadForm(scale=1.7, cap=2.5),
+}
+
+
+def plainly(output: Tensor, form: HeadForm) -> Tensor:
+    """The logits as a family would spell them out."""
+    logits = output * (form.hidden_scale * form.scale)
+    return logits if form.cap is None else torch.tanh(logits / form.cap) * form.cap
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_and_gradient_are_those_of_torch(dtype: torch.dtype, is_compiled: bool) -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_loss_and_gradient_are_those_of_torch(
+    dtype: torch.dtype, is_compiled: bool, form: HeadForm
+) -> None:
     torch.manual_seed(0)
-    logits, labels = torch.randn(19, 97, dtype=dtype), torch.randint(0, 97, (19,))
+    output, labels = torch.randn(19, 97, dtype=dtype), torch.randint(0, 97, (19,))
     labels[3] = IGNORE_INDEX
-    leaf = logits.float().clone().requires_grad_()
-    expected = F.cross_entropy(leaf, labels, reduction="sum", ignore_index=IGNORE_INDEX)
+    leaf = output.double().clone().requires_grad_()
+    logits = plainly(leaf, form)
+    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE_INDEX)
     expected.backward()
-    turn = torch.compile(turn_into_gradient, dynamic=False) if is_compiled else turn_into_gradient
-    # The loss is read from logits that the same function overwrites.
-    torch.testing.assert_close(turn(logits, labels), expected.detach())
+
+    def turn(output: Tensor, labels: Tensor) -> Tensor:
+        return turn_into_gradient(output, labels, form)
+
+    run = torch.compile(turn, dynamic=False) if is_compiled else turn
+    # The loss is read from numbers that the same function overwrites.
+    torch.testing.assert_close(run(output, labels), expected.detach().float())
     assert leaf.grad is not None
-    torch.testing.assert_close(logits.float(), leaf.grad.to(dtype).float())
+    assert not output[3].any()
+    torch.testing.assert_close(output, leaf.grad.to(dtype))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.kernels import adamw, experts, float8
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import swiglu, swiglu_grads
@@ -101,14 +102,23 @@ def test_swiglu_and_its_backward(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("vocab", [100, 16384, 20000])
-def test_logits_that_become_their_gradient(vocab: int) -> None:
-    # There is room between the rows.
-    ours = (5 * random(4, vocab + 3))[:, :vocab]
+@pytest.mark.parametrize(
+    "form",
+    [PLAIN, HeadForm(scale=-0.3), HeadForm(cap=4.0), HeadForm(hidden_scale=2, scale=3, cap=7.0)],
+)
+def test_logits_that_become_their_gradient(vocab: int, form: HeadForm) -> None:
+    # There is room between the rows, which nothing may read or write.
+    whole = 5 * random(4, vocab + 3)
+    whole[:, vocab:] = 1e9
+    ours = whole[:, :vocab]
     plain, labels = ours.clone(), torch.tensor([3, IGNORE_INDEX, vocab - 1, 0])
-    losses = cross_entropy_triton.turn(ours, labels, IGNORE_INDEX)
-    torch.testing.assert_close(losses.sum(), turn_into_gradient(plain, labels))
-    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-7)
+    losses = cross_entropy_triton.turn(ours, labels, IGNORE_INDEX, form)
+    torch.testing.assert_close(losses.sum(), turn_into_gradient(plain, labels, form))
+    # Where a cap is reached, one minus the square of a number next to one is left.
+    atol = 1e-7 if form.cap is None else 2e-7 * form.logit_scale
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=atol)
     assert losses[1] == 0 and not ours[1].any()
+    assert torch.all(whole[:, vocab:] == 1e9)
 
 
 def test_a_loss_that_is_not_finite_shows() -> None:

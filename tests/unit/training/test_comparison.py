@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from shardwise.errors import UserError
+from shardwise.facts.head_form import PLAIN
 from shardwise.metrics.events import EventLog
 from shardwise.model.override import override_forward
 from shardwise.parallel.mesh import build_mesh
@@ -72,7 +74,16 @@ def test_a_head_that_our_loss_does_not_know_is_noticed_with_random_weights(
     lone_plan: MakePlan, tmp_path: Path, family: str, precision: str
 ) -> None:
     plan = lone_plan(made(family, tmp_path), f"precision.param={precision}", "data.seq_len=64")
-    session = session_of(plan)
+    said: list[str] = []
+    known = build_session(plan, build_mesh(plan), said.append)
+    attach_training_loss(known, said.append)
+    assert plan.decided.loss == "chunked" and not said
+    assert compared(known).is_equal
+    # A plan that does not know the form is corrected by the trial.
+    plan = replace(plan, model=replace(plan.model, head=PLAIN))
+    session = build_session(plan, build_mesh(plan), said.append)
+    attach_training_loss(session, said.append)
+    assert said == ["loss: all logits at once, because it transforms the logits after the head"]
     assert compared(session).is_equal
     # As if nobody had tried whether the head is plain.
     attach_loss(session.model, chunked=True)

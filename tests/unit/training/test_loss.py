@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.presets import PRESETS
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.model.build import build_on_meta
+from shardwise.model.head import find_form
 from shardwise.training.loss import (
     LinearCrossEntropy,
     Slicing,
@@ -142,8 +144,13 @@ def test_bf16_gradients_lose_no_more_than_the_formats_bits() -> None:
         assert (found.double() - target).norm() <= torch.finfo(torch.bfloat16).eps * target.norm()
 
 
-def real_model(preset: str, **changes: Any) -> Any:
-    model = build_on_meta(PRESETS[preset] | changes).to_empty(device="cpu")
+def real_model(preset: str) -> Any:
+    return filled(build_on_meta(PRESETS[preset]))
+
+
+def filled(model: Any) -> Any:
+    """The model with random weights."""
+    model = model.to_empty(device="cpu")
     model.tie_weights()
     torch.manual_seed(0)
     for param in model.parameters():
@@ -153,13 +160,44 @@ def real_model(preset: str, **changes: Any) -> Any:
     return model
 
 
+# Families that scale or cap around the head, and what they are found to do.
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0},
+}
+LATENT = {
+    **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8},
+    **{"v_head_dim": 8, "num_key_value_heads": 4},
+}
+AROUND_HEAD: dict[str, tuple[dict[str, Any], HeadForm]] = {
+    "granite": ({"logits_scaling": 6.0}, HeadForm(scale=0.1666667)),
+    "cohere2": ({"logit_scale": 0.25}, HeadForm(scale=0.25)),
+    "gemma2": ({"final_logit_softcapping": 3.0}, HeadForm(cap=3.0)),
+    "minicpm3": ({"dim_model_base": 8, **LATENT}, HeadForm(hidden_scale=0.25)),
+}
+
+
+@pytest.mark.parametrize("family", AROUND_HEAD)
+def test_a_form_is_found_and_computed(family: str) -> None:
+    changes, form = AROUND_HEAD[family]
+    config = {"model_type": family, **SIZES, **changes}
+    assert find_form(build_on_meta(config, attention=None)) == form
+    model = filled(build_on_meta(config, attention=None))
+    assert why_not_chunked(model, IDS, form) is None
+    assert why_not_chunked(model, IDS, PLAIN) is not None
+    assert_both_losses_agree(model, form)
+
+
 @pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen", "tiny-gpt2"])
 def test_both_losses_of_a_model_agree(preset: str) -> None:
-    model = real_model(preset)
+    assert_both_losses_agree(real_model(preset), PLAIN)
+
+
+def assert_both_losses_agree(model: Any, form: HeadForm) -> None:
     ids = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(1))
     labels = ids.roll(-1, dims=1)
     labels[:, -1] = IGNORE_INDEX
-    prepare_head(model, 10, compiled=False, own_kernels=False)
+    prepare_head(model, 10, compiled=False, own_kernels=False, form=form)
     found = []
     for is_chunked in (False, True):
         attach_loss(model, chunked=is_chunked)
@@ -185,27 +223,38 @@ def test_the_head_still_gives_logits_without_labels() -> None:
 def test_plain_heads_may_be_chunked(preset: str) -> None:
     model = real_model(preset)
     prepare_head(model, 10, compiled=False, own_kernels=False)
-    assert why_not_chunked(model, IDS) is None
+    assert why_not_chunked(model, IDS, PLAIN) is None
     assert model.training
 
 
-def test_a_soft_cap_after_the_head_is_noticed() -> None:
-    model = real_model("tiny-llama")
+def capped(model: Any) -> Any:
+    """The same model with a soft cap after its head."""
     plain = type(model).forward
 
-    def capped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
         output.logits = 30 * torch.tanh(output.logits / 30)
         return output
 
-    model.__class__ = type("Capped", (type(model),), {"forward": capped})
-    reason = why_not_chunked(model, IDS)
+    model.__class__ = type("Capped", (type(model),), {"forward": forward})
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_soft_cap_after_the_head_is_noticed_unless_the_plan_knows_it(dtype: torch.dtype) -> None:
+    model = capped(real_model("tiny-llama")).to(dtype)
+    reason = why_not_chunked(model, IDS, PLAIN)
     assert reason == "it transforms the logits after the head"
     assert "memory.loss=full" in refuse_chunked(reason).fix
+    assert why_not_chunked(model, IDS, HeadForm(cap=30.0)) is None
+    for other in (HeadForm(cap=32.0), HeadForm(scale=1.1, cap=30.0), HeadForm(scale=0.5)):
+        assert why_not_chunked(model, IDS, other) == reason
+    reason = why_not_chunked(model, IDS, HeadForm(hidden_scale=2.0, cap=30.0))
+    assert reason == "it transforms the last hidden state before the head"
 
 
 def test_a_model_without_a_linear_head_is_noticed() -> None:
-    assert why_not_chunked(nn.Linear(2, 2), IDS) is not None
+    assert why_not_chunked(nn.Linear(2, 2), IDS, PLAIN) is not None
 
 
 @pytest.mark.parametrize("bias", [False, True])

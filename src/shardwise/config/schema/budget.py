@@ -65,8 +65,9 @@ class MemoryConfig:
 
     loss: Literal["auto", "chunked", "full"] = "auto"
     """`chunked` computes head and cross-entropy together, a slice of tokens at a time, and never
-    holds all logits; `full` calls the model's own forward. `auto`: chunked where the model's head
-    is a plain projection of its last hidden state (checked on the real model at start)."""
+    holds all logits; `full` calls the model's own forward. `auto`: chunked where the model's logits
+    are a projection of its last hidden state, scaled or soft-capped or not (checked on the real
+    model at start)."""
 
     loss_chunk_tokens: int | Auto = "auto"
     """Tokens per slice of the chunked loss."""
