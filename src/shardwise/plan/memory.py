@@ -154,7 +154,10 @@ def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None) -> _M
 def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
     if decided.slice_tokens is None:
-        return decided.tokens * model.vocab_size * (width + 8) + 2 * width * head
+        whole = decided.tokens * model.vocab_size
+        # Backward has log-probabilities, their gradient and that of the logits at once, all in
+        # fp32. The head's gradient comes after them.
+        return max(12 * whole, width * whole + 2 * width * head)
     logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size
     # Logits are overwritten by their gradient. Without our kernel there are three fp32 copies on
     # the way.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions, computes_float8
+from shardwise.plan.memory import EVEN_ROWS
 
 Heads = Mapping[str, Mapping[int, float]]
 _WIDEST = 256
@@ -58,6 +59,9 @@ class Software:
 
     loss_passes: float = 10.0
     """For each logit."""
+
+    head_factor: float = 1.0
+    """Share of the matmul rate that the head's matmuls reach."""
 
     copy_factor: float = 1.8
     """How much slower than memory the copies to and from the buffers of collectives are: many
@@ -159,6 +163,11 @@ OURS = Software(
     grouped_factor=0.95,
     half_rows=96.0,
 )
+# For each logit where all of them exist, by the operators of torch: casts to fp32 and back, a
+# softmax that reads twice, zeros, and its backward that reads twice. Not measured.
+_WHOLE_PASSES = 48.0
+# OLMo 3's head of 100,278 rows ran at a third of the rate before it was padded.
+_ODD_HEAD = 1 / 3
 # For CPUs, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for the
 # cost of the interpreter, autograd and FSDP2's hooks for each block.
 ON_CPU = Software(
@@ -180,6 +189,11 @@ def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
     if device != "cuda":
         return ON_CPU
     base = OURS if decided.own_kernels else Software(heads=_HEADS)
+    if decided.slice_tokens is None:
+        base = replace(base, loss_passes=_WHOLE_PASSES)
+    pads = decided.own_kernels and decided.slice_tokens is not None
+    if model.vocab_size % EVEN_ROWS and not pads:
+        base = replace(base, head_factor=_ODD_HEAD)
     if not (decided.float8_rowwise and computes_float8(model, decided)):
         return base
     # One scale for each row instead of one for each tensor, by the difference between torchtitan's

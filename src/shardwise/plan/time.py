@@ -150,7 +150,7 @@ def _loss_seconds(
     tokens = decided.tokens * last_stage
     flops = rates.matmul_flops[decided.param_dtype] * software.matmul_factor
     passes = 2 if software.frozen else 3
-    matmul = passes * 2.0 * tokens * vocab * model.hidden_size / flops
+    matmul = passes * 2.0 * tokens * vocab * model.hidden_size / (flops * software.head_factor)
     gradient = 0.0
     if decided.slice_tokens is not None and not software.frozen:
         # The head's gradient is accumulated in fp32 once a slice, mostly hidden behind the matmul.

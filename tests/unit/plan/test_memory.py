@@ -137,6 +137,13 @@ def test_the_chunked_loss_is_smaller_than_all_logits() -> None:
     assert_rises([estimate(loss_chunk_tokens=size).loss for size in (2048, 6000, 8000)])
 
 
+def test_all_logits_are_three_fp32_copies_in_backward() -> None:
+    two, four = (estimate(micro_batch=size, loss="full").loss for size in (2, 4))
+    model = spec("llama-3.1-8b")
+    states = 5 * 2 * model.hidden_size + 32
+    assert four - two == 2 * 4096 * (12 * model.vocab_size + states)
+
+
 def test_narrower_formats_need_less() -> None:
     assert estimate(param_dtype="bf16").total < estimate(param_dtype="fp32").total
     long = {"checkpoint_activations": "full", "micro_batch": 16}

@@ -21,6 +21,7 @@ from shardwise.facts.rates import Rates, rates_of
 from shardwise.plan import block_time
 from shardwise.plan.decisions import Decisions, gathered_block_params
 from shardwise.plan.memory import estimate_memory
+from shardwise.plan.software import software_of
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
 
 NO_LINK = Link(name="at once", bytes_per_s=inf, hop_s=0.0)
@@ -104,6 +105,34 @@ def test_the_parts_agree_with_what_was_measured_on_an_h200() -> None:
     assert step.elementwise + step.loss == pytest.approx(0.085, rel=0.15)
     # FSDP2's copies 41 ms, and the gathers that ran beside 40.
     assert step.copies == pytest.approx(0.081, rel=0.15)
+
+
+def head_seconds(vocab: int, **changes: Any) -> tuple[float, float]:
+    """Seconds of the head's matmuls and of the loss beside them, with our software's numbers."""
+    model, decided = llama(vocab_size=vocab), replace(EIGHT, **changes)
+    matmul_params = model.block_matmul_params_per_token
+    none = replace(model, vocab_size=0, matmul_params_per_token=matmul_params)
+    step, blocks = (
+        estimate_time(each, AT_ONCE, decided, rates_of(H200), software_of("cuda", model, decided))
+        for each in (model, none)
+    )
+    return step.matmul - blocks.matmul, step.loss
+
+
+def test_all_logits_at_once_are_read_and_written_several_times() -> None:
+    matmul, loss = head_seconds(128_256)
+    same_matmul, whole = head_seconds(128_256, loss="full")
+    assert same_matmul == matmul
+    logits = 4 * 4096 * 128_256
+    assert whole == pytest.approx(48 * logits / rates_of(H200).memory_bytes_per_s)
+    assert whole > 2 * loss
+
+
+def test_the_matmuls_of_an_odd_head_are_slow_unless_our_loss_pads_it() -> None:
+    even, padded = head_seconds(100_280)[0], head_seconds(100_278)[0]
+    assert padded == pytest.approx(even, rel=1e-3)
+    for changes in ({"loss": "full"}, {"kernels": "torch"}):
+        assert head_seconds(100_278, **changes)[0] == pytest.approx(3 * even, rel=1e-3)
 
 
 # Nothing but matmuls and attention, at round rates.

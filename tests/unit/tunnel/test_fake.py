@@ -151,6 +151,16 @@ def test_offload_leaves_the_states_to_the_host(tunnel: Tunnel, four: dict[str, A
     assert found["peak_allocated_bytes"] < four["peak_allocated_bytes"]
 
 
+def test_all_logits_are_held_as_planned(plan_of: Callable[..., Plan]) -> None:
+    words = ("memory.loss=full", "model.overrides.vocab_size=100003", "data.seq_len=512")
+    plan = plan_of("cluster.name=4xH100", *words)
+    found = run_fake(plan, Links.of(plan.cluster.fabric)).memory
+    logits = plan.decided.tokens * plan.model.vocab_size
+    held = found.classes["loss"] + found.classes["activations"]
+    assert held == pytest.approx(12 * logits, rel=0.05)
+    assert plan.memory.loss >= 12 * logits
+
+
 @pytest.mark.parametrize(
     "settings",
     [
