@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -11,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+from chaos_ranks import LONG
+
+from commands import SHARDWISE, Command, rank_environment
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 TIMEOUT_S = 300.0
-_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def clean_environment() -> dict[str, str]:
-    """Without another launcher's variables, and with one thread a rank."""
-    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
-    return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def free_port() -> int:
@@ -29,16 +25,28 @@ def free_port() -> int:
 
 
 class Started:
-    """A process whose output goes to a file, so that it can be watched."""
+    """A process whose output goes to a file, so that it can be watched. It is forked off, as are
+    its ranks, but for the long tests and where its start matters."""
 
     def __init__(
-        self, command: Sequence[str], output: Path, environ: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        output: Path,
+        environ: Mapping[str, str] | None = None,
+        *,
+        is_forked: bool = not LONG,
     ) -> None:
         self._output = output
-        with output.open("wb") as stream:
-            self.process = subprocess.Popen(
-                command, stdout=stream, stderr=stream, env=clean_environment() | dict(environ or {})
-            )
+        output.touch()
+        env = rank_environment() | dict(environ or {})
+        self.process: Command | subprocess.Popen[bytes]
+        if is_forked:
+            ours = command[0] == SHARDWISE
+            module, *words = ("shardwise", *command[1:]) if ours else command[2:]
+            self.process = Command(words, output, environ=env, module=module)
+        else:
+            with output.open("wb") as stream:
+                self.process = subprocess.Popen(command, stdout=stream, stderr=stream, env=env)
 
     @property
     def text(self) -> str:

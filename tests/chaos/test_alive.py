@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from actions import ACTIONS, MOMENTS, Action, Job, Process, send
 from chaos_ranks import config_of, end_state, events_of, newest_good, prepare, ranks_of, run_clean
-from launched import SHARDWISE, clean_environment
 
+from commands import SHARDWISE, rank_environment
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode
 
@@ -64,7 +64,7 @@ class Life:
             stdout=output.open("wb"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=clean_environment(),
+            env=rank_environment(),
         )
         self.known.add(Process.of(process.pid))
         return Job(process.pid, output), process

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from actions import lives
 from chaos_ranks import ranks_of
-from launched import SHARDWISE, TIMEOUT_S, Started, free_port
+from launched import TIMEOUT_S, TORCHRUN, Started, free_port
+
+from commands import SHARDWISE
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 CONFIG = """\
 model: tiny-llama
 data: {source: text, path: TEXT, seq_len: 32}
@@ -40,7 +40,7 @@ def test_torchrun_shows_a_ranks_error_once_with_its_log(config: str, tmp_path: P
     # More text than there is, which only the ranks find out.
     too_long = ("data.seq_len=100000", "model.overrides.max_position_embeddings=200000")
     launcher = (*TORCHRUN, "--standalone", "--nproc-per-node", "2")
-    run = Started((*launcher, *words, *too_long), tmp_path / "output")
+    run = Started((*launcher, *words, *too_long), tmp_path / "output", is_forked=False)
     # torchrun's own code: its agent knows no other.
     assert run.end() == 1, run.text
     assert run.text.count("which is not one full sequence") == 1, run.text
@@ -75,7 +75,8 @@ def test_our_agent_ends_where_no_rank_has_begun(config: str, tmp_path: Path) -> 
     """The other node never comes; a signal must not wait for it."""
     port = free_port()
     where = ("--nnodes", "2", "--node-rank", "0", "--master-port", str(port))
-    agent = Started((SHARDWISE, "torchrun", *where, config), tmp_path / "output")
+    words = (SHARDWISE, "torchrun", *where, config)
+    agent = Started(words, tmp_path / "output", is_forked=False)
     # It listens once it waits for the other.
     deadline = time.monotonic() + TIMEOUT_S
     while socket.socket().connect_ex(("127.0.0.1", port)):

@@ -142,24 +142,23 @@ NOTED = """
 import json, os
 if "RANK" in os.environ:
     from pathlib import Path
-    from shardwise.facts import calibration, cluster
+    from shardwise.launch import prepare, worker
     from shardwise.plan import choose
-    from shardwise.training import loop
 
     def never(*args, **settings):
         raise RuntimeError("a rank that is not the first plans")
 
     if os.environ["RANK"] != "0":
-        calibration.rates_for = calibration.with_measured_links = never
-        cluster.resolve_cluster = choose.choose_plan = never
-    run = loop.run
+        prepare.rates_for = prepare.with_measured_links = never
+        prepare.resolve_cluster = choose.choose_plan = never
+    run = worker.run
 
     def noted(plan, *args, **settings):
         file = Path(os.environ["PLANS"], f"rank-{os.environ['RANK']}.json")
         file.write_text(json.dumps(plan.to_dict()))
         return run(plan, *args, **settings)
 
-    loop.run = noted
+    worker.run = noted
 """
 
 

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import small_trainer
 from actions import Process
-from chaos_ranks import LONG, config_of, events_of, newest_good
+from chaos_ranks import LONG, config_of, events_of, newest_good, ranks_of
 from interleavings import Stage, Sum
 
+import commands
 from forkserver import forkserver
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import list_checkpoints
@@ -30,7 +31,6 @@ from shardwise.errors import ExitCode
 
 pytestmark = pytest.mark.dist
 
-COMMAND = Path(sys.executable).with_name("shardwise")
 WRITERS = Path(__file__).parent / "writers"
 TIMEOUT_S = 300.0
 KEEP = 2
@@ -183,7 +183,7 @@ def test_an_orphan_that_wakes_up_publishes_nothing(tmp_path: Path) -> None:
 
 
 class Command:
-    """`shardwise train` on one CPU, with a trail of its writes."""
+    """`shardwise train` on one CPU: forked off, or installed and with a trail of its writes."""
 
     def __init__(
         self, run_dir: Path, name: str, launcher: Sequence[str] = (), **settings: Any
@@ -198,33 +198,42 @@ class Command:
         self.output = run_dir.with_name(f"{name}.txt")
         path = os.pathsep.join([str(WRITERS), os.environ.get("PYTHONPATH", "")])
         trail = {"TRAIL": str(run_dir.with_suffix(".trail")), "WRITER": name, "PYTHONPATH": path}
-        self.process = subprocess.Popen(
-            [*(launcher or [str(COMMAND)]), "train", config],
-            stdout=self.output.open("a", encoding="utf-8"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **trail},
-        )
+        words = [*launcher, "train", config]
+        self.process: commands.Command | subprocess.Popen[bytes]
+        if not LONG:
+            module = "torch.distributed.run" if launcher else "shardwise"
+            self.process = commands.Command(words, self.output, module=module)
+        else:
+            torchrun = [sys.executable, "-m", "torch.distributed.run"]
+            self.process = subprocess.Popen(
+                [*(torchrun if launcher else [commands.SHARDWISE]), *map(str, words)],
+                stdout=self.output.open("a", encoding="utf-8"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **trail},
+            )
+        self._known = {Process.of(self.process.pid)}
 
     def pids(self) -> list[int]:
-        """Launcher and ranks, also ranks that have lost their launcher."""
+        """Launcher and ranks, also ranks that have lost their launcher since the last call."""
         self.process.poll()
         mark = f"WRITER={self.name}".encode()
-        found = []
+        self._known |= set(map(Process.of, ranks_of(self.process.pid).values()))
+        found = {process.pid for process in self._known if process.alive()}
         for pid in filter(str.isdecimal, os.listdir("/proc")):
             try:
                 entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             except OSError:
                 continue
             if mark in entries and str(self.output.parent).encode() in b"".join(entries):
-                found.append(int(pid))
-        return found
+                found.add(int(pid))
+        return sorted(found)
 
     def alive(self) -> bool:
         return self.process.poll() is None or bool(self.pids())
 
     def said(self) -> str:
-        return self.output.read_text(encoding="utf-8")
+        return self.output.read_text(encoding="utf-8") if self.output.exists() else ""
 
     def wait_for(self, pattern: str) -> None:
         """Until it has printed this."""
@@ -254,10 +263,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         command.process.wait()
 
 
-TORCHRUN = [
-    *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-    *("--nproc-per-node", "2", "-m", "shardwise"),
-]
+TORCHRUN = ["--standalone", "--nproc-per-node", "2", "-m", "shardwise"]
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ FLOAT8: Settings = {
 @pytest.mark.parametrize(
     ("remat", "more"),
     [
-        ("none", {}),
+        pytest.param("none", {}, marks=pytest.mark.long),
         ("full", {}),
         ("selective", {}),
         pytest.param("selective", FLOAT8, marks=[pytest.mark.torchao, pytest.mark.long]),

@@ -6,7 +6,6 @@ Six diverse families run always; all others with `make chaos`, which prints the 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from refused_families import NOT_BUILT, NOT_TRAINED
 from tiny_families import ENCODERS, FAMILIES, save_model, tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from commands import run_forked
 from shardwise.cli.main import main
 
 pytestmark = pytest.mark.dist
@@ -174,11 +174,6 @@ def test_an_encoder_is_refused_until_it_is_a_decoder(
 # ---- through the command -----------------------------------------------------------------------
 
 
-def run(*words: str) -> None:
-    command = str(Path(sys.executable).with_name("shardwise"))
-    subprocess.run([command, *words], check=True)
-
-
 @pytest.mark.parametrize(
     ("family", "word"),
     [
@@ -187,11 +182,13 @@ def run(*words: str) -> None:
         pytest.param("opt", "shard.strategy=full_shard", marks=pytest.mark.long),
     ],
 )
-def test_the_command_trains_and_exports_a_family(family: str, word: str, home: Path) -> None:
+def test_the_command_trains_and_exports_a_family(
+    family: str, word: str, home: Path, tmp_path: Path
+) -> None:
     save_model(tiny_config(family), home / "model")
     words = (f"model.name={home / 'model'}", f"runs_dir={home}", "name=run", "train.steps=2")
     batch = ("train.global_batch=4", "precision.param=fp32", "data.tokenizer=byte", word)
-    run("train", str(home / "run.yaml"), *words, *batch)
-    run("export", str(home / "run"), "--to", str(home / "out"))
+    run_forked(tmp_path, "train", home / "run.yaml", *words, *batch)
+    run_forked(tmp_path, "export", home / "run", "--to", home / "out")
     ours, theirs = (AutoModelForCausalLM.from_pretrained(home / d) for d in ("out", "model"))
     assert ours.state_dict().keys() == theirs.state_dict().keys()

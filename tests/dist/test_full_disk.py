@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from rank_pool import Ranks
 from tiny_runs import SHAPE, Settings, start
 
+from commands import TIMEOUT_S, Command
 from shardwise.checkpoint import files, store
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.index import read_index
@@ -33,7 +35,7 @@ from shardwise.units import format_bytes
 pytestmark = pytest.mark.dist
 
 Pools = Callable[[int], Ranks]
-SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+NUMBERS = itertools.count()
 SETTINGS: Settings = {"shard.strategy": "full_shard"}
 # A checkpoint of these runs takes about 460 KiB.
 ROOM_FOR_ONE, ROOM_FOR_MANY = "700k", "8m"
@@ -205,28 +207,24 @@ class Training:
         self.disk, self.run_dir = disk, disk.parent
         config = self.run_dir.parent / "run.yaml"
         config.write_text(CONFIG)
-        words = [SHARDWISE, "train", str(config), f"runs_dir={self.run_dir.parent}", "name=run"]
-        self.process = subprocess.Popen(
-            [*words, *(f"{name}={value}" for name, value in settings.items())],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        )
-        self.said = ""
+        words = ["train", str(config), f"runs_dir={self.run_dir.parent}", "name=run"]
+        words += [f"{name}={value}" for name, value in settings.items()]
+        self._output = self.run_dir.parent / f"output-{next(NUMBERS)}"
+        self._output.touch()
+        self.process = Command(words, self._output)
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
 
     def read_until(self, words: str) -> None:
-        """Until a line has these words; to the end where none has."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said += line
-            if words in line:
-                return
+        """Until it has said these words; to the end where it does not."""
+        while words not in self.said and self.process.poll() is None:
+            time.sleep(0.01)
 
     def finish(self) -> int:
-        """The exit code, with all lines read."""
-        self.read_until("no such line")
-        return self.process.wait()
+        """The exit code."""
+        return self.process.wait(TIMEOUT_S)
 
     def fill(self) -> None:
         """Leave no room for another checkpoint."""

@@ -20,7 +20,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/metrics/sinks"))
 from bad_clients import bombard, get
 
-from real_prometheus import HAS_PROMETHEUS, SHARDWISE, WHY_SKIPPED, Prometheus, free_port
+from commands import Command
+from real_prometheus import HAS_PROMETHEUS, WHY_SKIPPED, Prometheus, free_port
 from shardwise.metrics.events import read_events
 from shardwise.metrics.sinks.scalars import scalars_of
 
@@ -85,7 +86,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def watched(home: Path, environment: dict[str, str]) -> Iterator[Watched]:
+def watched(home: Path) -> Iterator[Watched]:
     run_dir, port = home / "watched", free_port()
     words = ["train", str(home / "run.yaml"), f"runs_dir={home}", "name=watched"]
     words += ["observe.tensorboard=true", f"observe.prometheus_port={port}"]
@@ -93,9 +94,7 @@ def watched(home: Path, environment: dict[str, str]) -> Iterator[Watched]:
     # The runs that it is compared with copy what they gather.
     words += ["shard.gather_in_place=true"]
     words += ["observe.wandb=offline"] if HAS_WANDB else []
-    run = subprocess.Popen(
-        [SHARDWISE, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    run = Command(words, home / "output")
     server = (
         Prometheus(home / "prometheus", port, every=1.0, scale=1 / 15) if HAS_PROMETHEUS else None
     )

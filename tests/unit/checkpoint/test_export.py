@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
-import sys
-import textwrap
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from forkserver import forkserver
 from shardwise.checkpoint import export_target, exporter
 from shardwise.checkpoint.export import Exported, export_checkpoint
 from shardwise.checkpoint.exporter import Exporter
@@ -29,7 +31,7 @@ from shardwise.config.plain import config_from_dict
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
 
-SHARDWISE = Path(sys.executable).with_name("shardwise")
+Run = Callable[..., subprocess.CompletedProcess[str]]
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 64,
@@ -121,17 +123,11 @@ def run(tmp_path: Path, model: Any, model_dir: Path) -> Path:
     return tmp_path / "run"
 
 
-def shell(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [str(SHARDWISE), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_the_command_writes_what_from_pretrained_reads(
-    run: Path, model: Any, tmp_path: Path
+    run: Path, model: Any, tmp_path: Path, installed: Run
 ) -> None:
     out = tmp_path / "deep" / "out"
-    done = shell("export", run, "--to", out, "--max-shard-size", "8KB")
-    assert done.returncode == 0, done.stderr
+    done = installed("export", str(run), "--to", str(out), "--max-shard-size", "8KB")
     assert done.stderr == ""
     assert "step-00000010 -> " in done.stdout
     assert "no tokenizer files: the model was trained on bytes" in done.stdout
@@ -142,39 +138,33 @@ def test_the_command_writes_what_from_pretrained_reads(
     assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_the_command_refuses_damage_with_code_5(run: Path, tmp_path: Path) -> None:
+def test_the_command_refuses_damage_with_code_5(run: Path, tmp_path: Path, shardwise: Run) -> None:
     shard = next(run.glob("checkpoints/*/rank-00001.bin"))
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
     shard.write_bytes(content)
-    done = shell("export", run, "--to", tmp_path / "out")
-    assert done.returncode == 5
+    done = shardwise("export", run, "--to", tmp_path / "out", expect=5)
     assert "rank-00001.bin: its content has changed (sha256 differs)" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def export_and_die(run: Path, out: Path) -> None:
+    """In a process of its own: it is killed where it reads the first tensors."""
+
+    def die(self: Exporter, group: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Exporter._read = die  # type: ignore[method-assign, assignment]
+    run_export(run, out, size="8KB")
 
 
 def test_a_killed_export_leaves_nothing_under_its_name(
     run: Path, model: Any, tmp_path: Path
 ) -> None:
-    script = f"""
-        import os, signal
-        from pathlib import Path
-        from shardwise.checkpoint import read
-        from shardwise.checkpoint.export import export_checkpoint
-        from shardwise.checkpoint.exporter import Exporter
-
-        def die(self, group):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        checkpoint = read.verify_checkpoint(read.find_checkpoint(Path({str(run)!r})))
-        exporter = Exporter(checkpoint, None, print)
-        Exporter._read = die
-        export_checkpoint(exporter, Path("out"), layout="safetensors", max_shard_size="8KB")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, timeout=120, check=False
-    )
-    assert done.returncode == -9
+    process = forkserver().Process(target=export_and_die, args=(run, tmp_path / "out"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -9
     assert not (tmp_path / "out").exists()
     assert (tmp_path / ".out.partial").exists()
     run_export(run, tmp_path / "out")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import rank_environment, run_forked
+
 SHARDWISE = Path(sys.executable).with_name("shardwise")
 RUN = "model: tiny-llama\ndata: synthetic\n"
 
@@ -33,8 +35,8 @@ def test_a_calibrated_machine_gets_a_forecast(tmp_path: Path) -> None:
     before = shardwise(tmp_path, "plan", "run.yaml", "--cluster", "2xCPU")
     assert "`shardwise plan --calibrate` measures them" in before.stdout
     words = ("plan", "--calibrate", "--quick", "run.yaml", "--cluster", "2xCPU", "--json")
-    done = shardwise(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
+    environ = rank_environment() | {"SHARDWISE_CACHE": str(tmp_path / "cache")}
+    done = run_forked(tmp_path, *words, environ=environ, cwd=tmp_path)
     plan = json.loads(done.stdout)
     assert plan["forecast"]["source"] == "measured"
     assert plan["forecast"]["tokens_per_s"] > 0

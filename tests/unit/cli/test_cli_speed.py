@@ -40,7 +40,10 @@ def test_planning_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]) -> None
 
 def test_planning_any_preset_loads_no_torch(tmp_path: Path) -> None:
     # Without torch a plan takes less than a second. With it the import alone takes longer.
+    # A search takes half a second for each of them, so most of it is decided here.
     words = "data: {source: synthetic, seq_len: 1024}\ncluster: 256x8xB200\n"
+    words += "train: {micro_batch: 1}\nmemory: {checkpoint_activations: full}\n"
+    words += "shard: {strategy: full_shard}\n"
     (tmp_path / "run.yaml").write_text(words)
     # DeepSeek-V3 does not fit without expert parallelism, and its plan says so without torch too.
     code = f"""

@@ -81,7 +81,9 @@ def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "remat", ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
+)
 def test_the_compiled_block_keeps_the_halves_alone(remat: str) -> None:
     plain = model_of("mixtral", torch.bfloat16)
     ours = deepcopy(plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from copy import deepcopy
+from functools import cache, partial
 
 import pytest
 import torch
@@ -49,31 +49,53 @@ def kept_and_gradients(model: nn.Module) -> tuple[list[tuple[int, ...]], list[Te
     return kept, [loss.detach(), *(param.grad for param in model.parameters())]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("remat", ["none", "selective", "full"])
-def test_the_gradients_are_those_of_autograd(remat: str, compiled: bool) -> None:
-    plain = model_of("llama")
-    ours = deepcopy(plain)
-    apply_gated_mlp(blocks_of(ours))
-    apply_remat(blocks_of(ours), remat)
+def run(
+    remat: str, *, leaner: bool = True, compiled: bool = False
+) -> tuple[list[tuple[int, ...]], list[Tensor]]:
+    model = model_of("llama")
+    if leaner:
+        apply_gated_mlp(blocks_of(model))
+    apply_remat(blocks_of(model), remat)
     if compiled:
-        apply_compile(blocks_of(ours))
-    for one, other in zip(kept_and_gradients(ours)[1], kept_and_gradients(plain)[1], strict=True):
+        apply_compile(blocks_of(model))
+    return kept_and_gradients(model)
+
+
+# A compile takes five seconds and more, so each is run once.
+run_compiled = cache(partial(run, compiled=True))
+
+
+def assert_those_of_autograd(found: list[Tensor]) -> None:
+    for one, other in zip(found, kept_and_gradients(model_of("llama"))[1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("remat", "expected"), [("none", [3, 2]), ("selective", [2, 2])])
-def test_the_compiled_block_does_not_keep_the_product(remat: str, expected: list[int]) -> None:
-    found = []
-    for leaner in (False, True):
-        model = model_of("llama")
-        if leaner:
-            apply_gated_mlp(blocks_of(model))
-        apply_remat(blocks_of(model), remat)
-        apply_compile(blocks_of(model))
-        kept, _ = kept_and_gradients(model)
-        found.append(sum(shape[-1:] == (FFN,) and TOKENS in shape for shape in kept))
-    assert found == expected
+@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+def test_the_gradients_are_those_of_autograd(remat: str) -> None:
+    assert_those_of_autograd(run(remat)[1])
+
+
+@pytest.mark.parametrize(
+    "remat", ["none", "selective", pytest.param("full", marks=pytest.mark.long)]
+)
+def test_the_gradients_of_compiled_blocks_are_those_of_autograd(remat: str) -> None:
+    assert_those_of_autograd(run_compiled(remat)[1])
+
+
+@pytest.mark.parametrize(
+    ("remat", "leaner", "expected"),
+    [
+        ("none", False, 3),
+        ("none", True, 2),
+        pytest.param("selective", False, 2, marks=pytest.mark.long),
+        ("selective", True, 2),
+    ],
+)
+def test_the_compiled_block_does_not_keep_the_product(
+    remat: str, leaner: bool, expected: int
+) -> None:
+    kept, _ = run_compiled(remat) if leaner else run(remat, leaner=False, compiled=True)
+    assert sum(shape[-1:] == (FFN,) and TOKENS in shape for shape in kept) == expected
 
 
 def test_what_selective_keeps_where_nothing_is_compiled() -> None:
