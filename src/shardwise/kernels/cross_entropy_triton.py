@@ -42,7 +42,7 @@ def _logits_of(x, SCALE: tl.constexpr, CAP: tl.constexpr):
     if SCALE != 1.0:
         x = x * SCALE
     if CAP is not None:
-        x = CAP * _tanh(x / CAP)
+        x = CAP * _tanh(x * (1 / CAP))
     return x
 
 
@@ -83,5 +83,6 @@ def _turn(
         x = _logits_of(x, SCALE, CAP)
         grad = tl.exp(x - norm) - (at == label).to(tl.float32)
         if CAP is not None:
-            grad = grad * (1 - (x / CAP) * (x / CAP))
+            share = x * (1 / CAP)
+            grad = grad * (1 - share * share)
         tl.store(row + at, grad * (counts * SCALE), mask=at < WIDTH)

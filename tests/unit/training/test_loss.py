@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
 
 from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.presets import PRESETS
@@ -179,6 +180,8 @@ AROUND_HEAD: dict[str, tuple[dict[str, Any], HeadForm]] = {
 
 @pytest.mark.parametrize("family", AROUND_HEAD)
 def test_a_form_is_found_and_computed(family: str) -> None:
+    if family not in CONFIG_MAPPING:
+        pytest.skip("a family of later releases")
     changes, form = AROUND_HEAD[family]
     config = {"model_type": family, **SIZES, **changes}
     assert find_form(build_on_meta(config, attention=None)) == form
