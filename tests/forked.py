@@ -196,6 +196,8 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
+    # The parent's may be a notebook's.
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # type: ignore[assignment]
     for number, stream in streams.items():
         if stream is not None:
             os.dup2(stream if isinstance(stream, int) else stream.fileno(), number)

@@ -127,7 +127,7 @@ def test_scales_ahead_are_those_that_each_gather_would_find(ranks: Pools) -> Non
 
 def test_a_resumed_run_is_the_run_that_never_stopped(ranks: Pools, tmp_path: Path) -> None:
     unbroken = ranks(2).run(train, 2, float8(2))[0]
-    begun = ranks(2).run(run_leg, 2, float8(2), tmp_path, 3)[0]
+    begun = ranks(2).run(run_leg, 2, float8(2), tmp_path, STEPS - 1)[0]
     resumed = ranks(2).run(run_leg, 2, float8(2), tmp_path, STEPS)[0]
     assert_same(join(begun, resumed), unbroken)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from commands import rank_environment, run_forked
 
 pytestmark = pytest.mark.dist
 
@@ -16,10 +15,9 @@ def test_a_users_loop_learns_with_parallelize(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("model: tiny-llama\ncluster: 2xCPU\nshard:\n  strategy: full_shard\n")
     out = tmp_path / "out.txt"
-    script = Path(__file__).parent / "own_loop.py"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launcher, str(script), str(config), str(out)], check=True, env=environ)
+    words = ("--standalone", "--nproc-per-node=2", "-m", "own_loop", config, out)
+    environ = rank_environment() | {"PYTHONPATH": str(Path(__file__).parent)}
+    run_forked(tmp_path, *words, module="torch.distributed.run", environ=environ)
     num_units, first, last = map(float, out.read_text().split())
     assert num_units == 6
     assert last < first - 1.0

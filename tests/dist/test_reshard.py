@@ -32,7 +32,7 @@ pytestmark = pytest.mark.dist
 
 Pools = Callable[[int], Ranks]
 Layout = tuple[str, int]
-STEPS = 2
+STEPS = 1
 STRATEGIES: dict[str, Settings] = {
     "full": {"shard.strategy": "full_shard"},
     "hybrid": {"shard.strategy": "hybrid_shard", "mesh.replicate": 2},
@@ -78,7 +78,7 @@ def settings_of(layout: Layout) -> Settings:
 
 
 def train_and_save(layout: Layout, root: Path) -> Held:
-    """On every rank: two steps, then a checkpoint."""
+    """On every rank: a step, then a checkpoint."""
     session = start(layout[1], settings_of(layout))
     stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     loader = build_loader(session)
@@ -210,7 +210,7 @@ def test_all_ranks_learn_what_each_found(ranks: Pools, tmp_path: Path) -> None:
     changed = "its content has changed (sha256 differs)"
     reasons = [f"rank-00000.bin: {changed}", f"rank-00001.bin: {changed}"]
     assert ranks(2).run(damage_and_find, tmp_path) == [(None, reasons)] * 2
-    file = tmp_path / "quarantined-step-00000002" / "reason.txt"
+    file = tmp_path / f"quarantined-step-{STEPS:08d}" / "reason.txt"
     assert file.read_text().splitlines() == reasons
 
 

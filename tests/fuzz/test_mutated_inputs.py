@@ -62,14 +62,14 @@ def assert_handled(cases: list[dict[str, Any]], inputs: Path) -> None:
 
 
 def test_a_sample_of_mutated_inputs_ends_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, 0, 60)
+    cases = run_cases(tmp_path, 0, 30)
     assert len({case["kind"] for case in cases}) == 15
     assert_handled(cases, tmp_path / "inputs")
 
 
 @pytest.mark.long
 def test_five_thousand_mutated_inputs_end_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    assert_handled(run_cases(tmp_path, 60, 5000), tmp_path / "inputs")
+    assert_handled(run_cases(tmp_path, 30, 5000), tmp_path / "inputs")
 
 
 @pytest.mark.long

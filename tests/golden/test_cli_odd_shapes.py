@@ -40,8 +40,14 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"cluster": "5xCPU", "shard": {"strategy": "full_shard"}, "train": {"global_batch": 5}},
     ),
     "one token": (preset("tiny-llama", SHAPE, vocab_size=1), {"memory": {"loss": "chunked"}}),
-    "two tokens in a sequence": (preset("tiny-llama", SHAPE), {"data": {"seq_len": 2}}),
-    "two positions": (preset("tiny-gpt2", GPT2, n_positions=2), {"data": {"seq_len": 2}}),
+    "two tokens in a sequence": (
+        preset("tiny-llama", SHAPE),
+        {"data": {"seq_len": 2}, "cluster": "1xCPU"},
+    ),
+    "two positions": (
+        preset("tiny-gpt2", GPT2, n_positions=2),
+        {"data": {"seq_len": 2}, "cluster": "1xCPU"},
+    ),
     "one layer of a family that is counted": (MOE, {}),
     "one layer of a family that declares no blocks": (BERT, {}),
 }

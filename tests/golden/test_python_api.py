@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardwise
+from commands import rank_environment, run_forked
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import read_events
 
@@ -60,15 +59,9 @@ def test_a_notebook_trains_on_a_file_and_shows_what_the_ranks_print(tmp_path: Pa
     text = "model: tiny-llama\ndata: records.parquet\ncluster: 1xCPU\n"
     text += "train: {steps: 3, global_batch: 2}\nobserve: {log_every: 1}\n"
     (tmp_path / "run.yaml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    environ = rank_environment() | {"PYTHONPATH": str(tmp_path)}
+    done = run_forked(tmp_path, module="notebook", cwd=tmp_path, environ=environ)
     assert done.stdout == ""
     cell = (tmp_path / "cell.txt").read_text()
     assert "step 1/2" in cell and "step 2/2" in cell and "finished 2 steps" in cell

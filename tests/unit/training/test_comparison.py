@@ -62,7 +62,10 @@ def made(family: str, place: Path) -> str:
 def test_losses_that_are_the_same_are_found_to_be(
     lone_plan: MakePlan, preset: str, precision: str
 ) -> None:
-    found = compared(session_of(lone_plan(f"model={preset}", f"precision.param={precision}")))
+    # Some CPUs take milliseconds for any matmul in bf16.
+    layers = "n_layer" if preset == "tiny-gpt2" else "num_hidden_layers"
+    words = (f"model={preset}", f"precision.param={precision}", f"model.overrides.{layers}=1")
+    found = compared(session_of(lone_plan(*words)))
     assert found.is_equal
     assert found.ours == pytest.approx(found.own, rel=1e-2)
     assert found.own == pytest.approx(found.own_cross_entropy, rel=1e-5)
