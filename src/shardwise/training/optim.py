@@ -59,6 +59,12 @@ class OnePassAdamW(torch.optim.AdamW):
             [group["lr"], *group["betas"], group["eps"], group["weight_decay"]],
         )
 
+    def allocate_state(self) -> None:
+        """Allocate all moments now, not in the first step."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                self._state_of(param)
+
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         """The initial state, as torch's own."""
         state: dict[str, Tensor] = self.state[param]
@@ -108,6 +114,16 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
     one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
     return (OnePassAdamW if one_pass else torch.optim.AdamW)(**settings)
+
+
+def allocate_state(optimizer: torch.optim.AdamW) -> None:
+    """Allocate Adam's moments on a GPU before the first step.
+
+    At its end they would lie between freed activations, and never move: the space around them
+    would be too small for the large buffers of later steps.
+    """
+    if isinstance(optimizer, OnePassAdamW):
+        optimizer.allocate_state()
 
 
 def _embeddings(model: nn.Module) -> set[Tensor]:

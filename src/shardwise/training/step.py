@@ -18,8 +18,9 @@ from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
+from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
-from shardwise.training.optim import set_learning_rate, step_if_finite
+from shardwise.training.optim import allocate_state, set_learning_rate, step_if_finite
 from shardwise.training.passes import OneByOne, Passed, Passes, sum_loss
 from shardwise.training.scale import scale_of
 
@@ -109,6 +110,7 @@ class Stepper:
         aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
         balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
         self.passes = passes or OneByOne(model, plan, balance, on_phase)
+        self.num_run = 0
 
     def run(
         self, batches: Sequence[MicroBatch], rate: float, *, wants_stop: bool = False
@@ -118,6 +120,7 @@ class Stepper:
         Gradients that overflow because of fp16's loss scale are computed again with a smaller one,
         so no batch is lost to it. If they are still not finite, the scale is not the cause.
         """
+        self._arrange_memory()
         self.on_phase("agree")
         num_tokens, stops = self._agree(batches, wants_stop)
         before, overflows = self.scale.to_dict(), 0
@@ -142,6 +145,15 @@ class Stepper:
             passed.experts,
             overflows if judged.is_finite else 0,
         )
+
+    def _arrange_memory(self) -> None:
+        """Leave as few holes as possible: what stays comes first, and what the first step left
+        behind goes."""
+        if self.num_run == 0:
+            allocate_state(self.optimizer)
+        elif self.num_run == 1:
+            give_back(self.device)
+        self.num_run += 1
 
     def _accumulate(self, batches: Sequence[MicroBatch], num_tokens: Tensor) -> Passed:
         """Gradients of all micro-batches; the loss is summed over all ranks."""
