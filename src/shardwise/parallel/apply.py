@@ -15,6 +15,7 @@ from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.parallel.offload import apply_offload
+from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
 from shardwise.plan.float8 import is_float8
@@ -26,13 +27,14 @@ def parallelize(
     plan: Plan,
     mesh: Mesh | None = None,
     carrier: Carrier | None = None,
+    buffer: ReduceBuffer | None = None,
 ) -> UnitMap:
     """Change `model` in place as `plan` says; returns the units that were formed.
 
     Needs an initialised process group of the plan's world size. The model may be on meta (then
     allocate and fill it afterwards) or hold weights. FSDP2's gradient division is turned off:
     divide the loss by the global number of tokens instead. Collectives go through `carrier` where
-    there is one, such as a timer.
+    there is one, such as a timer, and gradients on their way to a reduce-scatter lie in `buffer`.
     """
     mesh = mesh or build_mesh(plan)
     shard = plan.settings.shard
@@ -48,7 +50,7 @@ def parallelize(
     if plan.decided.compile:
         apply_compile([*blocks, *_outer_norms(model, units)])
     apply_offload(blocks, plan.decided.offload_activations, torch.device(plan.cluster.device))
-    apply_sharding(model, units, plan, mesh, carrier)
+    apply_sharding(model, units, plan, mesh, carrier, buffer)
     apply_prefetch(model, units, plan)
     return units
 

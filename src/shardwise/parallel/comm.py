@@ -22,6 +22,7 @@ from shardwise.internals.parts import REDUCTIONS, is_open
 from shardwise.model.blocks import UnitMap, iter_modules
 from shardwise.parallel.gather import IntoParameters, can_gather_into, gathers_in_place
 from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.reduce_buffer import BufferedInputs, ReduceBuffer
 from shardwise.plan.plan import Plan
 
 
@@ -70,15 +71,21 @@ class Carrier:
 
 
 def apply_carrier(
-    model: nn.Module, units: UnitMap, plan: Plan, mesh: Mesh, given: Carrier | None
+    model: nn.Module,
+    units: UnitMap,
+    plan: Plan,
+    mesh: Mesh,
+    given: Carrier | None,
+    buffer: ReduceBuffer | None = None,
 ) -> None:
     """Let one carrier call the collectives of every unit and of the root: the `given` one, or a
-    plain one where this plan needs any."""
+    plain one where this plan needs any. Inputs of reduce-scatters come from `buffer`, where there
+    is one."""
     # With replicas a third stream all-reduces in the same memory, and nothing here could wait for
     # it.
     shares = mesh.replicas is None and is_open(REDUCTIONS)
     in_place = gathers_in_place(plan)
-    needs_any = in_place or (shares and plan.cluster.device == "cuda")
+    needs_any = in_place or buffer or (shares and plan.cluster.device == "cuda")
     # FSDP2 calls no collective of a group of one, and its gradients are reduced in place.
     if mesh.world.size == 1 or (given is None and not needs_any):
         return
@@ -88,13 +95,19 @@ def apply_carrier(
         if not isinstance(module, FSDPModule):
             continue
         places = in_place and can_gather_into([module, *others])
-        apply_to_unit(module, name, carrier, shares=shares, in_place=places)
+        apply_to_unit(module, name, carrier, shares=shares, in_place=places, buffer=buffer)
         if mesh.replicas is not None:
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, mesh.replicas))
 
 
 def apply_to_unit(
-    module: FSDPModule, name: str, carrier: Carrier, *, shares: bool = True, in_place: bool = False
+    module: FSDPModule,
+    name: str,
+    carrier: Carrier,
+    *,
+    shares: bool = True,
+    in_place: bool = False,
+    buffer: ReduceBuffer | None = None,
 ) -> None:
     """Let `carrier` call one unit's all-gathers and reduce-scatters.
 
@@ -109,7 +122,11 @@ def apply_to_unit(
         flat = _Comm(carrier.allocate, partial(_gather_flat, gather))
         module.set_custom_all_gather(cast(Any, flat))
     allocate = ComputeMemory(carrier.allocate) if shares else carrier.allocate
-    module.set_custom_reduce_scatter(cast(Any, _Comm(allocate, scatter)))
+    if buffer is None:
+        comm = _Comm(allocate, scatter)
+    else:
+        comm = _Comm(BufferedInputs(buffer, allocate), partial(_scatter_noted, scatter, buffer))
+    module.set_custom_reduce_scatter(cast(Any, comm))
 
 
 def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
@@ -186,6 +203,13 @@ def _gather_flat(
 ) -> Any:
     """The all-gather as FSDP2 calls it: all parameters of a unit in one buffer."""
     return gather(outputs=[output_tensor], inputs=[input_tensor], **how)
+
+
+def _scatter_noted(scatter: Callable[..., Any], buffer: ReduceBuffer, **tensors: Any) -> Any:
+    """The reduce-scatter of an input that lies in `buffer`."""
+    work = scatter(**tensors)
+    buffer.note_read()
+    return work
 
 
 def _never(**tensors: Any) -> None:

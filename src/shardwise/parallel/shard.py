@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from shardwise.parallel.gather import copy_unless_there, gathers_in_place, keep_
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
+from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.plan import Plan
 
 
@@ -29,15 +30,16 @@ def apply_sharding(
     plan: Plan,
     mesh: Mesh,
     carrier: Carrier | None = None,
+    buffer: ReduceBuffer | None = None,
 ) -> None:
-    """Shard every unit, then the root with what is left. Collectives go through `carrier`, where
-    there is one."""
+    """Shard every unit, then the root with what is left. Collectives go through `carrier`, and
+    gradients through `buffer`, where there is one."""
     _replace_copies(plan)
     common: dict[str, Any] = {"mesh": mesh.devices, "offload_policy": _offload_policy(plan)}
     # A unit inside another one comes first: FSDP2 gives the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
-        reshard = _reshard(unit, units, plan)
+        reshard, only_forward = _reshard(unit, units, plan), _is_for_forward(modules, model)
         fully_shard(
             modules[0] if len(modules) == 1 else modules,
             reshard_after_forward=reshard,
@@ -45,6 +47,8 @@ def apply_sharding(
             mp_policy=unit_policy(plan),
             **common,
         )
+        if only_forward:
+            cast(FSDPModule, modules[0]).set_unshard_in_backward(False)
     # By default FSDP2 keeps the root gathered after forward, because its backward comes first.
     fully_shard(
         model,
@@ -56,7 +60,7 @@ def apply_sharding(
         for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by 1.
             reduce_in_place(module, torch.device(plan.cluster.device))
-    apply_carrier(model, units, plan, mesh, carrier)
+    apply_carrier(model, units, plan, mesh, carrier, buffer)
     if mesh.world.size == 1:
         return
     for module in sharded_modules(model):
@@ -113,6 +117,19 @@ def _reshard(unit: Unit, units: UnitMap, plan: Plan) -> bool | int:
     that one is kept."""
     ends_forward = not unit.is_block and (unit is units.units[-1] or len(unit.modules) > 1)
     return False if ends_forward else plan.decided.reshard_after_forward
+
+
+def _is_for_forward(modules: list[nn.Module], model: nn.Module) -> bool:
+    """Whether backward does not need the unit's parameters, so that it need not gather them.
+
+    The gradient of a lookup needs the tokens alone. A table that is also the head is another
+    matter.
+    """
+    if any(type(module) is not nn.Embedding for module in modules):
+        return False
+    tables = {module.weight for module in modules}
+    users = [m for m in model.modules() if tables.intersection(m.parameters(recurse=False))]
+    return len(users) == len(modules)
 
 
 def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:

@@ -1,17 +1,16 @@
 """How many bytes one rank holds at the peak of a step: a closed form over the model's shape.
 
-Parameters, gradients and optimizer state are exact. The peak of a step is one of two moments. When
+Parameters, gradients and optimizer state are exact. The peak of a step is one of few moments. When
 the loss is computed, all saved activations exist, the head is gathered, and its gradient exists in
 fp32 beside a slice of logits or the copy that backward makes of the gradient. When backward enters
 the last block, that block's activations exist once more if they are recomputed. Its parameters,
 those of the next unit and its own unsharded gradients exist too, beside the head's gradient that is
-being reduced. One block later the gradients of a whole block are, which may be larger.
+being reduced. One block later the gradients of a whole block are, which may be larger. At the end
+of backward, in the first block and in the embedding, all gradient shards exist beside few
+activations.
 
-Gradient shards are allocated only after that. With one micro-batch a step they are no part of the
-peak, and take the memory of activations that backward has freed. Where blocks are recomputed or
-copied back from the host, a part of that memory is lost to fragmentation. Where replicas are
-summed, gradient shards come from another stream's pool, which the allocator does not give back, so
-all of them count as reserved.
+Where replicas are summed, gradient shards come from another stream's pool, which the allocator does
+not give back, so all of them count as reserved.
 
 `plan.block_memory` has what blocks save.
 """
@@ -24,7 +23,6 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.block_memory import (
     block_bytes,
-    ffn_width,
     num_recomputed,
     recomputed_bytes,
 )
@@ -44,16 +42,12 @@ PARAM_BYTES, GRAD_BYTES, ADAM_BYTES = 4, 4, 8
 # CUDA's context, and NCCL's buffers where there are several ranks. torch reports neither.
 CONTEXT_BYTES = {"cuda": int(0.82 * GIB), "cpu": int(0.3 * GIB)}
 NCCL_BYTES = int(1.0 * GIB)
-# What the allocator reserves besides: a constant, and bytes for each parameter of the largest
-# block.
-POOL_BYTES = int(0.75 * GIB)
-POOL_BYTES_PER_BLOCK_PARAM = 3.4
-# Blocks of experts have many parameters for few FLOPs: the reduction of one is not done when the
-# next one needs as much, and its buffers are another stream's. Four mixtures on an H200 as rank 0
-# of 8 had 5.8 to 8.0.
-POOL_BYTES_PER_EXPERT_PARAM = 7.7
-# The share of the largest block's activations that fragmentation by gradient shards costs.
-BROKEN_TENSORS = 4
+# What the allocator reserves besides, for its pages and the pools of other streams: 18 rows of
+# dense models on an H200 as rank 0 of 8 had 0.25 to 0.45 GiB, and five had up to 1.8.
+POOL_BYTES = int(0.4 * GIB)
+# Blocks of experts gather and reduce tensors that no activation has left room for. Five mixtures
+# had 1.2 to 2.3 bytes for each parameter of a block, of which the moments below count some twice.
+POOL_BYTES_PER_EXPERT_PARAM = 1.4
 # Our loss pads the head to a multiple of so many rows: tensor cores want rows of logits that start
 # at multiples of 16 bytes, and OLMo 3's matmuls with 100,278 rows ran at a third of the rate.
 EVEN_ROWS = 8
@@ -63,18 +57,28 @@ WORKSPACE_BYTES = int(0.12 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What a step holds at one moment, besides parameters, gradients and optimizer state."""
+    """What a step holds at one moment, besides parameters, optimizer state and the gradients of
+    earlier micro-batches."""
 
     name: str
     gathered: float
     buffers: float
     activations: float
-    loss: float
-    recompute: float
+    loss: float = 0.0
+    recompute: float = 0.0
+    grads: float = 0.0
+    """Shards of this micro-batch."""
 
     @property
     def total(self) -> float:
-        return self.gathered + self.buffers + self.activations + self.loss + self.recompute
+        return (
+            self.gathered
+            + self.buffers
+            + self.activations
+            + self.loss
+            + self.recompute
+            + self.grads
+        )
 
 
 def estimate_memory(
@@ -86,23 +90,26 @@ def estimate_memory(
     """
     shard_params = -(-model.total_params // decided.shard)
     on_device = 0 if decided.offload else 1
-    moments = [_at_loss(model, decided, loss_bytes), *_in_backward(model, decided)]
+    buffer = reduce_buffer_bytes(model, decided, cluster)
+    moments = [
+        _at_loss(model, decided, loss_bytes, buffer),
+        *_in_backward(model, decided, buffer),
+    ]
+    grads, later = gradient_bytes(model, decided, shard_params * on_device)
+    if later and decided.replicate == 1:
+        moments += _at_end(model, decided, buffer)
     peak = max(moments, key=lambda moment: moment.total)
-    grads, waiting = gradient_bytes(model, decided, shard_params * on_device)
-    if decided.replicate == 1:
-        room = int(peak.activations + peak.recompute)
-        waiting = max(_broken_bytes(model, decided, waiting), waiting - room)
     return MemoryEstimate(
         peak=peak.name,
         params=shard_params * PARAM_BYTES * on_device,
-        grads=grads,
+        grads=grads + int(peak.grads),
         optimizer=shard_params * _adam_bytes(decided) * on_device,
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),
         activations=int(peak.activations),
         recompute=int(peak.recompute),
         loss=int(peak.loss),
-        allocator=waiting + pool_bytes(model, cluster),
+        allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster),
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
@@ -110,16 +117,6 @@ def estimate_memory(
 
 def _adam_bytes(decided: Decisions) -> int:
     return ADAM_BYTES // 2 if decided.optimizer_state == "bf16" else ADAM_BYTES
-
-
-def _broken_bytes(model: ModelSpec, decided: Decisions, shards: int) -> int:
-    """Fragmentation: gradient shards lie between activations where backward allocates large
-    tensors again."""
-    plain = decided.checkpoint_activations == "none" and not decided.offload_activations
-    if plain or decided.shard == 1:
-        return 0
-    largest = DTYPE_BYTES[decided.param_dtype] * ffn_width(model) * decided.tokens
-    return min(shards, BROKEN_TENSORS * largest)
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
@@ -133,7 +130,7 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
     return shards, 0
 
 
-def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None) -> _Moment:
+def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None, buffer: int) -> _Moment:
     """The head's fp32 gradient, and beside it one slice of logits, or the copy of the gradient
     to reduce."""
     width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
@@ -147,8 +144,9 @@ def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None) -> _M
     # The last hidden state, its norm, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
     kept = _kept_bytes(model, decided) + _router_bytes(model, decided)
-    loss += tokens * tail + WORKSPACE_BYTES
-    return _Moment("loss", gathered, buffers, tokens * kept, loss, 0.0)
+    # The head's gradient lies in the buffer, which may be larger.
+    loss += tokens * tail + WORKSPACE_BYTES + max(0, buffer - 4 * head)
+    return _Moment("loss", gathered, buffers, tokens * kept, loss)
 
 
 def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -167,31 +165,67 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     return copied + max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
-def _in_backward(model: ModelSpec, decided: Decisions) -> list[_Moment]:
+def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     """Moments at which backward is inside a block: the last one, and the one before it."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     head, params = _head_params(model), gathered_block_params(model, decided)
     gathered = _gathered_bytes(model, decided)
     own = (1 if decided.keeps_gathered else 3) * width * params
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
-    blocks = block_bytes(model, decided)
-    again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
-    inside = max(a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
+    again, inside = _inside_block(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
     waiting = 2 * width * head if model.tied_embeddings else 0
     # The gradients of the head are being reduced first, those of the last block next.
     first, next_one = waiting or reduce * head, waiting + reduce * params
+    first, next_one = max(first, buffer), max(next_one, buffer)
     less = kept * (1 - 1 / model.num_layers)
     found = [
-        _Moment("backward", gathered, own + first, kept, 0.0, inside),
-        _Moment("backward", gathered, own + next_one, less, 0.0, inside),
+        _Moment("backward", gathered, own + first, kept, recompute=inside),
+        _Moment("backward", gathered, own + next_one, less, recompute=inside),
     ]
-    if max(again) and not decided.compile and not model.tied_embeddings:
+    if again and not decided.compile and not model.tied_embeddings:
         # Without the compiler the head's gradients are still alive when the recomputation starts,
         # and those of the block do not exist yet.
         alive = (8 + 2 * width) * head - width * params
-        found.append(_Moment("backward", gathered, own + alive, kept, 0.0, max(again)))
+        found.append(_Moment("backward", gathered, own + alive, kept, recompute=again))
     return found
+
+
+def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, float]:
+    """What the largest block computes again, and what its backward holds at its peak."""
+    blocks = block_bytes(model, decided)
+    again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
+    inside = (a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
+    return max(again), max(inside)
+
+
+def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
+    """The end of backward: in the first block, and where the embedding's gradient is reduced."""
+    width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
+    table, params = model.embedding_params, gathered_block_params(model, decided)
+    kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
+    first = kept / model.num_layers
+    gathered = _gathered_bytes(model, decided) / model.num_layers
+    own = (1 if decided.keeps_gathered else 2) * width * params
+    # A tied table is gathered, and has a gradient since the loss.
+    waiting = 2 * width * table if model.tied_embeddings else 0
+    # A rank that is alone keeps its gradients where they are reduced.
+    reducing = max(buffer, reduce * params) if decided.shard > 1 else 0
+    others = GRAD_BYTES * (model.total_params - table) / decided.shard
+    block = GRAD_BYTES * model.block_params / decided.shard
+    _, inside = _inside_block(model, decided)
+    last = max(waiting, width * table) + max(buffer, reduce * table)
+    return [
+        _Moment(
+            "backward",
+            gathered,
+            own + waiting + reducing,
+            first,
+            recompute=inside,
+            grads=others - block,
+        ),
+        _Moment("backward", gathered, last, first, grads=others),
+    ]
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -254,13 +288,30 @@ def _head_params(model: ModelSpec) -> int:
     return model.vocab_size * model.hidden_size
 
 
+def has_reduce_buffer(model: ModelSpec, decided: Decisions, cluster: ClusterSpec) -> bool:
+    """Whether one buffer is kept for the inputs of all reduce-scatters on a GPU.
+
+    It is as large as the largest unit in the dtype of the reduction. It would lie idle at the peak
+    where the loss does not use it: with all logits at once, or with a tied head, whose gradient is
+    reduced at the end of backward.
+    """
+    shares = decided.slice_tokens is not None and not model.tied_embeddings
+    return cluster.device == "cuda" and decided.shard > 1 and shares
+
+
+def reduce_buffer_bytes(model: ModelSpec, decided: Decisions, cluster: ClusterSpec) -> int:
+    """Bytes of that buffer, 0 where there is none."""
+    if not has_reduce_buffer(model, decided, cluster):
+        return 0
+    head, params = _head_params(model), gathered_block_params(model, decided)
+    return max(4 * head, DTYPE_BYTES[decided.reduce_dtype] * max(head, params))
+
+
 def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
     """What the allocator reserves besides, whatever the step."""
     if cluster.device == "cpu":
         return 0
-    each = POOL_BYTES_PER_BLOCK_PARAM
-    if model.num_experts > 1 and cluster.world_size > 1:
-        each = POOL_BYTES_PER_EXPERT_PARAM
+    each = POOL_BYTES_PER_EXPERT_PARAM if model.num_experts > 1 else 0
     return POOL_BYTES + int(each * model.block_params)
 
 

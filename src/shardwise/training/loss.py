@@ -33,6 +33,7 @@ from shardwise.model.head import (
     head_of,
 )
 from shardwise.model.override import override_forward
+from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.memory import EVEN_ROWS
 from shardwise.training.trial import trying
 
@@ -42,13 +43,15 @@ _ROUNDING = 1e-5
 
 class Slicing(NamedTuple):
     """The tokens of a slice, the function that returns its loss and overwrites the head's output
-    with its gradient, the function that scales and casts a gradient, and what the head's rows are
-    padded to a multiple of."""
+    with its gradient, the function that scales and casts a gradient, what the head's rows are
+    padded to a multiple of, and the memory for the head's gradient, if it is not to be
+    allocated."""
 
     tokens: int
     turn: Callable[[Tensor, Tensor], Tensor]
     scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
     even: int = 1
+    buffer: ReduceBuffer | None = None
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -67,7 +70,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         # Many slices are summed, which needs more bits than the weight itself has.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_weight = _zeros_for(weight, how.buffer) if wants_weight else None
         grad_bias = None
         if bias is not None and wants_bias:
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
@@ -100,6 +103,14 @@ class LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _zeros_for(head: Tensor, buffer: ReduceBuffer | None) -> Tensor:
+    """The head's gradient in fp32 before the first slice. A buffer that is taken again before
+    backward has read it is an error of autograd, which counts the changes of its memory."""
+    if buffer is None:
+        return torch.zeros_like(head, dtype=torch.float32)
+    return buffer.take(head.shape, dtype=torch.float32, device=head.device).zero_()
 
 
 def _padded(head: Tensor, multiple: int) -> Tensor:
@@ -135,6 +146,7 @@ def prepare_head(
     compiled: bool,
     own_kernels: bool,
     form: HeadForm = PLAIN,
+    buffer: ReduceBuffer | None = None,
 ) -> None:
     """Let the output head take labels. It then returns the loss instead of logits.
 
@@ -151,9 +163,9 @@ def prepare_head(
     if compiled:
         turn = torch.compile(turn, dynamic=False)
         scaled = torch.compile(_scaled_by_compiler, dynamic=False)
-    slicing = Slicing(chunk, turn, scaled)
+    slicing = Slicing(chunk, turn, scaled, buffer=buffer)
     if own_kernels:
-        slicing = Slicing(chunk, turn_on_gpu, scaled, EVEN_ROWS)
+        slicing = Slicing(chunk, turn_on_gpu, scaled, EVEN_ROWS, buffer)
     head = head_of(model)
     if head is not None:
         override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))

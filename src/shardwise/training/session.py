@@ -29,6 +29,7 @@ from shardwise.parallel.apply import parallelize
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
+from shardwise.parallel.reduce_buffer import reduce_buffer_for
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.balance import watch_routers
@@ -87,19 +88,20 @@ def build_model(
 
 def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple[Any, UnitMap]:
     """The model with the plan's changes, still on meta."""
-    model = _build_on_meta(plan)
+    model, buffer = _build_on_meta(plan), reduce_buffer_for(plan, mesh)
     prepare_head(
         model,
         plan.decided.loss_chunk_tokens,
         compiled=plan.decided.compile,
         own_kernels=uses_own(plan),
         form=plan.model.head,
+        buffer=buffer,
     )
     watch_experts(model)
     if plan.decided.router_aux_loss or plan.decided.router_z_loss:
         watch_routers(model)
     ties = tied_names(model)
-    units = parallelize(model, plan, mesh, carrier)
+    units = parallelize(model, plan, mesh, carrier, buffer)
     validate_ties(model, ties)
     return model, units
 

@@ -115,10 +115,12 @@ def test_offload_takes_the_states_off_the_device() -> None:
 
 @pytest.mark.parametrize("mode", ["none", "selective", 0.5])
 def test_activations_that_wait_in_host_memory_are_not_on_the_device(mode: str | float) -> None:
-    usual = estimate(checkpoint_activations=mode, micro_batch=4)
-    half, all_of_them = (
-        estimate(checkpoint_activations=mode, micro_batch=4, offload_activations=share)
-        for share in (0.5, 1.0)
+    # With gradients of an earlier pass, the end of backward is no peak.
+    usual, half, all_of_them = (
+        estimate(
+            checkpoint_activations=mode, micro_batch=4, offload_activations=share, accumulation=2
+        )
+        for share in (0.0, 0.5, 1.0)
     )
     assert half.activations == pytest.approx(usual.activations / 2)
     # Those of the last block are still on their way when the loss is computed.
@@ -147,7 +149,7 @@ def test_all_logits_are_three_fp32_copies_in_backward() -> None:
 def test_narrower_formats_need_less() -> None:
     assert estimate(param_dtype="bf16").total < estimate(param_dtype="fp32").total
     long = {"checkpoint_activations": "full", "micro_batch": 16}
-    narrow, wide = (estimate("llama-3.1-8b", reduce_dtype=d, **long) for d in ("bf16", "fp32"))
+    narrow, wide = (estimate("mistral-7b", reduce_dtype=d, **long) for d in ("bf16", "fp32"))
     assert narrow.total < wide.total
 
 
@@ -186,9 +188,8 @@ def test_our_kernels_keep_the_product_of_no_gated_mlp() -> None:
 def test_our_kernels_keep_the_halves_of_experts_alone() -> None:
     tokens, model = BASE["micro_batch"] * BASE["seq_len"], spec("mixtral-8x7b")
     torchs, ours = (estimate(model.name, kernels=by).activations for by in ("torch", "own"))
-    # What goes in, what comes out, and the product, for both experts of a token. The peak is in the
-    # block before the last, whose gradients are being reduced.
-    assert torchs - ours == tokens * 2 * (model.num_layers - 1) * 2 * (
+    # What goes in, what comes out, and the product, for both experts of a token.
+    assert torchs - ours == tokens * 2 * model.num_layers * 2 * (
         2 * model.hidden_size + model.ffn_size
     )
 
@@ -216,7 +217,7 @@ def test_a_guess_has_a_wide_band() -> None:
     guess = estimate_memory(counted, CLUSTER, Decisions(**BASE))
     assert guess.total == known.total and guess.guessed and not known.guessed
     moving = known.total - known.states
-    assert known.high - known.total == pytest.approx(0.05 * moving, abs=1)
+    assert known.high - known.total == pytest.approx(0.06 * moving, abs=1)
     assert guess.high - guess.total == pytest.approx(0.3 * moving, abs=1)
     assert guess.total - guess.low == pytest.approx(0.5 * moving, abs=1)
 
