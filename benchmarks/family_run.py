@@ -27,7 +27,7 @@ from family_rows import (
 )
 from family_table import line_of
 from family_work import Work, see_work
-from forked_measures import import_torch
+from forked_measures import import_ahead, import_torch
 from gpu import driver, versions
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
@@ -104,6 +104,8 @@ class Bench:
     def plan(self, rows: Sequence[Row], board: Board) -> None:
         """Plan all rows, a process for each model; a row that cannot be planned says why."""
         import_torch()
+        if not self.tiny:
+            import_ahead({FAMILIES[row.family].config["model_type"] for row in rows})
         places = list(dict.fromkeys((row.family, row.world) for row in rows))
         groups = [[row for row in rows if (row.family, row.world) == place] for place in places]
         calls = [

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 
 from shardwise.config.plain import config_from_dict
@@ -21,6 +24,13 @@ from shardwise.plan.choose import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB
 
+# Not FlashAttention 4 or quack: their import touches the GPU.
+_USED_ON_GPUS = (
+    "torch._inductor.compile_fx",
+    "torch._dynamo.backends.inductor",
+    "torch._functorch.aot_autograd",
+    "torch._functorch._activation_checkpointing.graph_info_provider",
+)
 Sections = dict[str, dict[str, object]]
 
 
@@ -48,6 +58,14 @@ def import_torch() -> None:
     # Packages ask at import whether there is a GPU: by way of its management library, not by CUDA.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import shardwise.tunnel.timed  # noqa: F401 - once, for all processes that are forked off
+
+
+def import_ahead(model_types: Iterable[str]) -> None:
+    """What rows on a GPU import besides, where it is installed: seconds in each process."""
+    families = (f"transformers.models.{name}.modeling_{name}" for name in model_types)
+    for name in (*_USED_ON_GPUS, *families):
+        with suppress(ImportError):
+            import_module(name)
 
 
 def measure(plan: Plan, *, device: str, link_speed: float, steps: int) -> Measured | str:
