@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from shardwise.errors import UserError
 from shardwise.model.override import override_forward
 from shardwise.model.routers import find_routers
+from shardwise.training.seen import recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +55,11 @@ class Balance:
 
     @contextmanager
     def watching(self) -> Iterator[list[Tensor]]:
-        """Let routers record their logits inside the block. The list holds them afterwards.
-
-        A forward that backward recomputes is outside the block, so nothing is recorded twice.
-        """
-        seen: list[Tensor] = []
-        for router in self._routers:
-            router.seen_logits = ()
-        try:
-            yield seen
-        finally:
-            for router in self._routers:
-                seen.extend(router.seen_logits)
-                router.seen_logits = None
+        """Let routers record their logits inside the block. The list holds them afterwards."""
+        logits: list[Tensor] = []
+        with recorded(self._routers, "seen_logits") as seen:
+            yield logits
+        logits += chain.from_iterable(seen)
 
     def over_ranks(self, logits: Sequence[Tensor]) -> tuple[Routing, Routing]:
         """This rank's parts of the losses of this forward, and the losses over all ranks.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shardwise.metrics.line import ExpertLoad
 from shardwise.model.experts import find_experts
+from shardwise.training.seen import recorded
 
 
 def watch_experts(model: nn.Module) -> None:
@@ -64,19 +65,10 @@ class ExpertCounter:
     @contextmanager
     def counting(self) -> Iterator[list[TokenCounts]]:
         """Count the tokens of the forward inside the block. The list has one entry afterwards, or
-        none for a dense model.
-
-        A forward that backward recomputes is outside the block, so nothing is counted twice.
-        """
+        none for a dense model."""
         found: list[TokenCounts] = []
-        for module in self._modules:
-            module.seen_experts = ()
-        try:
+        with recorded(self._modules, "seen_experts") as seen:
             yield found
-        finally:
-            seen = [module.seen_experts for module in self._modules]
-            for module in self._modules:
-                module.seen_experts = None
         if seen:
             rows = torch.stack([self._count(each) for each in seen])
             found.append(TokenCounts(rows, self._num_experts))
