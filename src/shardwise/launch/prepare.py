@@ -44,6 +44,7 @@ def choose_plan(
     model = measure_model(config, source)
     pretrained = choose_weights(config, source).value != "random"
     validate_positions(config, model, source.hf_config, pretrained=pretrained)
+    _validate_attention(config, model, source)
 
     def plan_on(cluster: ClusterSpec) -> Plan:
         linked = with_measured_links(cluster)
@@ -86,6 +87,18 @@ def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = 
     except CannotCount as reason:
         return replace(spec, uncounted=str(reason))
     return replace(spec, kinds=kinds)
+
+
+def _validate_attention(config: RunConfig, model: ModelSpec, source: ModelSource) -> None:
+    """Try a family that had to be counted with an attention of ours that the user names."""
+    wanted = config.model.attention
+    is_ours = wanted in ("flash_attention_4", "flex_attention") and wanted in model.attentions
+    if model.source != "counted" or not is_ours:
+        return
+    from shardwise.model.attention_trial import validate_attention
+
+    code_dir = str(source.directory) if config.model.trust_remote_code else None
+    validate_attention(wanted, source.hf_config, config.data.seq_len, code_dir=code_dir)
 
 
 def _warn_of_blocks(model: ModelSpec) -> list[str]:

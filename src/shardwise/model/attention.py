@@ -74,11 +74,7 @@ def _attend(
     **given: Any,
 ) -> tuple[Tensor, None]:
     """Attention by our operator: FlashAttention 4 on a GPU."""
-    mask = _checked("flash_attention_4", module, attention_mask, dropout, given)
-    if mask.only_tiles:
-        raise _refusal(
-            "flash_attention_4", module, "chunks of a sequence, or documents by position"
-        )
+    mask = checked_mask("flash_attention_4", module, attention_mask, dropout, given)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sides = (side.transpose(1, 2) for side in (query, key, value))
     starts, softcap, sinks = (given.get(name) for name in ("cu_seq_lens_q", "softcap", "s_aux"))
@@ -96,7 +92,7 @@ def _attend_in_tiles(
     **given: Any,
 ) -> tuple[Tensor, None]:
     """FlexAttention for windows, soft caps and sinks; elsewhere torch's fastest kernel."""
-    mask = _checked("flex_attention", module, attention_mask, dropout, given)
+    mask = checked_mask("flex_attention", module, attention_mask, dropout, given)
     softcap, sinks = given.get("softcap"), given.get("s_aux")
     if mask.is_causal and softcap is None and sinks is None:
         out = scaled_dot_product_attention(
@@ -140,7 +136,7 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def _checked(
+def checked_mask(
     name: str, module: nn.Module, mask: Mask | None, dropout: float, given: dict[str, Any]
 ) -> Mask:
     """The mask; raises where the module wants more than a mask, a cap and sinks."""
@@ -152,6 +148,8 @@ def _checked(
         raise _refusal(name, module, "attention to later tokens")
     if given.get("position_bias") is not None:
         raise _refusal(name, module, "a bias by position")
+    if name == "flash_attention_4" and mask.only_tiles:
+        raise _refusal(name, module, "chunks of a sequence, or documents by position")
     return mask
 
 

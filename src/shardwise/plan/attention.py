@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
+from shardwise.facts.block_work import Attention
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.installed import has_flash_attention
 from shardwise.facts.models import ModelSpec
@@ -64,16 +65,21 @@ def _takes_flash(
 def _is_opaque(model: ModelSpec) -> bool:
     """Whether the family hands the mask on as it is, and wants a causal mask, a window, a cap and
     sinks at most."""
-    attentions = [each for kind in model.kinds for each in kind.work.attentions]
+    attentions = _attentions(model)
     plain = all(not each.other_mask for each in attentions)
     is_known = model.source == "config.json" or bool(attentions)
     has_tiles = "flex_attention" in model.attentions
     return has_tiles and is_known and plain and not model.attention_dropout
 
 
+def _attentions(model: ModelSpec) -> list[Attention]:
+    """What all kinds of blocks ask of attention."""
+    return [each for kind in model.kinds for each in kind.work.attentions]
+
+
 def _needs(model: ModelSpec, seq_len: int) -> str:
     """What blocks have besides a causal mask, in words."""
-    attentions = [each for kind in model.kinds for each in kind.work.attentions]
+    attentions = _attentions(model)
     windows = {each.window for each in attentions} | {model.attention_window}
     short = sorted(window for window in windows if window is not None and window < seq_len)
     found = [f"a window of {window} tokens" for window in short]
