@@ -14,8 +14,8 @@ TRITON := .venv/triton
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 # One worker more than cores, because a test often waits for ranks that it started. A file's tests stay
-# in one worker, because they share ranks and runs; files go out in the order of their names, so the
-# long ones (tests/chaos, tests/dist) come first.
+# in one worker, because they share ranks and runs; files go out in the order that tests/conftest.py
+# gives them, so the long ones (tests/chaos and tests/dist in turn) come first.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SPREAD := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 FLOAT8_TESTS = $(shell grep -rl --include='*.py' 'mark[.]torchao' tests/dist tests/unit)

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,13 @@ from commands import run_forked, run_installed
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where torchao is missing its tests are left out, but not where it was meant to be there."""
+    """Files of tests/chaos wait much, so one worker has them while others compute.
+
+    Where torchao is missing its tests are left out, but not where it was meant to be there.
+    """
+    items[:] = _waiting_between_computing(items)
     if "SHARDWISE_CHAOS" not in os.environ:
         for item in items:
             if item.get_closest_marker("long"):
@@ -28,6 +34,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torchao"):
             item.add_marker(pytest.mark.skip(reason="torchao is not on the path: make test-float8"))
+
+
+def _waiting_between_computing(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The files in their order, but two others after each one that waits."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [tests for path, tests in files.items() if path.parent.name == "chaos"]
+    computing = [tests for path, tests in files.items() if path.parent.name != "chaos"]
+    for number, tests in enumerate(waiting):
+        computing.insert(3 * number, tests)
+    return [item for tests in computing for item in tests]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,7 +43,7 @@ FLOAT8: Settings = {
     ("remat", "more"),
     [
         pytest.param("none", {}, marks=pytest.mark.long),
-        ("full", {}),
+        pytest.param("full", {}, marks=pytest.mark.long),
         ("selective", {}),
         pytest.param("selective", FLOAT8, marks=[pytest.mark.torchao, pytest.mark.long]),
     ],

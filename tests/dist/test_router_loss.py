@@ -272,7 +272,7 @@ def z_losses(settings: Settings) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["selective", pytest.param("full", marks=pytest.mark.long)])
+@pytest.mark.parametrize("remat", [pytest.param("selective", marks=pytest.mark.long), "full"])
 def test_compiled_blocks_stay_one_graph(
     ranks: Pools,
     plain: Callable[[str, int], Routed],

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import pytest
 from bad_configs import BAD_CONFIGS, BadConfig
 
+from commands import run_forked
 from shardwise.cli.main import main
 from shardwise.facts import probe
 from shardwise.units import GIB
@@ -305,16 +305,13 @@ def test_cluster_option_is_checked_like_the_field(
     assert "unknown GPU 'H101'" in capsys.readouterr().err
 
 
-def test_tokenizer_larger_than_the_model_fails_as_a_config_error() -> None:
+def test_tokenizer_larger_than_the_model_fails_as_a_config_error(tmp_path: Path) -> None:
     Path("text.txt").write_text("some words " * 200)
     Path("run.yaml").write_text(
         "model: {name: tiny-llama, overrides: {vocab_size: 200}}\n"
         "data: {source: text, path: text.txt, seq_len: 32}\n"
         "cluster: 1xCPU\ntrain: {steps: 1}\n"
     )
-    command = [str(SHARDWISE), "train", "run.yaml"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 2
+    done = run_forked(tmp_path, "train", "run.yaml", expect=2)
     assert "tokenizer byte has 257 tokens, the model only 200" in done.stderr
     assert "model.overrides.vocab_size=257" in done.stderr

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from commands import run_forked
 from shardwise.cli.main import app
 from shardwise.errors import UserError
 
@@ -42,15 +41,7 @@ def run(*words: str) -> tuple[str, UserError | None]:
 @pytest.mark.dist
 def test_two_ranks_are_measured(tmp_path: Path) -> None:
     words = ("--cluster", "2xCPU", "--sizes", "4KiB,256KiB", "--json")
-    done = subprocess.run(
-        [str(SHARDWISE), "fabric", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(os.environ),
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_forked(tmp_path, "fabric", *words)
     assert "all_to_all of 2 ranks, inside: 4.0 KiB, 256.0 KiB" in done.stderr
     found = json.loads(done.stdout)
     assert (found["library"], found["passed"]) == ("gloo", True)

@@ -82,7 +82,7 @@ def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "remat", ["none", pytest.param("selective", marks=pytest.mark.long), "full"]
+    "remat", ["none", *(pytest.param(one, marks=pytest.mark.long) for one in ("selective", "full"))]
 )
 def test_the_compiled_block_keeps_the_halves_alone(remat: str) -> None:
     plain = model_of("mixtral", torch.bfloat16)

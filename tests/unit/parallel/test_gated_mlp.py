@@ -85,7 +85,7 @@ def test_the_gradients_of_compiled_blocks_are_those_of_autograd(remat: str) -> N
 @pytest.mark.parametrize(
     ("remat", "leaner", "expected"),
     [
-        ("none", False, 3),
+        pytest.param("none", False, 3, marks=pytest.mark.long),
         ("none", True, 2),
         pytest.param("selective", False, 2, marks=pytest.mark.long),
         ("selective", True, 2),

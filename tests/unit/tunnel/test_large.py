@@ -19,7 +19,7 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 sys.stderr.write(f"used {used.ru_utime} {status['VmHWM'].split()[0]}")
 """
-NUM_LAYERS = 8
+NUM_LAYERS = 4
 # The whole model has 126 blocks and must stay below 60 s and 4 GiB; it takes 32 s and 0.43 GiB. The
 # limit of time is for a CPU that is several times slower.
 MAX_CPU_S, MAX_BYTES = 120.0, 2**30

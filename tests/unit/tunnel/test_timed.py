@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from commands import run_forked
 from shardwise.cli.main import app
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.probe import probe_cpu
@@ -134,15 +133,9 @@ def test_without_a_gpu_cuda_is_refused(tunnel: Tunnel, monkeypatch: pytest.Monke
     assert "fake tensors" in caught.value.fix
 
 
-def test_what_is_printed(config: Path) -> None:
+def test_what_is_printed(config: Path, tmp_path: Path) -> None:
     words = ("tunnel", str(config), "--cluster", "4xH100", "--device", "fake", "--link-speed", "2")
-    done = subprocess.run(
-        [SHARDWISE, *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+    done = run_forked(tmp_path, *words)
     for text in (
         "wind tunnel: rank 0 of 4 on fake tensors",
         "memory of rank 0",
