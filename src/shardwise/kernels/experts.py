@@ -1,5 +1,5 @@
 """What surrounds the grouped matmuls of experts, as operators: rows dealt out and summed, and
-SwiGLU. On a GPU they are Triton kernels, on a CPU plain torch."""
+SwiGLU. On a GPU all but the first are Triton kernels, on a CPU plain torch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,38 @@ from torch.library import custom_op
 from shardwise.kernels.swiglu import swiglu, swiglu_grads
 
 
-@custom_op("shardwise::deal_rows", mutates_args=(), device_types="cpu")
+@custom_op("shardwise::deal_rows", mutates_args=())
 def deal_rows(x: Tensor, tokens: Tensor) -> Tensor:
     """Row i of the result is row tokens[i] of `x`."""
-    return x[tokens]
+    return x.index_select(0, tokens)
 
 
 @custom_op("shardwise::sum_rows", mutates_args=(), device_types="cpu")
 def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
     """Row i of the result is the sum, in fp32, of the rows that places[i] lists."""
     return rows[places].sum(1, dtype=torch.float32).to(rows.dtype)
+
+
+@custom_op("shardwise::sum_biased_rows", mutates_args=(), device_types="cpu")
+def sum_biased_rows(
+    rows: Tensor, places: Tensor, bias: Tensor, experts: Tensor, weights: Tensor
+) -> Tensor:
+    """The same, and the biases of the experts that experts[i] lists, times weights[i].
+
+    Rows are weighted already.
+    """
+    biases = weights.float()[..., None] * bias[experts].float()
+    return (rows[places].float() + biases).sum(1).to(rows.dtype)
+
+
+@custom_op("shardwise::sum_by_expert", mutates_args=(), device_types="cpu")
+def sum_by_expert(rows: Tensor, ends: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Row e of the result is the sum, in fp32, of the rows of expert e, which end at ends[e]. Each
+    is multiplied by its weight."""
+    row = torch.arange(len(rows), dtype=ends.dtype, device=rows.device)
+    wide = rows.float() if weights is None else rows.float() * weights.float()[:, None]
+    sums = wide.new_zeros(len(ends), rows.shape[1])
+    return sums.index_add_(0, torch.searchsorted(ends, row, right=True), wide).to(rows.dtype)
 
 
 @custom_op("shardwise::weighted_swiglu", mutates_args=(), device_types="cpu")
@@ -51,6 +73,16 @@ def _(rows: Tensor, places: Tensor) -> Tensor:
     return rows.new_empty(len(places), rows.shape[1])
 
 
+@sum_biased_rows.register_fake
+def _(rows: Tensor, places: Tensor, bias: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    return rows.new_empty(len(places), rows.shape[1])
+
+
+@sum_by_expert.register_fake
+def _(rows: Tensor, ends: Tensor, weights: Tensor | None = None) -> Tensor:
+    return rows.new_empty(len(ends), rows.shape[1])
+
+
 @weighted_swiglu.register_fake
 def _(halves: Tensor, weights: Tensor) -> Tensor:
     return halves.new_empty(len(halves), halves.shape[1] // 2)
@@ -64,16 +96,25 @@ def _(grad: Tensor, halves: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Te
 # This module imports Triton, which is missing where there is no GPU.
 
 
-@deal_rows.register_kernel("cuda")
-def _(x: Tensor, tokens: Tensor) -> Tensor:
-    return x.index_select(0, tokens)
-
-
 @sum_rows.register_kernel("cuda")
 def _(rows: Tensor, places: Tensor) -> Tensor:
     from shardwise.kernels import experts_triton
 
     return experts_triton.sum_rows(rows, places)
+
+
+@sum_biased_rows.register_kernel("cuda")
+def _(rows: Tensor, places: Tensor, bias: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    from shardwise.kernels import experts_triton
+
+    return experts_triton.sum_biased_rows(rows, places, bias, experts, weights)
+
+
+@sum_by_expert.register_kernel("cuda")
+def _(rows: Tensor, ends: Tensor, weights: Tensor | None = None) -> Tensor:
+    from shardwise.kernels import experts_triton
+
+    return experts_triton.sum_by_expert(rows, ends, weights)
 
 
 @weighted_swiglu.register_kernel("cuda")

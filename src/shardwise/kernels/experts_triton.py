@@ -1,4 +1,4 @@
-"""The operators of `experts.py` on a GPU. One program makes a piece of one row."""
+"""The operators of `experts.py` on a GPU. One program makes a piece of one row of the result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 from shardwise.kernels.swiglu_triton import grads_and_product, sigmoid
 
 _BLOCK = 1024
+# A tile of rows that are summed for one expert.
+_ROWS, _COLUMNS = 32, 128
 
 
 def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
@@ -17,6 +19,28 @@ def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
     made = rows.new_empty(len(places), width)
     grid = (len(places), triton.cdiv(width, _BLOCK))
     _sum_rows[grid](rows, places, made, width, COUNT=places.shape[1], BLOCK=_BLOCK, num_warps=4)
+    return made
+
+
+def sum_biased_rows(
+    rows: Tensor, places: Tensor, bias: Tensor, experts: Tensor, weights: Tensor
+) -> Tensor:
+    width, count = rows.shape[1], places.shape[1]
+    made = rows.new_empty(len(places), width)
+    _sum_biased_rows[(len(places), triton.cdiv(width, _BLOCK))](
+        rows, places, bias.contiguous(), experts.contiguous(), weights.contiguous(), made, width,
+        COUNT=count, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+def sum_by_expert(rows: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+    rows, width = rows.contiguous(), rows.shape[1]
+    made = rows.new_empty(len(ends), width)
+    _sum_by_expert[(len(ends), triton.cdiv(width, _COLUMNS))](
+        rows, ends, rows if weights is None else weights, made, width,
+        WEIGHTED=weights is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4,
+    )  # fmt: skip
     return made
 
 
@@ -49,6 +73,46 @@ def _sum_rows(rows, places, made, width, COUNT: tl.constexpr, BLOCK: tl.constexp
         row = tl.load(places + token * COUNT + index).to(tl.int64)
         total += tl.load(rows + row * width + at, mask=inside).to(tl.float32)
     tl.store(made + token * width + at, total, mask=inside)
+
+
+@triton.jit
+def _sum_biased_rows(
+    rows, places, bias, experts, weights, made, width, COUNT: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for index in tl.static_range(COUNT):
+        row = tl.load(places + token * COUNT + index).to(tl.int64)
+        expert = tl.load(experts + token * COUNT + index).to(tl.int64)
+        weight = tl.load(weights + token * COUNT + index).to(tl.float32)
+        total += tl.load(rows + row * width + at, mask=inside).to(tl.float32)
+        total += weight * tl.load(bias + expert * width + at, mask=inside).to(tl.float32)
+    tl.store(made + token * width + at, total, mask=inside)
+
+
+@triton.jit
+def _sum_by_expert(
+    rows, ends, weights, made, width,
+    WEIGHTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0)
+    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < width
+    first = tl.load(ends + expert - 1, mask=expert > 0, other=0)
+    end = tl.load(ends + expert)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    while first < end:
+        row = first + tl.arange(0, ROWS)
+        mask = (row < end)[:, None] & inside[None]
+        places = row.to(tl.int64)[:, None] * width + at[None]
+        found = tl.load(rows + places, mask=mask, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            found *= tl.load(weights + row, mask=row < end, other=0.0).to(tl.float32)[:, None]
+        total += found
+        first += ROWS
+    tl.store(made + expert.to(tl.int64) * width + at, tl.sum(total, axis=0), mask=inside)
 
 
 @triton.jit

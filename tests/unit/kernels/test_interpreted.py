@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.facts.head_form import PLAIN, HeadForm
-from shardwise.kernels import adamw, experts, float8
+from shardwise.kernels import adamw, clamped_swiglu, experts, float8
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import swiglu, swiglu_grads
 
@@ -26,6 +26,7 @@ pytest.importorskip("triton", reason="Triton is not installed: no kernel was run
 
 from shardwise.kernels import (
     adamw_triton,
+    clamped_swiglu_triton,
     cross_entropy_triton,
     experts_triton,
     float8_triton,
@@ -220,3 +221,45 @@ def test_weighted_swiglu(width: int) -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+# Experts of 70 rows: none of the first, one row, two tiles, none, and the rest.
+ENDS = torch.tensor([0, 1, 65, 65, 70], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("width", [16, 300])
+@pytest.mark.parametrize("weights", [None, random(70, seed=1)])
+def test_rows_are_summed_by_expert(width: int, weights: Tensor | None) -> None:
+    rows = random(70, width)
+    found = experts_triton.sum_by_expert(rows, ENDS, weights)
+    expected = experts.sum_by_expert(rows, ENDS, weights)
+    assert not found[0].any() and not found[3].any()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_experts_are_summed_with_their_biases() -> None:
+    rows, places, bias = random(24, 1100), torch.randperm(24).view(8, 3), random(5, 1100, seed=1)
+    others = bias, torch.arange(24).view(8, 3) % 5, random(8, 3, seed=2)
+    found = experts_triton.sum_biased_rows(rows, places, *others)
+    torch.testing.assert_close(found, experts.sum_biased_rows(rows, places, *others))
+
+
+@pytest.mark.parametrize("width", [16, 1100])
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.int16])
+def test_weighted_clamped_swiglu(width: int, narrow: torch.dtype) -> None:
+    pairs, weights, grad = random(6, 2 * width), random(6, seed=1), random(6, width, seed=2)
+    bias, rows = random(4, 2 * width, seed=3), torch.tensor([0, 0, 1, 1, 3, 3], dtype=narrow)
+    pairs[2, 5] = float("nan")
+    given = pairs, weights, bias, rows, 1.702, 1.0
+    found, expected = (
+        (
+            room.weighted_clamped_swiglu(*given),
+            *room.weighted_clamped_swiglu_backward(grad, *given),
+        )
+        for room in (clamped_swiglu_triton, clamped_swiglu)
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
+    # Limits are passed on either side, and what is no number stays in sight.
+    assert 0.1 < (found[1] == 0).float().mean() < 0.9
+    assert found[0].isnan().sum() == 1

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from kept_tensors import TOKENS, blocks_of, kept_and_gradients
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from shardwise.kernels.clamped_swiglu import clamped_swiglu
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.remat import apply_remat
 
-TOKENS, HIDDEN, WIDTH, CHOSEN = 24, 32, 48, 2
+HIDDEN, WIDTH, CHOSEN = 32, 48, 2
 SIZES = {
     "vocab_size": 64,
     "hidden_size": HIDDEN,
@@ -34,39 +35,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": WIDTH, "q_lora_rank": 16, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     },
+    "gpt_oss": {"num_local_experts": 4},
 }  # fmt: skip
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **other: object) -> nn.Module:
     config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **other})
     torch.manual_seed(0)
-    model: nn.Module = AutoModelForCausalLM.from_config(config)
+    # The loops over experts that the families spell out.
+    model: nn.Module = AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj_bias"):
+            nn.init.normal_(parameter)
     return model.to(dtype)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    return list(model.model.layers)  # type: ignore[union-attr, arg-type]
+def experts_of(model: nn.Module) -> nn.Module:
+    return next(m for n, m in model.named_modules() if n.endswith("experts"))
 
 
 def changed(model: nn.Module) -> list[str]:
     names = (type(module).__name__ for module in model.modules())
     return [name for name in names if name.startswith("Grouped")]
-
-
-def kept_and_gradients(model: nn.Module) -> tuple[list[tuple[int, ...]], list[Tensor]]:
-    """Shapes that a forward keeps for backward, and what backward makes of it."""
-    kept: list[tuple[int, ...]] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tuple(tensor.shape))
-        return tensor
-
-    tokens = torch.arange(TOKENS)[None] % 64
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
-    grads = [param.grad for param in model.parameters()]
-    return kept, [loss.detach(), *(grad for grad in grads if grad is not None)]
 
 
 @pytest.mark.parametrize("remat", ["none", "selective", "full"])
@@ -84,8 +74,9 @@ def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
 @pytest.mark.parametrize(
     "remat", ["none", *(pytest.param(one, marks=pytest.mark.long) for one in ("selective", "full"))]
 )
-def test_the_compiled_block_keeps_the_halves_alone(remat: str) -> None:
-    plain = model_of("mixtral", torch.bfloat16)
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_the_compiled_block_keeps_gate_and_up_alone(family: str, remat: str) -> None:
+    plain = model_of(family, torch.bfloat16)
     ours = deepcopy(plain)
     apply_experts(blocks_of(ours))
     apply_remat(blocks_of(ours), remat)
@@ -112,9 +103,59 @@ def test_an_expert_without_a_token_has_a_gradient_of_zeros() -> None:
     assert torch.isfinite(grads[0]).all()
 
 
+def test_clamped_experts_have_the_gradients_of_their_own_loop() -> None:
+    """Limits are passed, one expert has no token, and one has all of them."""
+    plain = experts_of(model_of("gpt_oss", swiglu_limit=3.0))
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter)
+    ours = deepcopy(plain)
+    apply_experts([ours])
+    assert changed(ours)
+    x = torch.randn(TOKENS, HIDDEN)
+    chosen = torch.stack((torch.ones(TOKENS), torch.arange(TOKENS) % 2 * 3), dim=1).long()
+    weights = torch.rand(TOKENS, CHOSEN)
+    found, expected = (gradients(each, x, chosen, weights) for each in (ours, plain))
+    assert found.keys() == expected.keys() and len(found) == 7
+    for name, one in found.items():
+        assert one.is_contiguous(), name
+        torch.testing.assert_close(one, expected[name], rtol=1e-4, atol=1e-3)
+    gate_up = found["gate_up_proj_bias"]
+    assert not gate_up[2].any() and (gate_up[1] == 0).float().mean() < 0.5
+
+
+def gradients(experts: nn.Module, x: Tensor, chosen: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    given = [each.clone().requires_grad_() for each in (x, weights)]
+    made = experts(given[0], chosen, given[1])
+    (made * torch.linspace(-1, 1, made.numel()).view_as(made)).sum().backward()
+    learned = {"x": given[0], "weights": given[1], **dict(experts.named_parameters())}
+    grads = {name: each.grad for name, each in learned.items() if each.grad is not None}
+    return {"made": made.detach(), **grads}
+
+
+def test_frozen_experts_have_no_gradient() -> None:
+    model = model_of("gpt_oss")
+    experts = experts_of(model).requires_grad_(False)
+    apply_experts(blocks_of(model))
+    kept_and_gradients(model)
+    assert changed(model) and all(each.grad is None for each in experts.parameters())
+
+
+@pytest.mark.parametrize("changes", [{"alpha": 1.5}, {"limit": 5.0}])
+def test_experts_that_clamp_otherwise_stay_as_they_are(changes: dict[str, float]) -> None:
+    """The code uses other numbers than those that the module shows."""
+    experts = experts_of(model_of("gpt_oss"))
+
+    def otherwise(pairs: Tensor) -> Tensor:
+        return clamped_swiglu(pairs, **{"alpha": 1.702, "limit": 7.0, **changes})
+
+    experts._apply_gate = otherwise  # type: ignore[assignment]
+    apply_experts([experts])
+    assert not changed(experts)
+
+
 @pytest.mark.parametrize(
     ("family", "other"),
-    [("gpt_oss", {"num_local_experts": 4}), ("mixtral", {"hidden_act": "gelu"}), ("llama", {})],
+    [("mixtral", {"hidden_act": "gelu"}), ("llama", {})],
 )
 def test_other_experts_stay_as_they_are(family: str, other: dict[str, Any]) -> None:
     model = model_of(family, **other)

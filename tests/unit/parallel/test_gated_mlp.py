@@ -7,8 +7,8 @@ from functools import cache, partial
 
 import pytest
 import torch
+from kept_tensors import TOKENS, blocks_of, kept_and_gradients
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.kernels.swiglu import swiglu, swiglu_backward, swiglu_grads, up_and_product
@@ -17,7 +17,7 @@ from shardwise.parallel.gated_mlp import GatedMLP, apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-HIDDEN, FFN, TOKENS = 32, 80, 24
+HIDDEN, FFN = 32, 80
 
 
 def model_of(family: str, **other: object) -> nn.Module:
@@ -28,25 +28,6 @@ def model_of(family: str, **other: object) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = AutoModelForCausalLM.from_config(config)
     return model
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    return list(model.model.layers)  # type: ignore[union-attr, arg-type]
-
-
-def kept_and_gradients(model: nn.Module) -> tuple[list[tuple[int, ...]], list[Tensor]]:
-    """Shapes that a forward keeps for backward, and what backward makes of it."""
-    kept: list[tuple[int, ...]] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tuple(tensor.shape))
-        return tensor
-
-    tokens = torch.arange(TOKENS)[None] % 64
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
-    return kept, [loss.detach(), *(param.grad for param in model.parameters())]
 
 
 def run(
