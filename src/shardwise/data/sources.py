@@ -3,7 +3,6 @@ read."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, op
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
 from shardwise.data.parquet import read_column
+from shardwise.data.records import CorruptRecord, parse_record, valid_text
 from shardwise.errors import UserError
 from shardwise.files import bounded_lines
 from shardwise.units import GIB, MIB, format_bytes
@@ -31,12 +31,6 @@ class Document:
 
     id: str
     text: str
-
-
-class CorruptRecord(ValueError):
-    """A record that cannot be read; the message is the reason."""
-
-    fix = "mend the records"
 
 
 class MissingKey(CorruptRecord):
@@ -141,25 +135,12 @@ def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Itera
 
 
 def _text_of_line(line: bytes, field: str) -> str:
-    if len(line) >= _MAX_RECORD_BYTES:
-        raise CorruptRecord(f"it is longer than {format_bytes(_MAX_RECORD_BYTES)}")
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise CorruptRecord("invalid UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise CorruptRecord(f"invalid JSON ({error})") from error
-    except ValueError as error:  # Python converts no number of more than 4300
-        raise CorruptRecord("invalid JSON (a number of thousands of digits)") from error
-    except RecursionError as error:
-        raise CorruptRecord("invalid JSON (it is nested too deeply)") from error
-    if not isinstance(record, dict):
-        raise CorruptRecord(f"not an object but {type(record).__name__}")
+    record = parse_record(line, _MAX_RECORD_BYTES)
     if field not in record:
         raise MissingKey(field, record)
     if record[field] == "":
         raise CorruptRecord(f"{field!r} is empty")
-    return _valid_text(record[field], field)
+    return valid_text(record[field], field)
 
 
 def _read_parquet(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
@@ -181,17 +162,6 @@ def _read_rows(
         if value == "":
             continue
         try:
-            yield Document(name, _valid_text(value, field))
+            yield Document(name, valid_text(value, field))
         except CorruptRecord as reason:
             faults.skip(f"{name}: {reason}")
-
-
-def _valid_text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        raise CorruptRecord(f"{field!r} is not a string but {type(value).__name__}")
-    try:
-        # JSON can spell half of a surrogate pair, which no tokenizer can encode.
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise CorruptRecord(f"{field!r} holds a lone surrogate") from error
-    return value
