@@ -152,5 +152,23 @@ BAD_CONFIGS: tuple[BadConfig, ...] = (
         ("run.yaml:2: data.seq_len is 1000", "a multiple of 16"),
     ),
     BadConfig("path with stdlib", "data: {path: a.txt}\n", (), ("data.path", "data.source=stdlib")),
+    BadConfig(
+        "conversations in text",
+        "data: {format: chat}\n",
+        (),
+        ("data.format", "data.source=stdlib has no records", "data.source=jsonl"),
+    ),
+    BadConfig(
+        "field of conversations",
+        "data: {source: jsonl, path: a.jsonl, format: auto, field: body}\n",
+        (),
+        ("data.field", "data.format=auto reads the keys of conversations"),
+    ),
+    BadConfig(
+        "template of text",
+        "data: {chat_template: a.jinja}\n",
+        (),
+        ("data.chat_template", "write data.format=auto"),
+    ),
     BadConfig("text without path", "data: text\n", (), ("data.path is null", "data.source=text")),
 )

@@ -14,6 +14,7 @@ import typer
 from shardwise.cli import (
     checkpoint,
     config,
+    data,
     export,
     fabric,
     observe,
@@ -55,6 +56,7 @@ app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.add_typer(config.app)
+app.add_typer(data.app)
 app.add_typer(checkpoint.app)
 app.add_typer(observe.app)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
@@ -125,8 +126,6 @@ def _port_is_one(c: RunConfig) -> bool:
     return port is None or 1 <= port <= 65535
 
 
-_SOURCES_WITH_PATH = ("text", "jsonl", "parquet", "datasets")
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "name-is-a-directory-name",
@@ -147,7 +146,7 @@ RULES: tuple[Rule, ...] = (
         path_rule,
         (
             *("name", "runs_dir", "model.name", "model.weights_from", "data.path"),
-            *("data.tokenizer", "cluster.prices"),
+            *("data.tokenizer", "data.chat_template", "cluster.prices"),
         ),
     ),
     *at_least(1, "train.steps", "train.global_batch", "train.micro_batch", "train.accumulation"),
@@ -311,20 +310,7 @@ RULES: tuple[Rule, ...] = (
         "without model.revision the code of {c.model.name} is not pinned and can change any time",
         "write model.revision=COMMIT_HASH, or model.name=DIR of a local copy",
     ),
-    Rule(
-        "source-needs-path",
-        "data.path",
-        lambda c: c.data.source not in _SOURCES_WITH_PATH or bool(c.data.path),
-        "data.source={c.data.source} reads from a path",
-        "write data.path=FILES (for datasets: a saved directory or a hub id)",
-    ),
-    Rule(
-        "source-takes-no-path",
-        "data.path",
-        lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
-        "data.source={c.data.source} reads no path, so it would be ignored",
-        "leave data.path out, or write data.source=text (or jsonl, parquet, datasets)",
-    ),
+    *DATA_RULES,
     Rule(
         "profile-within-steps",
         "observe.profile",

@@ -13,11 +13,12 @@ from shardwise.files import open_file
 
 
 def validate_text(config: DataConfig) -> None:
-    """Raise where `data.path` or `data.field` names nothing that can be read.
+    """Raise where `data.path` or `data.field` names nothing that can be read and trained on.
 
     A source of records is read up to its first text. A text file is one document however large it
     is, so it is only opened.
     """
+    validate_format(config)
     if config.source == "synthetic":
         return
     try:
@@ -32,6 +33,27 @@ def validate_text(config: DataConfig) -> None:
             fix="see who may read it (ls -l FILES), or name others: data.path=FILES",
             code=ExitCode.ENVIRONMENT,
         ) from error
+
+
+def check_format(config: DataConfig) -> list[UserError]:
+    """What is wrong with training on conversations: their masks do not reach the loss."""
+    if config.format == "text":
+        return []
+    return [
+        UserError(
+            f"this version does not train on data.format={config.format} yet",
+            why="it shows conversations and their masks, but the loss would be computed on all "
+            "tokens",
+            fix="leave data.format out to train on the text of data.field, or look at the "
+            "conversations: `shardwise data show FILE`",
+        )
+    ]
+
+
+def validate_format(config: DataConfig) -> None:
+    """Raise for conversations."""
+    for problem in check_format(config):
+        raise problem
 
 
 def _validate_files(config: DataConfig) -> None:

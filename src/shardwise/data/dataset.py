@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ def open_dataset(config: DataConfig) -> Any:
     return dataset.select_columns([config.field])
 
 
-def dataset_rows(config: DataConfig) -> Iterator[Any]:
-    """The rows in their order."""
-    rows = iter(open_dataset(config))
+def dataset_rows(config: DataConfig, keys: Collection[str] | None = None) -> Iterator[Any]:
+    """The rows in their order: the text column, or those of the columns `keys` that it has."""
+    rows = iter(open_dataset(config) if keys is None else _with_columns(config, keys))
     while True:
         try:
             row = next(rows)
@@ -36,6 +36,13 @@ def dataset_rows(config: DataConfig) -> Iterator[Any]:
         except Exception as error:
             raise _unreadable(dataset_path(config), error) from error
         yield row
+
+
+def _with_columns(config: DataConfig, keys: Collection[str]) -> Any:
+    dataset = _load(dataset_path(config), config)
+    found = [name for name in dataset.column_names if name in keys]
+    # A dataset without columns would have no rows that could be named.
+    return dataset.select_columns(found) if found else dataset
 
 
 def dataset_path(config: DataConfig) -> str:

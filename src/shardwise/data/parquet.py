@@ -1,8 +1,9 @@
-"""Rows of Parquet files: one column, a few rows at a time."""
+"""Rows of Parquet files: chosen columns, a few rows at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,24 @@ BUFFER_BYTES = 1 << 20
 
 def read_column(path: Path, field: str) -> Iterator[object]:
     """The values of one column in the order of the file."""
+    with _open_parquet(path) as file:
+        _validate_column(path, file.schema_arrow, field)
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[field]):
+            yield from batch.column(0).to_pylist()
+
+
+def read_rows(path: Path, keys: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The rows in the order of the file, with those of the columns `keys` that it has."""
+    with _open_parquet(path) as file:
+        names = [name for name in file.schema_arrow.names if name in keys]
+        for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
+            # Without a column a batch does not know how many rows it has.
+            yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[Any]:
+    """A file of which a damaged page is an error that names the file."""
     # Imported here: it takes time that other sources need not spend.
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -34,9 +53,7 @@ def read_column(path: Path, field: str) -> Iterator[object]:
                 page_checksum_verification=True,
             ) as file,
         ):
-            _validate_column(path, file.schema_arrow, field)
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[field]):
-                yield from batch.column(0).to_pylist()
+            yield file
     except pyarrow.ArrowException as error:
         raise damaged(path, error) from error
     except OSError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.config.schema import DataConfig
+from shardwise.data.check import validate_format
 from shardwise.data.pack import prepare_tokens
 from shardwise.data.sequences import SequenceSet, SyntheticSequences, TokenSequences
 from shardwise.data.tokenizer import Tokenizer, load_tokenizer
@@ -42,6 +43,7 @@ def build_sequences(
 
     Tokens from the cache are hashed, unless another process does that (`verify`).
     """
+    validate_format(config)
     if config.source == "synthetic":
         return _synthetic_splits(config, vocab_size, seed)
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)

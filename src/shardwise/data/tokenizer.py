@@ -70,7 +70,7 @@ class HubTokenizer:
     """A transformers tokenizer, read from a directory or the hub."""
 
     def __init__(self, name: str, backend: Any) -> None:
-        self._backend = backend
+        self.backend = backend
         vocab: dict[str, int] = backend.get_vocab()
         # Ids may have holes, so that the number of tokens can be less than the largest id.
         self.vocab_size = max(vocab.values(), default=-1) + 1
@@ -85,14 +85,14 @@ class HubTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """The ids of several texts, in parallel where the tokenizer is a fast one."""
         # Not verbose: documents longer than the model's context are cut later, by packing.
-        encoded = self._backend(
+        encoded = self.backend(
             list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
         )
         return [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         """The text, special tokens left out."""
-        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=True))
+        return str(self.backend.decode([int(i) for i in ids], skip_special_tokens=True))
 
 
 def load_tokenizer(name: str, model_name: str, *, revision: str | None = None) -> Tokenizer:

@@ -58,6 +58,16 @@ class DataConfig:
     field: str = "text"
     """The key (jsonl) or column (parquet, datasets) that holds the text."""
 
+    format: Literal["text", "auto", "chat", "prompt", "instruction"] = "text"
+    """What a record holds. `text` is a document in `data.field`. The others are conversations, of
+    which only the assistant's turns would be trained on: `chat` (`messages`, or ShareGPT's
+    `conversations`), `prompt` (`prompt` and `completion`), `instruction` (`instruction`, `input`,
+    `output`); `auto` tells them by the keys of each row. `shardwise data show` shows them; this
+    version does not train on them yet."""
+
+    chat_template: str | None = None
+    """A file with a Jinja chat template for conversations; unset: the tokenizer's own."""
+
     name: str | None = None
     """The configuration name of a hub dataset, such as `wikitext-103-raw-v1`."""
 

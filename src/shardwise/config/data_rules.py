@@ -1,0 +1,46 @@
+"""Rules about the data section, as rows."""
+
+from __future__ import annotations
+
+from shardwise.config.rule import Rule
+
+_SOURCES_WITH_PATH = ("text", "jsonl", "parquet", "datasets")
+_SOURCES_OF_RECORDS = ("jsonl", "parquet", "datasets")
+
+DATA_RULES: tuple[Rule, ...] = (
+    Rule(
+        "source-needs-path",
+        "data.path",
+        lambda c: c.data.source not in _SOURCES_WITH_PATH or bool(c.data.path),
+        "data.source={c.data.source} reads from a path",
+        "write data.path=FILES (for datasets: a saved directory or a hub id)",
+    ),
+    Rule(
+        "source-takes-no-path",
+        "data.path",
+        lambda c: c.data.source in _SOURCES_WITH_PATH or c.data.path is None,
+        "data.source={c.data.source} reads no path, so it would be ignored",
+        "leave data.path out, or write data.source=text (or jsonl, parquet, datasets)",
+    ),
+    Rule(
+        "conversations-are-records",
+        "data.format",
+        lambda c: c.data.format == "text" or c.data.source in _SOURCES_OF_RECORDS,
+        "data.source={c.data.source} has no records with keys",
+        "write data.source=jsonl data.path=FILES (or parquet, datasets), or leave data.format out",
+    ),
+    Rule(
+        "conversations-have-no-field",
+        "data.field",
+        lambda c: c.data.format == "text" or c.data.field == "text",
+        "data.format={c.data.format} reads the keys of conversations, so it would be ignored",
+        "leave data.field out, or leave data.format out",
+    ),
+    Rule(
+        "template-needs-conversations",
+        "data.chat_template",
+        lambda c: c.data.format != "text" or c.data.chat_template is None,
+        "data.format=text renders no conversations, so it would be ignored",
+        "leave data.chat_template out, or write data.format=auto",
+    ),
+)

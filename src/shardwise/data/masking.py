@@ -1,0 +1,153 @@
+"""Token ids of a conversation, and which of them are trained on.
+
+The template is asked what it writes for the turns before an answer, up to where the answer begins,
+and what it writes with the answer. The difference is what the model must produce, with the end of
+its turn. No knowledge of a template is needed, but each text must begin with the one before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.data.conversation import Conversation
+from shardwise.data.records import CorruptRecord
+from shardwise.data.template import ChatTemplate
+from shardwise.data.tokenizer import TokenIds
+from shardwise.errors import UserError
+
+# A turn that is cut keeps at least this many characters. With fewer it says nothing.
+_LEAST_CHARACTERS = 64
+_CUT = " … "
+_SHOWN_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation as tokens."""
+
+    ids: TokenIds
+    mask: NDArray[np.bool_]
+    """Whether the loss is computed on a token."""
+    document: str
+    """The row that it comes from, which does not change between runs."""
+    is_cut: bool = False
+    """Whether questions were cut, because the whole is longer than a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlace:
+    """Characters of a rendered conversation, the last one excluded."""
+
+    start: int
+    end: int
+
+
+def build_example(
+    conversation: Conversation, template: ChatTemplate, seq_len: int, document: str
+) -> Example:
+    """The tokens of a conversation, at most `seq_len` of them.
+
+    A longer one keeps its answers: other turns are cut in their middle, the longest first. Raises
+    CorruptRecord where answers do not fit, and UserError for a template that is not prefix-stable.
+    """
+    whole = _example_of(conversation, template, document)
+    if len(whole.ids) <= seq_len:
+        return whole
+    # The largest number of characters to which turns can be cut, found by bisection.
+    fits, too_long = _LEAST_CHARACTERS - 1, _longest_question(conversation)
+    best = None
+    while too_long - fits > 1:
+        limit = (fits + too_long) // 2
+        shorter = _example_of(_cut(conversation, limit), template, document)
+        if len(shorter.ids) <= seq_len:
+            fits, best = limit, shorter
+        else:
+            too_long = limit
+    if best is None:
+        raise CorruptRecord("its answers do not fit into data.seq_len", f"{len(whole.ids)} tokens")
+    return replace(best, is_cut=True)
+
+
+def find_answers(
+    conversation: Conversation, template: ChatTemplate, document: str
+) -> tuple[str, list[AnswerPlace]]:
+    """The rendered conversation, and the answers in it that are trained on."""
+    turns, tools = conversation.turns, conversation.tools
+    text = template.render(turns, tools)
+    answers = []
+    for index, turn in enumerate(turns):
+        if not turn.is_trained:
+            continue
+        before = template.render(turns[:index], tools, opens_answer=True)
+        after = template.render(turns[: index + 1], tools)
+        place = f"{document}, turn {index + 1}"
+        if not after.startswith(before):
+            raise _unstable(
+                place, "what opens the answer is not how the answer begins", before, after
+            )
+        if not text.startswith(after):
+            raise _unstable(
+                place, "the turn is rendered in another way when others follow it", after, text
+            )
+        answers.append(AnswerPlace(len(before), len(after)))
+    return text, answers
+
+
+def mark_tokens(places: NDArray[np.int64], answers: list[AnswerPlace]) -> NDArray[np.bool_]:
+    """Which tokens have a character in an answer, as in transformers' own masks."""
+    starts, ends = places[:, 0].copy(), places[:, 1]
+    # Byte-level tokenizers may leave blanks out of the places, so that a token of blanks has an
+    # empty one. Such a token begins where the one before it ends.
+    empty = np.flatnonzero(starts == ends)
+    starts[empty] = np.where(empty > 0, ends[empty - 1], 0)
+    mask = np.zeros(len(places), dtype=np.bool_)
+    for answer in answers:
+        mask |= (starts < answer.end) & (ends > answer.start)
+    return mask
+
+
+def _example_of(conversation: Conversation, template: ChatTemplate, document: str) -> Example:
+    text, answers = find_answers(conversation, template, document)
+    ids, places = template.encode(text)
+    mask = mark_tokens(places, answers)
+    if not mask.any():
+        raise CorruptRecord("no token is trained on")
+    return Example(ids, mask, document)
+
+
+def _longest_question(conversation: Conversation) -> int:
+    return max(
+        (len(turn.content) for turn in conversation.turns if turn.role != "assistant"), default=0
+    )
+
+
+def _cut(conversation: Conversation, limit: int) -> Conversation:
+    """Turns of others than the assistant with at most `limit` characters, from both their ends."""
+    head = (limit - len(_CUT)) // 2
+    tail = limit - len(_CUT) - head
+    turns = tuple(
+        replace(turn, content=turn.content[:head] + _CUT + turn.content[-tail:])
+        if turn.role != "assistant" and len(turn.content) > limit
+        else turn
+        for turn in conversation.turns
+    )
+    return replace(conversation, turns=turns)
+
+
+def _unstable(place: str, reason: str, expected: str, found: str) -> UserError:
+    shorter = min(len(expected), len(found))
+    at = next((i for i in range(shorter) if expected[i] != found[i]), shorter)
+
+    def shown(text: str) -> str:
+        return repr(text[at : at + _SHOWN_CHARACTERS]) if text[at:] else "nothing more"
+
+    return UserError(
+        f"the chat template is not prefix-stable: {reason} ({place})",
+        why=f"after {expected[max(0, at - _SHOWN_CHARACTERS) : at]!r} it writes {shown(expected)} "
+        f"and then {shown(found)}, so that the tokens to train on are not known",
+        fix="write data.chat_template=FILE with a template that renders every turn alike whatever "
+        "follows it, such as one that keeps the reasoning of earlier turns",
+    )
