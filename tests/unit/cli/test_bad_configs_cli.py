@@ -156,7 +156,7 @@ REFUSED_PLANS = (
     Refused(
         "405B on one GPU",
         ("model.name=llama-3.1-405b", "cluster.name=1xH100"),
-        ("llama-3.1-405b does not fit on 1xH100", "write cluster.name=32x8xH100", "Adam"),
+        ("llama-3.1-405b does not fit on 1xH100", "write cluster.name=24x8xH100", "Adam"),
         3,
     ),
 )
@@ -257,17 +257,17 @@ def test_training_on_another_machine_is_refused(
 def test_a_plan_that_a_cpu_has_no_memory_for_exits_with_3(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By little: 25.0 GiB of 23.5, with nothing left to recompute."""
+    """By little: 25.3 GiB of 23.5, with nothing left to recompute."""
     monkeypatch.setattr(probe, "_ram_bytes", lambda: int(23.5 * GIB))
     Path("run.yaml").write_text(
-        "model: llama-3.2-1b\ncluster: 1xCPU\ndata: {source: synthetic, seq_len: 2048}\n"
+        "model: llama-3.2-1b\ncluster: 1xCPU\ndata: {source: synthetic, seq_len: 24576}\n"
     )
     code = run_cli(monkeypatch, verb, "run.yaml")
     said = capsys.readouterr().err
     assert code == 3
     assert "llama-3.2-1b does not fit on 1xCPU" in said
-    assert "25.0 GiB are needed on a rank that has 23.5 GiB" in said
-    assert "fix: write data.seq_len=512" in said
+    assert "25.3 GiB are needed on a rank that has 23.5 GiB" in said
+    assert "fix: write data.seq_len=8192" in said
     assert not Path("runs").exists()
 
 
