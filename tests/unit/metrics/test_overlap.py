@@ -228,6 +228,8 @@ def test_a_run_without_a_profile_says_how_to_get_one(tmp_path: Path) -> None:
         gzip.compress(b" " * 20_000),
         gzip.compress(json.dumps({"shardwise": 3}).encode())[:20] + b"x" * 30,
     ],
+    # Compressed data has the time in it, and names of tests must be the same in every process.
+    ids=["deep", "large number", "blanks", "broken"],
 )
 def test_a_file_that_is_no_trace_is_refused(
     tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
