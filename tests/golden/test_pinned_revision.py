@@ -42,7 +42,7 @@ def save_revision(hub: Path, revision: str, words: tuple[str, ...]) -> str:
 
 
 def test_the_tokenizer_is_that_of_the_pinned_revision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shardwise: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: Callable[..., Any]
 ) -> None:
     hub = tmp_path / "hub"
     of_main = save_revision(hub, MAIN, ("hello", "world"))
@@ -56,8 +56,8 @@ def test_the_tokenizer_is_that_of_the_pinned_revision(
     Path("text.txt").write_text("hello world " * 200)
     Path("run.yaml").write_text(CONFIG)
     words = (f"model.name={REPO}", "model.weights=random")
-    shardwise("train", "run.yaml", *words, "name=main")
-    shardwise("train", "run.yaml", *words, "name=pinned", f"model.revision={PINNED}")
+    installed("train", "run.yaml", *words, "name=main")
+    installed("train", "run.yaml", *words, "name=pinned", f"model.revision={PINNED}")
     assert tokenizer_of(Path("runs/main")) == of_main
     assert tokenizer_of(Path("runs/pinned")) == of_pinned
 

@@ -91,7 +91,7 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
     kinds = {(row["kind"], row["ranks"], row["stride"]): row for row in found["collectives"]}
     assert kinds["all_reduce", 2, 2]["count"] == 4
     assert kinds["reduce_scatter", 2, 1]["count"] == 4
-    assert kinds["all_gather", 2, 1]["count"] == 14
+    assert kinds["all_gather", 2, 1]["count"] == 12
 
 
 @pytest.mark.parametrize(
