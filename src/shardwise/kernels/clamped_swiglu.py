@@ -7,6 +7,8 @@ in magnitude. On a GPU the operators are Triton kernels, on a CPU plain torch.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import custom_op
@@ -52,23 +54,16 @@ def clamped_swiglu(pairs: Tensor, alpha: float, limit: float) -> Tensor:
     return gate * torch.sigmoid(alpha * gate) * (up + 1)
 
 
+# The operators above give the types of all arguments.
+
+
 @weighted_clamped_swiglu.register_fake
-def _(
-    pairs: Tensor, weights: Tensor, bias: Tensor, experts: Tensor, alpha: float, limit: float
-) -> Tensor:
+def _(pairs: Tensor, *_: Any) -> Tensor:
     return pairs.new_empty(len(pairs), pairs.shape[1] // 2)
 
 
 @weighted_clamped_swiglu_backward.register_fake
-def _(
-    grad: Tensor,
-    pairs: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    experts: Tensor,
-    alpha: float,
-    limit: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, pairs: Tensor, weights: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(pairs), torch.empty_like(grad), torch.empty_like(weights)
 
 
@@ -76,26 +71,14 @@ def _(
 
 
 @weighted_clamped_swiglu.register_kernel("cuda")
-def _(
-    pairs: Tensor, weights: Tensor, bias: Tensor, experts: Tensor, alpha: float, limit: float
-) -> Tensor:
+def _(*given: Any) -> Tensor:
     from shardwise.kernels import clamped_swiglu_triton as kernels
 
-    return kernels.weighted_clamped_swiglu(pairs, weights, bias, experts, alpha, limit)
+    return kernels.weighted_clamped_swiglu(*given)
 
 
 @weighted_clamped_swiglu_backward.register_kernel("cuda")
-def _(
-    grad: Tensor,
-    pairs: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    experts: Tensor,
-    alpha: float,
-    limit: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     from shardwise.kernels import clamped_swiglu_triton as kernels
 
-    return kernels.weighted_clamped_swiglu_backward(
-        grad, pairs, weights, bias, experts, alpha, limit
-    )
+    return kernels.weighted_clamped_swiglu_backward(*given)

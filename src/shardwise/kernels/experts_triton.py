@@ -15,21 +15,22 @@ _ROWS, _COLUMNS = 32, 128
 
 
 def sum_rows(rows: Tensor, places: Tensor) -> Tensor:
-    width = rows.shape[1]
-    made = rows.new_empty(len(places), width)
-    grid = (len(places), triton.cdiv(width, _BLOCK))
-    _sum_rows[grid](rows, places, made, width, COUNT=places.shape[1], BLOCK=_BLOCK, num_warps=4)
-    return made
+    return _summed(rows, places)
 
 
 def sum_biased_rows(
     rows: Tensor, places: Tensor, bias: Tensor, experts: Tensor, weights: Tensor
 ) -> Tensor:
-    width, count = rows.shape[1], places.shape[1]
+    return _summed(rows, places, bias.contiguous(), experts.contiguous(), weights.contiguous())
+
+
+def _summed(rows: Tensor, places: Tensor, *biased: Tensor) -> Tensor:
+    """The rows of `places`, with bias, experts and weights where these are given."""
+    width = rows.shape[1]
     made = rows.new_empty(len(places), width)
-    _sum_biased_rows[(len(places), triton.cdiv(width, _BLOCK))](
-        rows, places, bias.contiguous(), experts.contiguous(), weights.contiguous(), made, width,
-        COUNT=count, BLOCK=_BLOCK, num_warps=4,
+    _sum_rows[(len(places), triton.cdiv(width, _BLOCK))](
+        rows, places, *(biased or (rows, rows, rows)), made, width,
+        BIASED=bool(biased), COUNT=places.shape[1], BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return made
 
@@ -64,7 +65,10 @@ def weighted_swiglu_backward(
 
 
 @triton.jit
-def _sum_rows(rows, places, made, width, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_rows(
+    rows, places, bias, experts, weights, made, width,
+    BIASED: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -72,23 +76,10 @@ def _sum_rows(rows, places, made, width, COUNT: tl.constexpr, BLOCK: tl.constexp
     for index in tl.static_range(COUNT):
         row = tl.load(places + token * COUNT + index).to(tl.int64)
         total += tl.load(rows + row * width + at, mask=inside).to(tl.float32)
-    tl.store(made + token * width + at, total, mask=inside)
-
-
-@triton.jit
-def _sum_biased_rows(
-    rows, places, bias, experts, weights, made, width, COUNT: tl.constexpr, BLOCK: tl.constexpr
-):
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for index in tl.static_range(COUNT):
-        row = tl.load(places + token * COUNT + index).to(tl.int64)
-        expert = tl.load(experts + token * COUNT + index).to(tl.int64)
-        weight = tl.load(weights + token * COUNT + index).to(tl.float32)
-        total += tl.load(rows + row * width + at, mask=inside).to(tl.float32)
-        total += weight * tl.load(bias + expert * width + at, mask=inside).to(tl.float32)
+        if BIASED:
+            expert = tl.load(experts + token * COUNT + index).to(tl.int64)
+            weight = tl.load(weights + token * COUNT + index).to(tl.float32)
+            total += weight * tl.load(bias + expert * width + at, mask=inside).to(tl.float32)
     tl.store(made + token * width + at, total, mask=inside)
 
 
