@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.data.loader import MicroBatch
+from shardwise.data.tokenizer import ByteTokenizer
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import build_mesh
@@ -225,8 +226,8 @@ def train_documents_apart(settings: Settings) -> Trained:
     loader = build_loader(session)
     steps = range(session.plan.config.train.steps)
     batches = [one_batch(loader.step_batches(step)) for step in steps]
-    end = session.data.train.document_end
-    assert end is not None and min(int((ids == end).sum()) for ids, _ in batches) >= len(steps)
+    end = ByteTokenizer.eos_id
+    assert min(int((ids == end).sum()) for ids, _ in batches) >= len(steps)
     return train_batches(Apart(plain_twin(session), end), session.plan, batches)
 
 

@@ -1,8 +1,9 @@
-"""`shardwise data show` through the command, and `shardwise train` on what it shows."""
+"""`shardwise data show` through the command."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,8 +57,8 @@ def test_samples_and_counts_are_shown(shardwise: Run, folder: Path) -> None:
     assert {"skipped 2 rows", "1 x no assistant turn", "1 x a turn has no role"} <= lines
     assert "chat.jsonl:4: no assistant turn" in lines
     (share,) = (line for line in lines if line.startswith("trained on "))
+    assert any(line.startswith("sequences 2, of which ") for line in lines)
     assert share.endswith("%") and not share.endswith(" 0.0%") and " 100" not in share
-    assert "this version does not train on conversations yet" in lines
 
 
 def test_rows_limit_what_is_read(shardwise: Run, folder: Path) -> None:
@@ -84,10 +85,16 @@ def test_what_cannot_be_shown_says_why(
     assert says in done.stderr and "fix: " in done.stderr and "Traceback" not in done.stderr
 
 
-def test_train_refuses_before_a_rank_starts_and_plan_says_so(shardwise: Run, folder: Path) -> None:
-    done = shardwise("train", "run.yaml", cwd=folder, expect=2)
-    assert "this version does not train on data.format=auto yet" in done.stderr
-    assert "shardwise data show FILE" in done.stderr
-    assert not (folder / "runs").exists()
-    planned = shardwise("plan", "run.yaml", cwd=folder).stdout
-    assert "`shardwise train` refuses this: this version does not train on" in planned
+def test_the_plan_says_how_much_is_trained_on(shardwise: Run, folder: Path) -> None:
+    words = ("plan", "run.yaml", "model.overrides.vocab_size=320")
+    (line,) = (
+        " ".join(line.split())
+        for line in shardwise(*words, cwd=folder).stdout.splitlines()
+        if line.split()[:1] == ["packing"]
+    )
+    assert line.startswith("packing best_fit rule whole conversations share sequences")
+    assert re.search(r"; \d+% of the tokens are trained on and \d+% of the sequences is padding, "
+                     "by the first 5 rows$", line)  # fmt: skip
+    # A plan may be made where the data is not.
+    elsewhere = shardwise(*words, "data.path=none.jsonl", cwd=folder).stdout
+    assert "the share of trained tokens is not known here: data.path 'none.jsonl' ma" in elsewhere

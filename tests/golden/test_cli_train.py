@@ -202,7 +202,7 @@ def test_a_corrupt_record_is_named(
 ) -> None:
     run_dir, done = whole
     place = f"{home / 'records.jsonl'}:11"
-    assert f"skipped corrupt record {place}: invalid JSON" in done.stdout
+    assert f"skipped record {place}: invalid JSON" in done.stdout
     assert events_of(run_dir, "data")[0]["skipped"][0].startswith(place)
 
 
@@ -292,7 +292,7 @@ def test_too_many_corrupt_records_end_the_run(tmp_path: Path, config: str, shard
     words = (f"runs_dir={tmp_path}", f"data.path={tmp_path / 'bad.jsonl'}", "data.max_corrupt=2")
     done = shardwise("train", config, *words, "cluster.name=1xCPU", expect=2)
     assert done.stderr.count("error:") == 1
-    assert "rank 0 failed: 3 records of the data cannot be read" in done.stderr
+    assert "rank 0 failed: 3 records of the data cannot be trained on" in done.stderr
     assert "data.max_corrupt" in done.stderr
 
 

@@ -39,17 +39,15 @@ def show(
         int | None, typer.Option("--rows", min=1, help="Read so many rows at most; unset: all.")
     ] = None,
 ) -> None:
-    """Render conversations with the chat template, and show which tokens would be trained on.
+    """Render conversations with the chat template, and show which tokens are trained on.
 
     These tokens are green on a terminal, and in ⟦brackets⟧ elsewhere or where NO_COLOR is set.
-    This version shows such data, and does not train on it yet.
 
     \b
     Examples:
       shardwise data show run.yaml
       shardwise data show run.yaml data.seq_len=4096 --samples 10
-    Next: shardwise data show run.yaml data.chat_template=FILE, where the mask is not as it should
-    be.
+    Next: shardwise train run.yaml
     """
     from shardwise.data.survey import survey_examples
     from shardwise.data.template import load_chat_template
@@ -70,7 +68,6 @@ def show(
     for example in survey.samples:
         _show_example(example, template, in_colour)
     _show_counts(survey, data.seq_len)
-    typer.echo("this version does not train on conversations yet")
 
 
 def _show_example(example: Example, template: ChatTemplate, in_colour: bool) -> None:
@@ -98,16 +95,19 @@ def _pieces(example: Example, template: ChatTemplate, in_colour: bool) -> list[s
 def _show_counts(survey: Survey, seq_len: int) -> None:
     from shardwise.cli.show import show_table
 
-    share = survey.num_trained_tokens / survey.num_tokens
     show_table(
         [
             ("conversations", f"{survey.num_conversations} of {survey.num_rows} rows"),
             (
                 "tokens",
-                f"{survey.num_tokens}, at most {survey.longest_tokens} in a conversation "
+                f"{survey.num_tokens}, at most {max(survey.lengths)} in a conversation "
                 f"(data.seq_len {seq_len})",
             ),
-            ("trained on", f"{survey.num_trained_tokens} tokens, {share:.1%}"),
+            ("trained on", f"{survey.num_trained_tokens} tokens, {survey.trained_share:.1%}"),
+            (
+                "sequences",
+                f"{survey.num_windows}, of which {survey.padding_share(seq_len):.1%} is padding",
+            ),
             ("cut", f"{survey.num_cut} to data.seq_len, which keep their answers"),
             ("skipped", f"{survey.skipped.counts.total()} rows"),
         ]

@@ -111,11 +111,10 @@ def _end_without_config(*, calibrated: bool) -> None:
 
 
 def _explain(chosen: Plan, top: int, tokens: float | None) -> None:
-    from shardwise.data.check import check_format
     from shardwise.plan.inputs import check_bytes
 
     show_plan(chosen, top, tokens)
-    for problem in [*check_format(chosen.config.data), *check_bytes(chosen)]:
+    for problem in check_bytes(chosen):
         typer.echo(f"warning: `shardwise train` refuses this: {problem.what}; {problem.fix}")
 
 

@@ -43,4 +43,18 @@ DATA_RULES: tuple[Rule, ...] = (
         "data.format=text renders no conversations, so it would be ignored",
         "leave data.chat_template out, or write data.format=auto",
     ),
+    Rule(
+        "packing-needs-conversations",
+        "data.packing",
+        lambda c: c.data.format != "text" or c.data.packing == "auto",
+        "data.format=text lays documents back to back, so it would be ignored",
+        "leave data.packing out, or write data.format=auto",
+    ),
+    Rule(
+        "one-conversation-needs-no-mask",
+        "data.document_mask",
+        lambda c: c.data.packing != "one" or not c.data.document_mask,
+        "data.packing=one gives each conversation a sequence of its own",
+        "leave data.document_mask out, or leave data.packing out",
+    ),
 )

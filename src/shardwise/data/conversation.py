@@ -52,6 +52,11 @@ class Conversation:
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
 
+    def text(self) -> str:
+        """All that is said, which is the same for the same conversation in another form."""
+        said = [turn.message() for turn in self.turns]
+        return json.dumps([said, list(self.tools)], sort_keys=True, default=str)
+
 
 def read_conversation(row: Mapping[str, Any], form: str) -> Conversation:
     """The conversation of a row, whose form is a key of FORMS, or `auto`: its keys tell.
@@ -190,5 +195,7 @@ def _validate_order(turns: list[Turn]) -> None:
         raise CorruptRecord("the system turn is not the first")
     if "assistant" not in roles:
         raise CorruptRecord("no assistant turn")
+    if roles[len(systems)] == "assistant":
+        raise CorruptRecord("an assistant turn comes first")
     if not any(turn.is_trained for turn in turns):
         raise CorruptRecord("no assistant turn is trained on")

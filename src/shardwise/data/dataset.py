@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwise.config.schema import DataConfig
+from shardwise.data.conversation import ROW_KEYS
 from shardwise.data.files import named_paths
 from shardwise.errors import UserError, brief
 from shardwise.files import user_path
 
 
 def open_dataset(config: DataConfig) -> Any:
-    """The one split, with the text column alone, memory-mapped by the datasets library."""
+    """The one split, memory-mapped by the datasets library: the text column alone, or those columns
+    of conversations that it has."""
     path = dataset_path(config)
     dataset = _load(path, config)
+    if config.format != "text":
+        found = [name for name in dataset.column_names if name in ROW_KEYS]
+        # A dataset without columns would have no rows that could be named.
+        return dataset.select_columns(found) if found else dataset
     if config.field not in dataset.column_names:
         raise UserError(
             f"dataset {path} has no column {config.field!r}",
@@ -25,9 +31,9 @@ def open_dataset(config: DataConfig) -> Any:
     return dataset.select_columns([config.field])
 
 
-def dataset_rows(config: DataConfig, keys: Collection[str] | None = None) -> Iterator[Any]:
-    """The rows in their order: the text column, or those of the columns `keys` that it has."""
-    rows = iter(open_dataset(config) if keys is None else _with_columns(config, keys))
+def dataset_rows(config: DataConfig) -> Iterator[Any]:
+    """The rows in their order."""
+    rows = iter(open_dataset(config))
     while True:
         try:
             row = next(rows)
@@ -36,13 +42,6 @@ def dataset_rows(config: DataConfig, keys: Collection[str] | None = None) -> Ite
         except Exception as error:
             raise _unreadable(dataset_path(config), error) from error
         yield row
-
-
-def _with_columns(config: DataConfig, keys: Collection[str]) -> Any:
-    dataset = _load(dataset_path(config), config)
-    found = [name for name in dataset.column_names if name in keys]
-    # A dataset without columns would have no rows that could be named.
-    return dataset.select_columns(found) if found else dataset
 
 
 def dataset_path(config: DataConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,15 +29,16 @@ class Documents:
         return Documents(self.positions.pin_memory(), self.starts.pin_memory())
 
 
-def find_documents(inputs: NDArray[np.int64], end_id: int) -> Documents:
-    """Find documents. One ends with `end_id`, and none goes from one sequence into the next."""
-    begins = np.ones(inputs.shape, dtype=bool)
-    # Several ends in a row are padding, or documents without text. They do not count as documents.
-    begins[:, 1:] = (inputs[:, :-1] == end_id) & (inputs[:, 1:] != end_id)
-    firsts = np.flatnonzero(begins)
-    lengths = np.diff(firsts, append=inputs.size)
-    positions = np.arange(inputs.size) - np.repeat(firsts, lengths)
-    room = max(_USUAL * len(inputs), 1 << (len(firsts) - 1).bit_length())
-    starts = np.full(room + 1, inputs.size, dtype=np.int32)
-    starts[: len(firsts)] = firsts
-    return Documents(torch.from_numpy(positions.reshape(inputs.shape)), torch.from_numpy(starts))
+def place_documents(starts: Sequence[NDArray[np.int64]], seq_len: int) -> Documents:
+    """The documents of a micro-batch, from the first tokens in each of its sequences. None goes
+    from one sequence into the next."""
+    size = len(starts) * seq_len
+    firsts = np.concatenate([first + row * seq_len for row, first in enumerate(starts)])
+    lengths = np.diff(firsts, append=size)
+    positions = np.arange(size) - np.repeat(firsts, lengths)
+    room = max(_USUAL * len(starts), 1 << (len(firsts) - 1).bit_length())
+    flat = np.full(room + 1, size, dtype=np.int32)
+    flat[: len(firsts)] = firsts
+    return Documents(
+        torch.from_numpy(positions.reshape(len(starts), seq_len)), torch.from_numpy(flat)
+    )

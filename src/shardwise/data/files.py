@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardwise.config.schema import DataConfig
 from shardwise.config.suffixes import COMPRESSED, SUFFIXES, has_suffix
-from shardwise.errors import UserError
+from shardwise.errors import ExitCode, UserError
 from shardwise.files import user_path
 
 # Enough for a first run to learn something, little enough to tokenise in about a second.
@@ -29,6 +30,20 @@ def named_paths(config: DataConfig) -> list[str]:
             fix="write data.path=FILES, or data.source=stdlib for a first run",
         )
     return paths
+
+
+@contextmanager
+def readable_data() -> Iterator[None]:
+    """Inside, a file that may not be read is the user's error."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"the data cannot be read: {error.strerror}: {error.filename}",
+            why="data.path names it",
+            fix="see who may read it (ls -l FILES), or name others: data.path=FILES",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
 
 
 def find_files(config: DataConfig) -> list[Path]:

@@ -26,7 +26,7 @@ def fingerprint_data(config: DataConfig) -> dict[str, Any]:
         case "synthetic":
             return {}
         case "datasets":
-            return _of_rows(open_dataset(config), config.field)
+            return _of_rows(open_dataset(config))
         case "stdlib":
             # Finding its files takes longer than all the rest. Its tokens are compared later.
             return {"Python's standard library": platform.python_version()}
@@ -51,11 +51,11 @@ def _of_files(files: list[Path]) -> dict[str, Any]:
     }
 
 
-def _of_rows(dataset: Any, field: str) -> dict[str, Any]:
+def _of_rows(dataset: Any) -> dict[str, Any]:
     size = len(dataset)
     starts = (0, max(0, size - _ROWS) // 2, max(0, size - _ROWS))
     rows = sorted({row for start in starts for row in range(start, min(start + _ROWS, size))})
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(repr(dataset[row][field]).encode(errors="replace"))
+        digest.update(repr(dataset[row]).encode(errors="replace"))
     return {"rows of data.path": size, "samples of data.path": digest.hexdigest()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shardwise.data import sequences as seq
-from shardwise.data.documents import Documents, find_documents
+from shardwise.data.documents import Documents, place_documents
 from shardwise.data.order import index_at
 
 
@@ -81,7 +81,7 @@ class BatchLoader:
         length = len(self.sequences)
         indices = (index_at(self.seed, place, length, self.shuffle) for place in positions)
         rows = [self.sequences.get(index) for index in indices]
-        return _stack(rows, self.sequences.document_end)
+        return _stack(rows)
 
 
 def eval_batches(
@@ -98,27 +98,30 @@ def eval_batches(
     part in FSDP's collectives. Rows beyond the end have no label that counts.
     """
     stop = min(num_sequences, len(sequences))
-    blank = _blank(sequences.seq_len)
+    blank = _blank(sequences)
     for round_start in range(0, stop, micro_batch * num_ranks):
         first = round_start + rank * micro_batch
         rows = [
             sequences.get(index) if index < stop else blank
             for index in range(first, first + micro_batch)
         ]
-        yield _stack(rows, sequences.document_end)
+        yield _stack(rows)
 
 
-def _blank(seq_len: int) -> seq.Sequence:
-    inputs = np.zeros(seq_len, dtype=np.int64)
-    return inputs, np.full_like(inputs, seq.IGNORE_INDEX)
+def _blank(sequences: seq.SequenceSet) -> seq.Sequence:
+    """A sequence without a label that counts, of the form of the others."""
+    inputs = np.zeros(sequences.seq_len, dtype=np.int64)
+    starts = None if sequences.get(0).starts is None else np.zeros(1, dtype=np.int64)
+    return seq.Sequence(inputs, np.full_like(inputs, seq.IGNORE_INDEX), starts)
 
 
-def _stack(rows: Sequence[seq.Sequence], document_end: int | None) -> MicroBatch:
-    inputs = np.stack([inputs for inputs, _ in rows])
-    labels = np.stack([labels for _, labels in rows])
+def _stack(rows: Sequence[seq.Sequence]) -> MicroBatch:
+    inputs = np.stack([row.inputs for row in rows])
+    labels = np.stack([row.labels for row in rows])
+    starts = [row.starts for row in rows if row.starts is not None]
     return MicroBatch(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
         num_valid_tokens=int((labels != seq.IGNORE_INDEX).sum()),
-        documents=None if document_end is None else find_documents(inputs, document_end),
+        documents=place_documents(starts, inputs.shape[1]) if starts else None,
     )

@@ -1,8 +1,9 @@
 """Token ids of a conversation, and which of them are trained on.
 
-The template is asked what it writes for the turns before an answer, up to where the answer begins,
-and what it writes with the answer. The difference is what the model must produce, with the end of
-its turn. No knowledge of a template is needed, but each text must begin with the one before it.
+A template may mark what the assistant writes. Any other is asked what it writes for the turns
+before an answer, up to where the answer begins, and what it writes with the answer. The difference
+is what the model must produce, with the end of its turn. No knowledge of a template is needed, but
+each text must begin with the one before it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwise.data.cache import draw_of
 from shardwise.data.conversation import Conversation
 from shardwise.data.records import CorruptRecord
 from shardwise.data.template import ChatTemplate
@@ -33,8 +35,17 @@ class Example:
     """Whether the loss is computed on a token."""
     document: str
     """The row that it comes from, which does not change between runs."""
+    draw: int = 0
+    """What the conversation says decides this number, whatever renders it. It says whether the
+    conversation is held out."""
     is_cut: bool = False
     """Whether questions were cut, because the whole is longer than a sequence."""
+
+
+class TooLong(CorruptRecord):
+    """A conversation whose answers a window has no room for."""
+
+    fix = "write a larger data.seq_len"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +57,15 @@ class AnswerPlace:
 
 
 def build_example(
-    conversation: Conversation, template: ChatTemplate, seq_len: int, document: str
+    conversation: Conversation, template: ChatTemplate, seq_len: int | None, document: str
 ) -> Example:
-    """The tokens of a conversation, at most `seq_len` of them.
+    """The tokens of a conversation, at most `seq_len` of them where that is given.
 
     A longer one keeps its answers: other turns are cut in their middle, the longest first. Raises
     CorruptRecord where answers do not fit, and UserError for a template that is not prefix-stable.
     """
     whole = _example_of(conversation, template, document)
-    if len(whole.ids) <= seq_len:
+    if seq_len is None or len(whole.ids) <= seq_len:
         return whole
     # The largest number of characters to which turns can be cut, found by bisection.
     fits, too_long = _LEAST_CHARACTERS - 1, _longest_question(conversation)
@@ -67,8 +78,8 @@ def build_example(
         else:
             too_long = limit
     if best is None:
-        raise CorruptRecord("its answers do not fit into data.seq_len", f"{len(whole.ids)} tokens")
-    return replace(best, is_cut=True)
+        raise TooLong("its answers do not fit into data.seq_len", f"{len(whole.ids)} tokens")
+    return replace(best, draw=whole.draw, is_cut=True)
 
 
 def find_answers(
@@ -76,6 +87,11 @@ def find_answers(
 ) -> tuple[str, list[AnswerPlace]]:
     """The rendered conversation, and the answers in it that are trained on."""
     turns, tools = conversation.turns, conversation.tools
+    # Marks do not say which turn they belong to.
+    trains_all = all(turn.is_trained for turn in turns if turn.role == "assistant")
+    if trains_all and template.marks_answers(tools):
+        text, marked = template.render_marked(turns, tools)
+        return text, [AnswerPlace(start, end) for start, end in marked]
     text = template.render(turns, tools)
     answers = []
     for index, turn in enumerate(turns):
@@ -113,9 +129,11 @@ def _example_of(conversation: Conversation, template: ChatTemplate, document: st
     text, answers = find_answers(conversation, template, document)
     ids, places = template.encode(text)
     mask = mark_tokens(places, answers)
+    # Nothing comes before the first token from which it could be predicted.
+    mask[:1] = False
     if not mask.any():
         raise CorruptRecord("no token is trained on")
-    return Example(ids, mask, document)
+    return Example(ids, mask, document, draw_of(conversation.text()))
 
 
 def _longest_question(conversation: Conversation) -> int:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
-from uuid import uuid4
+from typing import Any
 
 from shardwise.config.schema import DataConfig
-from shardwise.data.content import hash_of
+from shardwise.data.arrays import smallest_dtype
+from shardwise.data.cache import (
+    DRAW_RANGE,
+    build_directory,
+    damaged,
+    draw_of,
+    key_of,
+    one_document,
+    validate_content,
+    validate_sizes,
+    write_index,
+)
 from shardwise.data.faults import FaultBudget
+from shardwise.data.progress import Say, TokenProgress, silent
 from shardwise.data.sources import Document, describe_source, read_documents
 from shardwise.data.tokenizer import TokenIds, Tokenizer
-from shardwise.data.tokens import TokenFile, TokenWriter, smallest_dtype
+from shardwise.data.tokens import TokenFile, TokenWriter
 from shardwise.errors import UserError
 from shardwise.files import read_json
 
@@ -28,9 +34,6 @@ FORMAT = 4
 # A fast tokenizer needs several documents to keep its threads busy; more only take memory.
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1_000_000
-
-DRAW_RANGE = 2**64
-ABANDONED_AFTER_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,14 @@ class PackedData:
     skipped: tuple[str, ...]
 
     @property
+    def files(self) -> list[TokenFile]:
+        """The file of each split that there is."""
+        return [file for file in (self.train, self.eval) if file is not None]
+
+    @property
     def num_documents(self) -> int:
         """Documents of both splits."""
-        return self.train.num_documents + (self.eval.num_documents if self.eval else 0)
+        return sum(file.num_documents for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +67,27 @@ class _Written:
 
 
 def prepare_tokens(
-    config: DataConfig, tokenizer: Tokenizer, cache_root: Path, *, verify: bool = True
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    cache_root: Path,
+    *,
+    verify: bool = True,
+    say: Say = silent,
 ) -> PackedData:
     """The source's tokens, from the cache where the same content was packed before.
 
     Tokens from the cache are hashed, unless another process does that (`verify`).
     """
     directory = cache_root / f"tokens-{content_key(config, tokenizer, cache_root)}"
-    is_new = not directory.exists()
-    if is_new:
-        _build(config, tokenizer, directory)
+
+    def write(aside: Path) -> None:
+        written = _write_split(config, tokenizer, aside, say)
+        write_index(aside, _index_of(written, keep_eval=config.eval_fraction > 0))
+
+    is_new = build_directory(directory, write)
     packed = _read_index(directory)
     if verify and not is_new:
-        _validate_content(packed)
+        validate_content(packed.files)
     # The budget is no part of the key: a stricter run must refuse what a laxer one has packed.
     FaultBudget(config.max_corrupt).skip_all(packed.skipped)
     return packed
@@ -87,45 +103,12 @@ def content_key(config: DataConfig, tokenizer: Tokenizer, cache_root: Path | Non
         "vocab_size": tokenizer.vocab_size,
         "eval_fraction": config.eval_fraction,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    return key_of(content)
 
 
-def _build(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> None:
-    """Write aside and rename, so that a killed run leaves nothing under the final name."""
-    aside = directory.with_name(f".{directory.name}-{uuid4().hex}")
-    aside.mkdir(parents=True)
-    try:
-        _write_index(aside, _write_split(config, tokenizer, aside), config.eval_fraction > 0)
-        _publish(aside, directory)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    _remove_abandoned(directory.parent)
-
-
-def _publish(aside: Path, directory: Path) -> None:
-    try:
-        os.rename(aside, directory)
-    except OSError:
-        # Another process was first; its content has the same key and so is the same.
-        if not directory.is_dir():
-            raise
-
-
-def _remove_abandoned(cache_root: Path) -> None:
-    """Delete what killed runs left aside; a living writer touches its files all the time."""
-    oldest_alive = time.time() - ABANDONED_AFTER_S
-    for aside in cache_root.glob(".tokens-*"):
-        try:
-            newest = max(path.stat().st_mtime for path in (aside, *aside.iterdir()))
-        except FileNotFoundError:
-            continue  # its owner has just published or removed it
-        if newest < oldest_alive:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _Written:
+def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path, say: Say) -> _Written:
     held_out_below = round(config.eval_fraction * DRAW_RANGE)
-    written = _write_documents(config, tokenizer, directory, held_out_below)
+    written = _write_documents(config, tokenizer, directory, held_out_below, say)
     num_documents = written.train.num_documents + written.eval.num_documents
     if num_documents == 0:
         raise UserError(
@@ -136,24 +119,20 @@ def _write_split(config: DataConfig, tokenizer: Tokenizer, directory: Path) -> _
     if config.eval_fraction == 0:
         return written
     if written.lowest_draw == written.highest_draw:
-        raise UserError(
-            "a single document cannot be split for evaluation",
-            why=f"data.eval_fraction {config.eval_fraction} holds out whole documents, and those "
-            "with the same text stay together",
-            fix="write data.eval_fraction=0, or give the text as several documents",
-        )
+        raise one_document(config.eval_fraction)
     # With few documents one side may be empty by chance. It then gets the document whose draw is
     # nearest, which takes a second pass over few documents.
     if written.eval.num_documents == 0:
-        return _write_documents(config, tokenizer, directory, written.lowest_draw + 1)
+        return _write_documents(config, tokenizer, directory, written.lowest_draw + 1, say)
     if written.train.num_documents == 0:
-        return _write_documents(config, tokenizer, directory, written.highest_draw)
+        return _write_documents(config, tokenizer, directory, written.highest_draw, say)
     return written
 
 
 def _write_documents(
-    config: DataConfig, tokenizer: Tokenizer, directory: Path, held_out_below: int
+    config: DataConfig, tokenizer: Tokenizer, directory: Path, held_out_below: int, say: Say
 ) -> _Written:
+    progress = TokenProgress(say, "documents")
     faults = FaultBudget(config.max_corrupt)
     dtype = smallest_dtype(tokenizer.vocab_size)
     lowest, highest = DRAW_RANGE, -1
@@ -168,16 +147,8 @@ def _write_documents(
             lowest, highest = min(lowest, draw), max(highest, draw)
             writer = held_out if draw < held_out_below else train
             writer.append(ids, tokenizer.eos_id)
+            progress.add(len(ids))
     return _Written(train.written(), held_out.written(), faults.named, lowest, highest)
-
-
-def draw_of(text: str) -> int:
-    """A number that the text alone decides.
-
-    Neither the file's place, its order nor a seed changes the split, so a run that resumes where
-    the files lie elsewhere reads what it would have read.
-    """
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def _encoded(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[str, TokenIds]]:
@@ -199,17 +170,13 @@ def _batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _write_index(directory: Path, written: _Written, keep_eval: bool) -> None:
-    index = {
+def _index_of(written: _Written, *, keep_eval: bool) -> dict[str, Any]:
+    return {
         "dtype": written.train.dtype,
         "train": _described(written.train),
         "eval": _described(written.eval) if keep_eval else None,
         "skipped": written.skipped,
     }
-    with (directory / "index.json").open("w") as stream:
-        json.dump(index, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _described(file: TokenFile) -> dict[str, int | str]:
@@ -223,29 +190,15 @@ def _described(file: TokenFile) -> dict[str, int | str]:
 def _read_index(directory: Path) -> PackedData:
     try:
         index = read_json(directory / "index.json")
-        train = TokenFile(directory / "train.bin", index["dtype"], **index["train"])
-        held_out = index["eval"] and TokenFile(
-            directory / "eval.bin", index["dtype"], **index["eval"]
-        )
-        packed = PackedData(train, held_out, tuple(index["skipped"]))
+
+        def file_of(name: str) -> TokenFile:
+            found, path = index[name], directory / f"{name}.bin"
+            sizes = found["num_tokens"], found["sha256"], found["num_documents"]
+            return TokenFile(path, index["dtype"], *sizes)
+
+        held_out = file_of("eval") if index["eval"] else None
+        packed = PackedData(file_of("train"), held_out, tuple(index["skipped"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(directory, f"index.json: {error}") from error
-    for file in (packed.train, packed.eval):
-        if file is not None and not file.is_whole():
-            raise _damaged(directory, f"{file.path.name} is not {file.num_tokens} tokens long")
+        raise damaged(directory, f"index.json: {error}") from error
+    validate_sizes(packed.files)
     return packed
-
-
-def _validate_content(packed: PackedData) -> None:
-    """Raise where the tokens are not those that were written."""
-    for file in (packed.train, packed.eval):
-        if file is not None and hash_of(file.path) != file.sha256:
-            raise _damaged(file.path.parent, f"{file.path.name}: its content has changed")
-
-
-def _damaged(directory: Path, why: str) -> UserError:
-    return UserError(
-        f"the token cache {directory} is damaged",
-        why=why,
-        fix=f"delete it, and the next run makes it again: rm -r {quote(str(directory))}",
-    )

@@ -33,7 +33,7 @@ def read_conversation_rows(config: DataConfig) -> Iterator[Row]:
             for path in find_files(config):
                 yield from _named(str(path), read_rows(path, ROW_KEYS))
         case "datasets":
-            yield from _named(dataset_path(config), dataset_rows(config, ROW_KEYS))
+            yield from _named(dataset_path(config), dataset_rows(config))
         case _:
             raise ValueError(f"{config.source} has no rows")
 

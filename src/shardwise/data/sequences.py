@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,17 @@ from shardwise.data.tokens import TokenFile
 # What cross-entropy leaves out, by PyTorch's convention.
 IGNORE_INDEX = -100
 
-Sequence = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+class Sequence(NamedTuple):
+    """The tokens of one row of a batch."""
+
+    inputs: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    """The token after each input, or IGNORE_INDEX."""
+
+    starts: NDArray[np.int64] | None = None
+    """The first token of each document, before which attention does not look; None where it always
+    does."""
 
 
 class SequenceSet(Protocol):
@@ -22,14 +32,10 @@ class SequenceSet(Protocol):
     def seq_len(self) -> int:
         """Tokens in each sequence."""
 
-    @property
-    def document_end(self) -> int | None:
-        """The token after which attention does not look back; None where it always does."""
-
     def __len__(self) -> int: ...
 
     def get(self, index: int) -> Sequence:
-        """Inputs and labels of one sequence, where label t is the token after input t."""
+        """One sequence. All have `starts`, or none has."""
 
 
 class TokenSequences:
@@ -43,7 +49,7 @@ class TokenSequences:
         self, file: TokenFile, seq_len: int, eos_id: int, *, keeps_documents_apart: bool = False
     ) -> None:
         self.seq_len = seq_len
-        self.document_end = eos_id if keeps_documents_apart else None
+        self._keeps_documents_apart = keeps_documents_apart
         self._tokens = file.open()
         self._eos_id = eos_id
 
@@ -62,13 +68,12 @@ class TokenSequences:
         num_predictions = len(window) - 1
         inputs[:num_predictions] = window[:-1]
         labels[:num_predictions] = window[1:]
-        return inputs, labels
+        starts = starts_after(inputs, self._eos_id) if self._keeps_documents_apart else None
+        return Sequence(inputs, labels, starts)
 
 
 class SyntheticSequences:
     """Random tokens that (seed, index) alone decide; nothing is stored."""
-
-    document_end = None
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int) -> None:
         self.seq_len = seq_len
@@ -85,4 +90,12 @@ class SyntheticSequences:
         generator = np.random.Philox(key=np.array([self._seed, index], dtype=np.uint64))
         words = generator.random_raw(self.seq_len + 1)
         tokens = (words % np.uint64(self._vocab_size)).astype(np.int64)
-        return tokens[:-1], tokens[1:]
+        return Sequence(tokens[:-1], tokens[1:])
+
+
+def starts_after(inputs: NDArray[np.int64], end_id: int) -> NDArray[np.int64]:
+    """The first token of each document of one sequence, where documents end with `end_id`."""
+    begins = np.ones(inputs.shape, dtype=bool)
+    # Several ends in a row are padding, or documents without text. They do not count as documents.
+    begins[1:] = (inputs[:-1] == end_id) & (inputs[1:] != end_id)
+    return np.flatnonzero(begins)

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.config.schema import DataConfig
-from shardwise.data.check import validate_format
+from shardwise.data.conversations import StoredConversations, prepare_conversations
 from shardwise.data.pack import prepare_tokens
+from shardwise.data.progress import Say, silent
 from shardwise.data.sequences import SequenceSet, SyntheticSequences, TokenSequences
+from shardwise.data.template import load_chat_template
 from shardwise.data.tokenizer import Tokenizer, load_tokenizer
 from shardwise.data.tokens import TokenFile
+from shardwise.data.windows import ConversationWindows
 from shardwise.errors import UserError
 
 
@@ -27,9 +30,11 @@ class DataSplits:
     """Which tokens are trained on, wherever they lie: a hash of them, or how they are made."""
     token_digests: dict[str, str]
     """A hash of the tokens of each split; none where they are made up."""
+    conversations: StoredConversations | None = None
+    """What became of conversations; None where there are none."""
 
 
-def build_sequences(
+def build_sequences(  # noqa: PLR0913  (what decides the tokens, and who hears of it)
     config: DataConfig,
     *,
     vocab_size: int,
@@ -38,17 +43,19 @@ def build_sequences(
     cache_root: Path,
     model_revision: str | None = None,
     verify: bool = True,
+    say: Say = silent,
 ) -> DataSplits:
     """Tokenise the source, or find it in the cache, and cut it into sequences.
 
     Tokens from the cache are hashed, unless another process does that (`verify`).
     """
-    validate_format(config)
     if config.source == "synthetic":
         return _synthetic_splits(config, vocab_size, seed)
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
     validate_vocabulary(tokenizer, vocab_size)
-    packed = prepare_tokens(config, tokenizer, cache_root, verify=verify)
+    if config.format != "text":
+        return _conversation_splits(config, tokenizer, cache_root, verify, say)
+    packed = prepare_tokens(config, tokenizer, cache_root, verify=verify, say=say)
     _validate_length(packed.train, config.seq_len)
 
     def cut(file: TokenFile) -> TokenSequences:
@@ -67,6 +74,31 @@ def build_sequences(
             for name, file in (("train", packed.train), ("eval", packed.eval))
             if file is not None
         },
+    )
+
+
+def _conversation_splits(
+    config: DataConfig, tokenizer: Tokenizer, cache_root: Path, verify: bool, say: Say
+) -> DataSplits:
+    template = load_chat_template(tokenizer, config.chat_template)
+    stored = prepare_conversations(config, tokenizer, template, cache_root, verify=verify, say=say)
+    apart = config.keeps_documents_apart
+    windows = {
+        name: ConversationWindows(
+            stored, split, config.seq_len, tokenizer.eos_id, keeps_documents_apart=apart
+        )
+        for name, split in stored.splits.items()
+    }
+    digests = {name: stored.digest(split) for name, split in stored.splits.items()}
+    return DataSplits(
+        train=windows["train"],
+        eval=windows.get("eval"),
+        skipped=stored.skipped,
+        tokenizer_identity=tokenizer.identity,
+        num_train_tokens=stored.train.num_tokens,
+        identity=f"sha256:{digests['train']}",
+        token_digests=digests,
+        conversations=stored,
     )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
-from shardwise.config.schema import DataConfig
-from shardwise.data.conversation import read_conversation
-from shardwise.data.masking import Example, build_example
+import numpy as np
+
+from shardwise.config.schema import DataConfig, ModelConfig
+from shardwise.data.examples import nothing_left, read_examples
+from shardwise.data.masking import Example
+from shardwise.data.packing import pack, packing_of
 from shardwise.data.records import CorruptRecord
-from shardwise.data.rows import read_conversation_rows
-from shardwise.data.template import ChatTemplate
+from shardwise.data.template import ChatTemplate, load_chat_template
+from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import UserError
 
 _NAMED_PER_REASON = 3
+# Enough for a plan to say a share to a percent or two, and read in about a second.
+_SAMPLED_ROWS = 500
 
 
 class SkippedRows:
@@ -38,35 +41,39 @@ class Survey:
     """All examples of a source, counted."""
 
     num_rows: int = 0
-    num_conversations: int = 0
-    num_tokens: int = 0
+    lengths: list[int] = field(default_factory=list)
+    """The tokens of each conversation."""
     num_trained_tokens: int = 0
     num_cut: int = 0
-    longest_tokens: int = 0
+    num_windows: int = 0
+    """The sequences that they are packed into."""
     skipped: SkippedRows = field(default_factory=SkippedRows)
     samples: list[Example] = field(default_factory=list)
 
     def add(self, example: Example) -> None:
         """Count one example."""
-        self.num_conversations += 1
-        self.num_tokens += len(example.ids)
+        self.lengths.append(len(example.ids))
         self.num_trained_tokens += int(example.mask.sum())
         self.num_cut += example.is_cut
-        self.longest_tokens = max(self.longest_tokens, len(example.ids))
 
+    @property
+    def num_conversations(self) -> int:
+        """Rows that are trained on."""
+        return len(self.lengths)
 
-def read_examples(
-    config: DataConfig, template: ChatTemplate, skipped: SkippedRows, max_rows: int | None = None
-) -> Iterator[Example]:
-    """An example for each row that has something to train on. The others go to `skipped`."""
-    for name, row in islice(read_conversation_rows(config), max_rows):
-        try:
-            if isinstance(row, CorruptRecord):
-                raise row
-            conversation = read_conversation(row, config.format)
-            yield build_example(conversation, template, config.seq_len, name)
-        except CorruptRecord as fault:
-            skipped.skip(name, fault)
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of these, without padding."""
+        return sum(self.lengths)
+
+    @property
+    def trained_share(self) -> float:
+        """The share of the tokens that the loss is computed on."""
+        return self.num_trained_tokens / self.num_tokens
+
+    def padding_share(self, seq_len: int) -> float:
+        """The share of the sequences that holds no token."""
+        return 1 - self.num_tokens / (self.num_windows * seq_len)
 
 
 def survey_examples(
@@ -74,21 +81,31 @@ def survey_examples(
 ) -> Survey:
     """Count what the rows of a source become. Raises where nothing is left to train on."""
     survey = Survey()
-    for example in read_examples(config, template, survey.skipped, max_rows):
+    for example in read_examples(config, template, survey.skipped.skip, max_rows):
         survey.add(example)
         if len(survey.samples) < num_samples:
             survey.samples.append(example)
     survey.num_rows = survey.num_conversations + survey.skipped.counts.total()
     if survey.num_conversations == 0:
-        raise _nothing_left(config, survey.skipped)
+        rows = [name for names in survey.skipped.named.values() for name in names]
+        raise nothing_left(config, rows)
+    lengths = np.array(survey.lengths, dtype=np.int64)
+    begins = np.cumsum(lengths) - lengths
+    survey.num_windows = len(pack(begins, lengths, config.seq_len, packing_of(config)))
     return survey
 
 
-def _nothing_left(config: DataConfig, skipped: SkippedRows) -> UserError:
-    rows = [name for names in skipped.named.values() for name in names]
-    return UserError(
-        f"data.source {config.source} has no conversation to train on",
-        why="; ".join(rows) or "it has no rows",
-        fix="name files with conversations: data.path=FILES; the form of their rows is "
-        "data.format=chat, or data.format=prompt, or data.format=instruction",
+def share_in_words(config: DataConfig, model: ModelConfig) -> str:
+    """What the first rows say of all: how much is trained on, and how much is padding."""
+    try:
+        tokenizer = load_tokenizer(config.tokenizer, model.name, revision=model.revision)
+        template = load_chat_template(tokenizer, config.chat_template)
+        found = survey_examples(config, template, num_samples=0, max_rows=_SAMPLED_ROWS)
+    except UserError as error:
+        # A plan may be made where the data is not.
+        return f"the share of trained tokens is not known here: {error.what}"
+    return (
+        f"{found.trained_share:.0%} of the tokens are trained on and "
+        f"{found.padding_share(config.seq_len):.0%} of the sequences is padding, by the first "
+        f"{found.num_rows} rows"
     )

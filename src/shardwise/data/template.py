@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +19,7 @@ from shardwise.files import read_bytes, user_path
 from shardwise.units import MIB
 
 _MAX_TEMPLATE_BYTES = MIB
+_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Besides jinja2's own: what expressions of a template raise for values that they do not expect.
 _FAULTS_OF_ROWS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -26,6 +30,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: HubTokenizer, source: str | None = None) -> None:
         self._backend = tokenizer.backend
         self._source = source
+        self.identity = _content_hash(tokenizer.backend, source)
+        """The hash of all that decides the text of a conversation, besides the conversation."""
 
     def render(
         self,
@@ -35,22 +41,37 @@ class ChatTemplate:
         opens_answer: bool = False,
     ) -> str:
         """The text of the turns; with `opens_answer`, up to where the assistant would begin."""
-        from jinja2 import TemplateError, TemplateSyntaxError
+        return self._render(turns, tools, add_generation_prompt=opens_answer)[0]
 
+    def render_marked(
+        self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text of the turns, and the places of the answers that the template marks."""
+        return self._render(turns, tools, return_assistant_tokens_mask=True)
+
+    def marks_answers(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template says itself what the assistant writes, with `{% generation %}`."""
+        source: str = self._backend.get_chat_template(self._source, list(tools) or None)
+        return _MARK.search(source) is not None
+
+    def _render(
+        self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], **wanted: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        from jinja2 import TemplateError, TemplateSyntaxError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given: Any = [dict(tool) for tool in tools] or None
+        names: dict[str, Any] = {**self._backend.special_tokens_map, **wanted}
         try:
-            # In a batch of one, because transformers takes no conversation without turns alone.
-            texts = self._backend.apply_chat_template(
-                [[turn.message() for turn in turns]],
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=self._source,
-                add_generation_prompt=opens_answer,
-                tokenize=False,
-            )
+            template = self._backend.get_chat_template(self._source, given)
+            messages = [turn.message() for turn in turns]
+            rendered: Any = render_jinja_template([messages], given, None, template, **names)
         except TemplateSyntaxError as error:
             raise _unreadable("the chat template", f"line {error.lineno}: {error}") from error
         except (TemplateError, *_FAULTS_OF_ROWS) as error:
             raise CorruptRecord("the chat template refuses it", brief(error)) from error
-        return str(texts[0])
+        (text,), places = rendered
+        return text, places[0] if places else []
 
     def encode(self, text: str) -> tuple[TokenIds, NDArray[np.int64]]:
         """The ids of rendered text, and the first and last + 1 character of each."""
@@ -92,6 +113,13 @@ def load_chat_template(tokenizer: Tokenizer, path: str | None) -> ChatTemplate:
             "the model's chat version",
         )
     return ChatTemplate(tokenizer, None if path is None else _read_template(path))
+
+
+def _content_hash(backend: Any, source: str | None) -> str:
+    """A template may write any special token, which are not in the backend's own content."""
+    template = source if source is not None else backend.chat_template
+    content = json.dumps([template, backend.special_tokens_map], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read_template(path: str) -> str:

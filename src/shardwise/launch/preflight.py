@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardwise.data.check import validate_text
+from shardwise.data.check import validate_conversations, validate_text
 from shardwise.data.splits import validate_vocabulary
 from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
@@ -59,7 +59,8 @@ def check_weights(plan: Plan) -> list[Finding]:
 
 
 def check_tokenizer(plan: Plan) -> list[Finding]:
-    """Whether there is a tokenizer, and the model has rows for its tokens."""
+    """Whether there is a tokenizer, the model has rows for its tokens, and it renders the first
+    conversation."""
     if plan.decided.tokenizer == "none":
         return []
     if unwanted := check_bytes(plan):
@@ -68,6 +69,8 @@ def check_tokenizer(plan: Plan) -> list[Finding]:
     try:
         tokenizer = load_tokenizer(config.tokenizer, model.name, revision=model.revision)
         validate_vocabulary(tokenizer, plan.model.vocab_size)
+        if config.format != "text":
+            validate_conversations(config, tokenizer)
     except UserError as error:
         return [error]
     pretrained = plan.weights_dir is not None

@@ -52,7 +52,17 @@ def choose_plan(
 
     plan = choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
     warnings = [*warn_of_positions(config, model), *_warn_of_blocks(model)]
-    return replace(plan, warnings=[*plan.warnings, *warnings])
+    plan = replace(plan, warnings=[*plan.warnings, *warnings])
+    return plan if config.data.format == "text" else _with_share(plan)
+
+
+def _with_share(plan: Plan) -> Plan:
+    """The same plan, which says how much of conversations is trained on."""
+    from shardwise.data.survey import share_in_words
+
+    packing, config = plan.choices["packing"], plan.config
+    why = f"{packing.why}; {share_in_words(config.data, config.model)}"
+    return plan.with_choices(packing=replace(packing, why=why))
 
 
 def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:

@@ -55,6 +55,13 @@ class StepReport:
     experts: ExpertLoad | None = None
     """None for a dense model."""
 
+    trained_tokens: int | None = None
+    """The tokens since the last line that the loss was computed on; None where it is all of
+    them."""
+
+    trained_share: float | None = None
+    """The same as a share of all tokens since the last line, padding included."""
+
 
 def format_line(report: StepReport) -> str:
     """`step 40/2000 2.0% loss 2.4310 gnorm 0.83 ...`."""
@@ -67,6 +74,7 @@ def format_line(report: StepReport) -> str:
             *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
             *([] if report.z_loss is None else [f"z {report.z_loss:.4f}"]),
             *([] if report.experts is None else [f"experts {report.experts.most:.2f}x"]),
+            *([] if report.trained_share is None else [f"trained {report.trained_share:.0%}"]),
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",
             _format_speed(report),

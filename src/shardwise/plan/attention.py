@@ -44,7 +44,7 @@ def choose_attention(
     why = "torch picks the fastest kernel of the device"
     if first != "sdpa":
         why = f"transformers' {model.model_type} class has no sdpa"
-    elif config.data.document_mask:
+    elif config.data.keeps_documents_apart:
         why = (
             "runs everywhere; it builds a mask of documents, which flash_attention_4 does not need"
         )

@@ -15,7 +15,7 @@ from shardwise.plan.candidates import mesh_candidates, variants
 from shardwise.plan.caveats import caveats
 from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.gathers import choose_gathers
-from shardwise.plan.inputs import choose_tokenizer, choose_weights
+from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
@@ -64,6 +64,7 @@ def choose_plan(
             "offload_activations": offload,
             "weights": weights,
             "tokenizer": choose_tokenizer(config),
+            "packing": choose_packing(config),
         },
     )
 

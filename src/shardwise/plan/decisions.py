@@ -44,6 +44,9 @@ class Decisions:
     """`random`, or the place that the first weights are read from."""
 
     tokenizer: str = UNSAID
+    packing: Annotated[str, "data.packing"] = "cut"
+    """How documents share sequences."""
+
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1

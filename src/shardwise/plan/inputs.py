@@ -1,4 +1,4 @@
-"""The inputs of a run: its first weights and its tokenizer."""
+"""The inputs of a run: its first weights, its tokenizer, and how documents become sequences."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shardwise.errors import UserError
 from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.tokenizer_files import has_own_tokenizer
 from shardwise.plan.decisions import Choice
+from shardwise.plan.given import decide
 from shardwise.plan.plan import Plan
 
 # The embedded tokenizer has one token for each byte, and one for the end of a document.
@@ -57,6 +58,14 @@ def choose_tokenizer(config: RunConfig) -> Choice[str]:
     if has_own_tokenizer(model_name):
         return Choice(model_name, "the model's own", "rule")
     return Choice("byte", f"{model_name} comes without a tokenizer", "rule")
+
+
+def choose_packing(config: RunConfig) -> Choice[str]:
+    """How documents share sequences."""
+    if config.data.format == "text":
+        return Choice("cut", "text is laid back to back and cut into sequences", "rule")
+    why = "whole conversations share sequences, and attention keeps them apart"
+    return decide(config, "packing", "best_fit", why)
 
 
 def check_bytes(plan: Plan) -> list[UserError]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shardwise.data.documents import Documents, find_documents
+from shardwise.data.documents import Documents, place_documents
 from shardwise.errors import UserError
 from shardwise.plan.plan import Plan
 from shardwise.training.trial import trying
-
-_END = 0
 
 
 def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
@@ -32,7 +31,9 @@ def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
 
 def masks_by_position(plan: Plan) -> bool:
     """Whether transformers builds a mask from the positions."""
-    return plan.settings.data.document_mask and plan.decided.attention != "flash_attention_4"
+    return (
+        plan.settings.data.keeps_documents_apart and plan.decided.attention != "flash_attention_4"
+    )
 
 
 def check_documents(model: Any, device: torch.device) -> None:
@@ -51,15 +52,16 @@ def check_documents(model: Any, device: torch.device) -> None:
 
 def _second(model: Any, first: int, device: torch.device) -> Tensor:
     """Logits of the same second document after a first that begins with `first`."""
-    ids = torch.tensor([[first, 2, 3, _END, 4, 5, 6, 7]])
-    documents = find_documents(ids.numpy(), _END)
+    ids = torch.tensor([[first, 2, 3, 0, 4, 5, 6, 7]])
+    documents = place_documents([np.array([0, 4])], ids.shape[1])
     logits: Tensor = model(input_ids=ids.to(device), **kept_apart(documents, device)).logits
     return logits[:, 4:]
 
 
 def _refusal(why: str) -> UserError:
     return UserError(
-        "data.document_mask does not work with this model",
+        "documents that share a sequence cannot be kept apart in this model",
         why=why,
-        fix="leave data.document_mask out, or try another attention: model.attention=eager",
+        fix="leave data.document_mask out, or for conversations write data.packing=one, or try "
+        "another attention: model.attention=eager",
     )

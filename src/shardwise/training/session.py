@@ -69,7 +69,7 @@ def build_session(
     device = torch.device(plan.cluster.device)
     model, units = build_model(plan, mesh, say, with_weights=not resuming, carrier=carrier)
     optimizer = build_optimizer(model, plan)
-    return Session(plan, model, units, optimizer, _build_data(plan, mesh.world), device, mesh)
+    return Session(plan, model, units, optimizer, _build_data(plan, mesh.world, say), device, mesh)
 
 
 def build_model(
@@ -154,7 +154,7 @@ def attach_training_loss(session: Session, say: Say) -> None:
         if reason is not None:
             say(f"loss: all logits at once, because {reason}")
             chunked = False
-    if plan.settings.data.document_mask:
+    if plan.settings.data.keeps_documents_apart:
         with fast_attention(session.device, reads_positions=masks_by_position(plan)):
             check_documents(model, session.device)
     attach_loss(model, chunked=chunked)
@@ -187,7 +187,7 @@ def _build_on_meta(plan: Plan) -> PreTrainedModel:
     return model
 
 
-def _build_data(plan: Plan, world: World) -> DataSplits:
+def _build_data(plan: Plan, world: World, say: Say) -> DataSplits:
     """The first rank of each node tokenises. The others wait and find the result in the cache.
 
     Data of one node that cannot be read, or that gives other tokens, is an error on all ranks.
@@ -203,6 +203,7 @@ def _build_data(plan: Plan, world: World) -> DataSplits:
             seed=settings.train.seed,
             cache_root=Path(settings.runs_dir) / ".cache",
             verify=world.is_first_of_node,
+            say=say,
         )
 
     data, failure = None, None

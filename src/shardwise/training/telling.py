@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import StepReport, format_line
@@ -23,10 +24,15 @@ def tell_session(session: Session, channels: Channels) -> None:
     for line in [*tables, *notes_of(units, plan, session.mesh.world)]:
         channels.say(line)
     for record in data.skipped:
-        channels.say(f"skipped corrupt record {record}")
+        channels.say(f"skipped record {record}")
+    found: dict[str, Any] = {}
+    if data.conversations is not None:
+        for line in data.conversations.in_words(plan.settings.data.seq_len):
+            channels.say(line)
+        found = data.conversations.counts
     channels.events.write(
         "data", tokens=data.num_train_tokens, tokenizer=data.tokenizer_identity,
-        skipped=list(data.skipped),
+        skipped=list(data.skipped), **found,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Window:
         loss_sum = sum(result.loss_sum.double() for result in self.results)
         num_tokens = sum(result.num_tokens for result in self.results)
         loss = float(loss_sum / num_tokens)
+        trained = int(num_tokens) if self.plan.settings.data.format != "text" else None
         routing = [result.routing for result in self.results if result.routing is not None]
         routed = mean_routing(routing) if routing else None
         grad_norm = self.results[-1].grad_norm
@@ -65,6 +66,8 @@ class Window:
             aux_loss=_read(routed.aux_loss) if routed else None,
             z_loss=_read(routed.z_loss) if routed else None,
             experts=None if counts is None else load_of(counts, self.mesh.token_group),
+            trained_tokens=trained,
+            trained_share=trained and trained / (plan.tokens_per_step * len(self.results)),
         )
 
 

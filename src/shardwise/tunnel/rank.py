@@ -102,7 +102,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             say(
                 "float8 is emulated in fp32 here, which takes time and memory that GPUs do not need"
             )
-    if plan.settings.data.document_mask:
+    if plan.settings.data.keeps_documents_apart:
         say("no documents are kept apart here: random tokens have none")
     for note in notes_of(shell.units, plan, shell.mesh.world):
         say(note)

@@ -72,8 +72,13 @@ MARKED = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 # The reasoning of all turns but the last is dropped.
-FORGETFUL = MARKED.replace(
+MARKED_FORGETFUL = MARKED.replace(
     "{%- if message.reasoning_content %}", "{%- if loop.last and message.reasoning_content %}"
+)
+# The same two without marks.
+PLAIN, FORGETFUL = (
+    source.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    for source in (MARKED, MARKED_FORGETFUL)
 )
 # What opens an answer promises reasoning, which an answer need not have.
 OPEN_THINKING = CHATML.replace(
@@ -107,6 +112,7 @@ MADE = {
     "llama": Made(LLAMA, lambda m: m["content"].strip() + "<|eot_id|>"),
     "gemma": Made(GEMMA, lambda m: m["content"].strip() + "<end_of_turn>\n", strict=True),
     "mistral": Made(MISTRAL, lambda m: " " + m["content"] + "</s>", strict=True),
+    "plain": Made(PLAIN, lambda m: _thought(m) + m["content"] + _called(m) + "<|im_end|>\n"),
     "marked": Made(MARKED, lambda m: _thought(m) + m["content"] + _called(m) + "<|im_end|>\n"),
 }
 

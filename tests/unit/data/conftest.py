@@ -8,13 +8,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from shardwise.data.sequences import IGNORE_INDEX
+from shardwise.data.sequences import IGNORE_INDEX, Sequence
 
 
 class CountingSequences:
     """Sequence i is all i, so that a batch tells which sequences it was made of."""
-
-    document_end = None
 
     def __init__(self, length: int, seq_len: int = 4) -> None:
         self.length = length
@@ -23,13 +21,13 @@ class CountingSequences:
     def __len__(self) -> int:
         return self.length
 
-    def get(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def get(self, index: int) -> Sequence:
         if not 0 <= index < self.length:
             raise IndexError(index)
         inputs = np.full(self.seq_len, index, dtype=np.int64)
         labels = inputs.copy()
         labels[0] = IGNORE_INDEX
-        return inputs, labels
+        return Sequence(inputs, labels)
 
 
 @pytest.fixture

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.data.documents import find_documents
+from shardwise.data.documents import Documents, place_documents
+from shardwise.data.sequences import starts_after
 
 END = 9
 
 
+def find_documents(rows: np.ndarray) -> Documents:
+    return place_documents([starts_after(row, END) for row in rows], rows.shape[1])
+
+
 def found(*rows: list[int]) -> tuple[list[list[int]], list[int]]:
-    documents = find_documents(np.array(rows), END)
+    documents = find_documents(np.array(rows))
     size = np.size(rows)
     starts = documents.starts.tolist()
     assert documents.starts.dtype.itemsize == 4 and set(starts[starts.index(size) :]) == {size}
@@ -34,5 +39,5 @@ def test_there_is_the_same_room_for_few_and_for_some() -> None:
     some, many = few.copy(), few.copy()
     some[:, 3::8] = END
     many[:, 1::2] = END
-    rooms = [len(find_documents(each, END).starts) - 1 for each in (few, some, many)]
+    rooms = [len(find_documents(each).starts) - 1 for each in (few, some, many)]
     assert rooms == [32, 32, 64]

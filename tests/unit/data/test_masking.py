@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import CALL, FORGETFUL, MADE, MARKED, OPEN_THINKING, make_backend
+from chat_templates import (
+    CALL,
+    FORGETFUL,
+    MADE,
+    MARKED,
+    MARKED_FORGETFUL,
+    OPEN_THINKING,
+    PLAIN,
+    make_backend,
+)
 from tokenizers import pre_tokenizers, processors
 
 from shardwise.data.conversation import Conversation, read_conversation
@@ -89,9 +98,10 @@ def test_every_token_of_an_answer_is_trained_on_and_no_other(name: str) -> None:
         assert text_of(example.ids) == whole
 
 
-def test_marks_of_a_template_give_the_same_mask() -> None:
-    template, draw = template_of(MARKED), random.Random(7)
-    for _ in range(NUM_CONVERSATIONS // 5):
+@pytest.mark.parametrize("source", [MARKED, PLAIN], ids=["by marks", "by prefixes"])
+def test_marks_of_a_template_give_the_same_mask(source: str) -> None:
+    template, draw = template_of(source), random.Random(7)
+    for _ in range(NUM_CONVERSATIONS // 10):
         messages = some_messages(draw, strict=False)
         example = build_example(chat(*messages), template, 10**6, "row")
         theirs = TOKENIZER.backend.apply_chat_template(
@@ -143,18 +153,31 @@ def test_a_template_that_drops_earlier_reasoning_is_refused_at_its_turn() -> Non
     assert trained_text(example) == "<think>\nfirst\n</think>\n\nb<|im_end|>\n"
 
 
+def test_marks_make_up_for_a_template_that_is_not_prefix_stable() -> None:
+    thought = {"reasoning_content": "r"}
+    conversation = chat(user("a"), assistant("b", **thought), user("c"), assistant("d", **thought))
+    example = build_example(conversation, template_of(MARKED_FORGETFUL), 4096, "row")
+    assert trained_text(example) == "b<|im_end|>\n<think>\nr\n</think>\n\nd<|im_end|>\n"
+    # Marks do not say which of the answers are wanted.
+    first, second = assistant("b", weight=0, **thought), assistant("d", **thought)
+    with pytest.raises(UserError, match="not prefix-stable"):
+        build_example(
+            chat(user("a"), second, user("c"), first), template_of(MARKED_FORGETFUL), 4096, "row"
+        )
+
+
 def test_a_template_that_opens_answers_in_another_way_is_refused() -> None:
     with pytest.raises(UserError, match="what opens the answer is not how the answer begins"):
         build_example(chat(user("a"), assistant("b")), template_of(OPEN_THINKING), 4096, "row")
 
 
 def test_what_a_template_refuses_is_a_reason_to_skip() -> None:
-    first = chat(assistant("hello"), user("a"), assistant("b"))
+    first = chat(user("hello"), user("a"), assistant("b"))
     with pytest.raises(CorruptRecord, match=r"the chat template refuses it \(.*must alternate"):
         build_example(first, template_of(MADE["gemma"].source), 4096, "row")
     # Another template takes it.
     example = build_example(first, template_of(MADE["chatml"].source), 4096, "row")
-    assert trained_text(example) == "hello<|im_end|>\nb<|im_end|>\n"
+    assert trained_text(example) == "b<|im_end|>\n"
     broken = template_of("{{ messages[0].content + 1 }}")
     with pytest.raises(CorruptRecord, match=r"refuses it \(TypeError"):
         build_example(first, broken, 4096, "row")

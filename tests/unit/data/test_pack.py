@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from shardwise.config.schema import DataConfig
-from shardwise.data import content, pack
+from shardwise.data import cache, content, pack
+from shardwise.data.arrays import smallest_dtype
 from shardwise.data.pack import content_key, prepare_tokens
 from shardwise.data.tokenizer import ByteTokenizer, load_tokenizer
-from shardwise.data.tokens import TokenFile, smallest_dtype
+from shardwise.data.tokens import TokenFile
 from shardwise.errors import UserError
 
 BYTES = ByteTokenizer()
@@ -118,13 +119,13 @@ def test_the_loser_of_the_rename_takes_the_winners_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = jsonl(write_lines(tmp_path / "a.jsonl", ["one"]))
-    publish = pack._publish
+    publish = cache.publish
 
     def lose(aside: Path, directory: Path) -> None:
         shutil.copytree(aside, directory)
         publish(aside, directory)
 
-    monkeypatch.setattr(pack, "_publish", lose)
+    monkeypatch.setattr(cache, "publish", lose)
     assert documents_of(prepare_tokens(config, BYTES, tmp_path / "cache").train) == ["one"]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from chat_templates import CALL, GEMMA, MARKED, make_backend
 
 from shardwise.config.schema import DataConfig
 from shardwise.data import rows
-from shardwise.data.check import validate_text
-from shardwise.data.splits import build_sequences
-from shardwise.data.survey import SkippedRows, read_examples, survey_examples
+from shardwise.data.check import validate_conversations, validate_text
+from shardwise.data.examples import read_examples
+from shardwise.data.survey import SkippedRows, survey_examples
 from shardwise.data.template import ChatTemplate
 from shardwise.data.tokenizer import HubTokenizer
 from shardwise.errors import UserError
@@ -60,7 +61,7 @@ def test_files_of_every_kind_give_the_same_examples(tmp_path: Path) -> None:
     found = [
         [
             (example.ids.tolist(), example.mask.tolist())
-            for example in read_examples(data_of(tmp_path / name, source), TEMPLATE, skipped)
+            for example in read_examples(data_of(tmp_path / name, source), TEMPLATE, skipped.skip)
         ]
         for name, source in (
             *(("a.jsonl", "jsonl"), ("a.jsonl.gz", "jsonl")),
@@ -82,7 +83,7 @@ def test_bad_rows_are_counted_and_named_by_reason(
         lines_of(good, {"messages": [{"content": "a"}, answer]})
         + lines_of({"messages": [twice, twice, user, answer]}, {"messages": [user]})
         + b'{"messages": "\xff"}\n\n{"messages": \n[1]\n'
-        + lines_of({"messages": [answer, user, answer]})
+        + lines_of({"messages": [user, user, answer]}, {"messages": [answer, user, answer]})
         + lines_of({"messages": [user | {"content": "x" * 5000}, answer]})
         + lines_of({"messages": [user, answer | {"content": "answer " * 300}]})
         + lines_of({"messages": [user | {"content": "question " * 300}, answer]}, good)
@@ -97,14 +98,16 @@ def test_bad_rows_are_counted_and_named_by_reason(
         "invalid JSON": 1,
         "not an object but list": 1,
         "the chat template refuses it": 1,
+        "an assistant turn comes first": 1,
         "it is longer than 4.0 KiB": 1,
         "its answers do not fit into data.seq_len": 1,
     }
     assert survey.skipped.named["a turn has no role"] == [f"{path}:2: a turn has no role"]
     (refused,) = survey.skipped.named["the chat template refuses it"]
     assert refused.startswith(f"{path}:9: ") and "roles must alternate" in refused
-    assert (survey.num_conversations, survey.num_rows, survey.num_cut) == (3, 12, 1)
-    assert survey.longest_tokens <= 256
+    assert (survey.num_conversations, survey.num_rows, survey.num_cut) == (3, 13, 1)
+    assert max(survey.lengths) <= 256
+    assert survey.num_windows == 2 and survey.padding_share(256) == 1 - survey.num_tokens / 512
     assert [example.document for example in survey.samples] == [f"{path}:1"]
     trained = len(TOKENIZER.encode("b<end_of_turn>\n"))
     assert survey.num_trained_tokens == 3 * trained < survey.num_tokens
@@ -136,10 +139,19 @@ def test_tables_without_a_known_column_are_named(tmp_path: Path) -> None:
     assert "a.parquet:1: it has no messages" in caught.value.why
 
 
-def test_conversations_are_not_trained_on_as_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(lines_of(*ROWS))
-    config = data_of(tmp_path)
-    with pytest.raises(UserError, match=r"does not train on data\.format=auto yet"):
+def test_the_first_conversation_is_looked_at_before_ranks_start(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines_of({"messages": []}, *ROWS))
+    template = tmp_path / "template.jinja"
+    template.write_text(MARKED)
+    config = data_of(tmp_path, chat_template=str(template))
+    validate_text(config)
+    validate_conversations(config, TOKENIZER)
+    with pytest.raises(UserError, match="1 records of the data cannot be trained on"):
+        validate_conversations(replace(config, max_corrupt=0), TOKENIZER)
+    (tmp_path / "a.jsonl").write_bytes(lines_of({"messages": []}))
+    with pytest.raises(UserError, match="has no conversation to train on") as caught:
+        validate_conversations(config, TOKENIZER)
+    assert "a.jsonl:1: no assistant turn" in caught.value.why
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    with pytest.raises(UserError, match=r"the files of data\.path are empty"):
         validate_text(config)
-    with pytest.raises(UserError, match=r"does not train on data\.format=auto yet"):
-        build_sequences(config, vocab_size=400, model_name="x", seed=0, cache_root=tmp_path)

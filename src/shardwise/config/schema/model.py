@@ -60,10 +60,9 @@ class DataConfig:
 
     format: Literal["text", "auto", "chat", "prompt", "instruction"] = "text"
     """What a record holds. `text` is a document in `data.field`. The others are conversations, of
-    which only the assistant's turns would be trained on: `chat` (`messages`, or ShareGPT's
+    which only the assistant's turns are trained on: `chat` (`messages`, or ShareGPT's
     `conversations`), `prompt` (`prompt` and `completion`), `instruction` (`instruction`, `input`,
-    `output`); `auto` tells them by the keys of each row. `shardwise data show` shows them; this
-    version does not train on them yet."""
+    `output`); `auto` tells them by the keys of each row. `shardwise data show` shows them."""
 
     chat_template: str | None = None
     """A file with a Jinja chat template for conversations; unset: the tokenizer's own."""
@@ -82,8 +81,15 @@ class DataConfig:
     seq_len: int = 2048
     """Tokens in one training sequence. Documents are packed back to back to this length."""
 
+    packing: Literal["auto", "best_fit", "one", "cut"] = "auto"
+    """How conversations share sequences. `best_fit` packs whole ones, the longest first, each into
+    the fullest sequence that has room; `one` gives each a sequence of its own; `cut` lays them back
+    to back and cuts them where a sequence ends. `auto` is `best_fit`. Text is always laid back to
+    back."""
+
     document_mask: bool = False
-    """Tokens attend only to their own document, and its positions start at 0.
+    """Tokens attend only to their own document, and its positions start at 0. Conversations that
+    share a sequence are always kept apart.
     `model.attention: flash_attention_4` needs no mask for this. The others get an explicit mask,
     with which their fast kernels cannot be used."""
 
@@ -91,14 +97,21 @@ class DataConfig:
     """Read sequences in a seeded random order, a different one in each epoch."""
 
     eval_fraction: float = 0.0
-    """Share of the documents that is held out for the evaluation loss, 0 to 0.5."""
+    """Share of the documents or conversations that is held out for the evaluation loss, 0 to
+    0.5."""
 
     eval_sequences: int = 64
     """How many held-out sequences one evaluation reads at most."""
 
     max_corrupt: int = 10
-    """How many unreadable records may be skipped (each is named) before the run is refused."""
+    """How many records that cannot be read or trained on may be skipped (each is named) before the
+    run is refused."""
 
     on_change: Literal["refuse", "restart"] = "refuse"
     """What a resume does where the training tokens or their order changed. `refuse` ends it with
     the changes; `restart` keeps weights, optimizer and step, and reads the data from its start."""
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether attention must not look beyond a document."""
+        return self.document_mask or (self.format != "text" and self.packing != "one")

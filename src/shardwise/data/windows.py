@@ -1,0 +1,51 @@
+"""Windows of conversations as training sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.data.conversations import StoredConversations, StoredSplit
+from shardwise.data.sequences import IGNORE_INDEX, Sequence
+
+
+class ConversationWindows:
+    """The windows of one split. Labels are the tokens that are trained on."""
+
+    def __init__(
+        self,
+        stored: StoredConversations,
+        split: StoredSplit,
+        seq_len: int,
+        pad_id: int,
+        *,
+        keeps_documents_apart: bool,
+    ) -> None:
+        self.seq_len = seq_len
+        self._tokens, self._mask = stored.tokens.open(), stored.mask.open()
+        self._pieces, self._firsts = split.pieces.open().reshape(-1, 2), split.firsts.open()
+        self._pad_id = pad_id
+        self._keeps_documents_apart = keeps_documents_apart
+
+    def __len__(self) -> int:
+        return len(self._firsts) - 1
+
+    def get(self, index: int) -> Sequence:
+        """One window. What conversations leave empty is a document of padding at its end."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        inputs = np.full(self.seq_len, self._pad_id, dtype=np.int64)
+        labels = np.full(self.seq_len, IGNORE_INDEX, dtype=np.int64)
+        starts, at = [], 0
+        for begin, end in self._pieces[self._firsts[index] : self._firsts[index + 1]].tolist():
+            inputs[at : at + end - begin] = self._tokens[begin:end]
+            # The next conversation begins with a token that is never trained on, so the last label
+            # counts only where a window has cut its conversation there.
+            follows = self._tokens[begin + 1 : end + 1].astype(np.int64)
+            is_trained = self._mask[begin + 1 : end + 1]
+            labels[at : at + len(follows)] = np.where(is_trained, follows, IGNORE_INDEX)
+            starts.append(at)
+            at += end - begin
+        if at < self.seq_len:
+            starts.append(at)
+        apart = np.array(starts, dtype=np.int64) if self._keeps_documents_apart else None
+        return Sequence(inputs, labels, apart)
