@@ -8,7 +8,6 @@ model.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,6 +20,7 @@ from shardwise.errors import UserError
 from shardwise.internals.hugging_face import initialise_module
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
+from shardwise.model.seeds import seed_generators
 
 
 def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch.device) -> None:
@@ -218,12 +218,8 @@ def _run_initialisers(
     owners = [(name, m) for name, m in twin.named_modules() if isinstance(m, PreTrainedModel)]
     for name, module in reversed(members):
         owner = [model for path, model in owners if not path or f"{name}.".startswith(f"{path}.")]
-        torch.manual_seed(_seed_of(f"{seed}/{name}"))
+        seed_generators(f"{seed}/{name}")
         initialise_module(owner[-1], module)
-
-
-def _seed_of(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
 def _join(*parts: str) -> str:

@@ -4,7 +4,6 @@ kernels."""
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -15,6 +14,7 @@ from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.kernels.cublas import drop_workspace, fix_workspace
 from shardwise.kernels.hopper import on_hopper
 from shardwise.kernels.own import uses_own
+from shardwise.model.seeds import seed_generators
 from shardwise.plan.plan import Plan
 
 
@@ -37,8 +37,7 @@ def prepare_matmuls(plan: Plan) -> None:
 
 def seed_step(seed: int, position: int, data_rank: int) -> None:
     """Seed dropout by (seed, position, data rank), so a resumed run needs no saved generator."""
-    key = f"{seed}/{position}/{data_rank}".encode()
-    torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "big"))
+    seed_generators(f"{seed}/{position}/{data_rank}")
 
 
 @contextmanager
