@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ceilings import UPDATE_BYTES
 from family_list import Case
-from family_work import Attention, Experts, Layer, Work
+from family_work import Layer, SeenAttention, SeenExperts, SeenWork
 
 if TYPE_CHECKING:
     from shardwise.metrics.clock import Clock
@@ -30,22 +30,22 @@ COPY = "copied bytes/s"
 class Kernel:
     """Something that is measured once for all rows that need it."""
 
-    shape: Layer | Experts | Attention
+    shape: Layer | SeenExperts | SeenAttention
     seq_len: int = 0
     """Of attention."""
 
     def __str__(self) -> str:
         shape = self.shape
-        if isinstance(shape, Experts):
+        if isinstance(shape, SeenExperts):
             sizes = f"{shape.count} x {shape.layer[0]} x {shape.layer[1]}"
             return f"experts {sizes}, {shape.per_token} a token"
-        if isinstance(shape, Attention):
+        if isinstance(shape, SeenAttention):
             sizes = f"{shape.heads} x {shape.width}/{shape.value_width}"
             return f"attention {sizes} over {self.seq_len}"
         return f"layer {shape[0]} x {shape[1]}"
 
 
-def kernels_of(work: Work, seq_len: int) -> Iterator[Kernel]:
+def kernels_of(work: SeenWork, seq_len: int) -> Iterator[Kernel]:
     """All that a limit needs to know the time of."""
     for group in work.linears:
         yield from map(Kernel, group)
@@ -55,7 +55,7 @@ def kernels_of(work: Work, seq_len: int) -> Iterator[Kernel]:
     yield from (Kernel(_whole(each), seq_len) for each in work.attentions)
 
 
-def limit_s(work: Work, case: Case, world: int, seconds: Mapping[str, float]) -> float | None:
+def limit_s(work: SeenWork, case: Case, world: int, seconds: Mapping[str, float]) -> float | None:
     """Seconds of one step, from those of each kernel for one token; None where one is missing."""
     if any(str(kernel) not in seconds for kernel in kernels_of(work, case.seq_len)):
         return None
@@ -94,9 +94,9 @@ def _joined(group: tuple[Layer, ...]) -> Layer:
     return group[0][0], sum(layer[1] for layer in group)
 
 
-def _whole(attention: Attention) -> Attention:
+def _whole(attention: SeenAttention) -> SeenAttention:
     """The same without its window."""
-    return Attention(attention.heads, attention.width, attention.value_width, None)
+    return SeenAttention(attention.heads, attention.width, attention.value_width, None)
 
 
 def _seen_share(window: int | None, seq_len: int) -> float:
@@ -127,14 +127,14 @@ def _seconds(kernel: Kernel, clock: Clock, flash: bool) -> float:
     from shardwise.calibrate.matmul import linear_work
 
     shape, tokens = kernel.shape, _TOKENS[clock.device.type]
-    if isinstance(shape, Attention):
+    if isinstance(shape, SeenAttention):
         return _attention_seconds(shape, kernel.seq_len, clock, flash)
-    if isinstance(shape, Experts):
+    if isinstance(shape, SeenExperts):
         return clock.seconds(_experts_work(shape, tokens, clock))
     return clock.seconds(linear_work(clock.device, _dtype(clock), tokens, *shape))
 
 
-def _experts_work(experts: Experts, tokens: int, clock: Clock) -> Any:
+def _experts_work(experts: SeenExperts, tokens: int, clock: Clock) -> Any:
     """Forward, and backward to the input and to the weights, with as many tokens for each."""
     import torch
     from torch.nn.functional import grouped_mm
@@ -155,7 +155,7 @@ def _experts_work(experts: Experts, tokens: int, clock: Clock) -> Any:
     return work
 
 
-def _attention_seconds(shape: Attention, seq_len: int, clock: Clock, flash: bool) -> float:
+def _attention_seconds(shape: SeenAttention, seq_len: int, clock: Clock, flash: bool) -> float:
     """Forward and backward, by the fastest kernel that takes these widths."""
     import torch
 

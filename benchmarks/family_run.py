@@ -26,7 +26,7 @@ from family_rows import (
     shortest_bytes,
 )
 from family_table import line_of
-from family_work import Work, see_work
+from family_work import SeenWork, see_work
 from forked_measures import import_ahead, import_torch
 from gpu import driver, versions
 from shardwise.errors import UserError
@@ -84,7 +84,7 @@ class Bench:
     profile: bool
     ends: float
     plans: dict[Row, Plan] = field(default_factory=dict)
-    works: dict[tuple[str, int], Work] = field(default_factory=dict)
+    works: dict[tuple[str, int], SeenWork] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     """Of each kernel that limits are made of."""
 
@@ -235,7 +235,7 @@ class Bench:
                 found[row] = f"{error.what}: {error.why}"
         return found
 
-    def _see(self, row: Row) -> Work:
+    def _see(self, row: Row) -> SeenWork:
         experts = self.plans[row].model.experts_per_token
         return see_work(config_of(row, tiny=self.tiny), experts)
 

@@ -14,7 +14,7 @@ _SEQ_LEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class SeenAttention:
     """One call of attention."""
 
     heads: int
@@ -27,7 +27,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class SeenExperts:
     """Matmuls of stacked experts: each token goes to some of them."""
 
     count: int
@@ -36,18 +36,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SeenWork:
     """What one forward of a model computes, and how often; the head is one of its layers."""
 
     linears: dict[tuple[Layer, ...], float]
     """Layers that have the same input, so that they could be one matmul."""
 
-    experts: dict[Experts, int]
-    attentions: dict[Attention, int]
+    experts: dict[SeenExperts, int]
+    attentions: dict[SeenAttention, int]
     params: int
 
 
-def see_work(hf_config: Mapping[str, Any], experts_per_token: int) -> Work:
+def see_work(hf_config: Mapping[str, Any], experts_per_token: int) -> SeenWork:
     """Run a forward on tensors without data, and note what it multiplies."""
     import torch
     from torch import nn
@@ -57,11 +57,11 @@ def see_work(hf_config: Mapping[str, Any], experts_per_token: int) -> Work:
     from shardwise.internals.peerless import FakeTensorMode
     from shardwise.model.build import build_on_meta
 
-    attentions: Counter[Attention] = Counter()
+    attentions: Counter[SeenAttention] = Counter()
 
     def attend(module: Any, query: Any, key: Any, value: Any, *_: Any, **given: Any) -> Any:
         length, width = query.shape[2], value.shape[-1]
-        seen = Attention(query.shape[1], query.shape[3], width, given.get("sliding_window"))
+        seen = SeenAttention(query.shape[1], query.shape[3], width, given.get("sliding_window"))
         attentions[seen] += 1
         return query.new_empty(query.shape[0], length, query.shape[1], width), None
 
@@ -77,8 +77,10 @@ def see_work(hf_config: Mapping[str, Any], experts_per_token: int) -> Work:
     with without_data, torch.no_grad(), unsearched_positions():
         model(input_ids=torch.zeros(1, _SEQ_LEN, dtype=torch.long), use_cache=False)
     stacked = [p.shape for p in model.parameters() if p.dim() == 3]
-    experts = Counter(Experts(shape[0], experts_per_token, tuple(shape[1:])) for shape in stacked)
-    return Work(seen.groups(), dict(experts), dict(attentions), params)
+    experts = Counter(
+        SeenExperts(shape[0], experts_per_token, tuple(shape[1:])) for shape in stacked
+    )
+    return SeenWork(seen.groups(), dict(experts), dict(attentions), params)
 
 
 class _SeenLinears:

@@ -20,7 +20,7 @@ from family_profile import class_of, summed
 from family_rows import Row, config_of, plan_row, planned, shortest, shortest_bytes
 from family_run import Board
 from family_table import in_band, markdown, memory_error, speed_error, summary
-from family_work import Attention, Experts, Work, see_work
+from family_work import SeenAttention, SeenExperts, SeenWork, see_work
 from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
 from shardwise.units import GIB
@@ -90,17 +90,17 @@ def test_work_is_seen_in_the_models_own_code() -> None:
         ((128, 64),): 2,
         ((64, 512),): 1,
     }
-    assert work.attentions == {Attention(4, 16, 16, None): 2}
+    assert work.attentions == {SeenAttention(4, 16, 16, None): 2}
     local = see_work(FAMILIES["gemma-3-12b"].tiny(), 1).attentions
-    assert local == {Attention(4, 16, 16, 32): 5, Attention(4, 16, 16, None): 1}
+    assert local == {SeenAttention(4, 16, 16, 32): 5, SeenAttention(4, 16, 16, None): 1}
     experts = see_work(FAMILIES["qwen3-30b-a3b"].tiny(), 2).experts
-    assert experts == {Experts(4, 2, (64, 64)): 2, Experts(4, 2, (64, 32)): 2}
+    assert experts == {SeenExperts(4, 2, (64, 64)): 2, SeenExperts(4, 2, (64, 32)): 2}
 
 
 def test_the_limit_adds_matmuls_experts_attention_and_update() -> None:
-    whole, experts = Attention(4, 64, 64, None), Experts(8, 2, (64, 32))
-    local = Attention(4, 64, 64, 1024)
-    work = Work(
+    whole, experts = SeenAttention(4, 64, 64, None), SeenExperts(8, 2, (64, 32))
+    local = SeenAttention(4, 64, 64, 1024)
+    work = SeenWork(
         {((8, 8), (8, 4)): 2.0, ((8, 100),): 1.0}, {experts: 3}, {whole: 1, local: 1}, 10**9
     )
     names = {str(kernel) for kernel in kernels_of(work, 4096)}
