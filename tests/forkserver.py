@@ -12,11 +12,18 @@ from multiprocessing.context import ForkServerContext
 _PRELOAD = [
     "forked",
     "small_trainer",
+    "pydantic.fields",
+    "pydantic.type_adapter",
+    "shardwise.checkpoint.export",
+    "shardwise.cli.next_steps",
+    "shardwise.cli.summary",
     "shardwise.launch.worker",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "transformers.models.mixtral.modeling_mixtral",
     "transformers.models.qwen2.modeling_qwen2",
+    "shardwise.verify.judge",
+    "settled",
 ]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from rank_pool import Ranks
 from tiny_runs import Settings, start
-from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
@@ -21,6 +23,21 @@ NUM_UNITS = 4
 REDUCE_SCATTER, ALL_REDUCE = "c10d::_reduce_scatter_base_", "c10d::allreduce_"
 
 
+class CollectiveCounter(TorchDispatchMode):
+    """Counts operations of c10d. A profiler counts the same, in ten times the CPU time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func.namespace == "c10d":
+            self.calls[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
 def count_collectives(world: int, settings: Settings) -> dict[str, int]:
     """How often each operation of c10d ran on this rank in the second step."""
     session = start(world, settings)
@@ -28,9 +45,9 @@ def count_collectives(world: int, settings: Settings) -> dict[str, int]:
     loader = build_loader(session)
     stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
     stepper.run(loader.step_batches(0), 1e-3)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with CollectiveCounter() as counter:
         stepper.run(loader.step_batches(1), 1e-3)
-    return {event.key: event.count for event in profiler.key_averages() if "c10d" in event.key}
+    return dict(counter.calls)
 
 
 def count(
