@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -189,11 +189,12 @@ def train_plainly(settings: Settings, mask: Callable[[Tensor], Tensor] | None = 
     return train_batches(plain_twin(session), session.plan, batches)
 
 
-def plain_twin(session: Session) -> Any:
-    """A Hugging Face model, unsharded, with the weights of a session."""
+def plain_twin(session: Session, without: Collection[str] = ()) -> Any:
+    """A Hugging Face model, unsharded, with the weights of a session, but for those `without`."""
     config = AutoConfig.for_model(**session.plan.hf_config)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
-    weights = {name: whole(param) for name, param in session.model.named_parameters()}
+    named = session.model.named_parameters()
+    weights = {name: whole(param) for name, param in named if name not in without}
     with torch.no_grad():
         for name, param in model.named_parameters():
             param.copy_(weights.pop(name))

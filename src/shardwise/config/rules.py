@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from shardwise.config.adapter_rules import ADAPTER_RULES
 from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
@@ -311,6 +312,7 @@ RULES: tuple[Rule, ...] = (
         "write model.revision=COMMIT_HASH, or model.name=DIR of a local copy",
     ),
     *DATA_RULES,
+    *ADAPTER_RULES,
     Rule(
         "profile-within-steps",
         "observe.profile",

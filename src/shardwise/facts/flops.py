@@ -6,8 +6,10 @@ norms or biases. Attention adds 6 for each block, head and token attended to, fo
 the head's keys (scores) and of its values; these differ in latent attention. Causal masking leaves
 half the sequence on average, so 6 x layers x heads x head_dim x seq_len where they do not. A
 block's sliding window shortens that average for this block. A block without scores, as those of
-Mamba, adds nothing beyond its weights. Recomputation is not counted: MFU measures the model's work,
-and HFU, which adds `recompute_flops_per_token`, the hardware's.
+Mamba, adds nothing beyond its weights. A frozen weight costs 4 FLOPs (2 forward, 2 backward),
+because it has no gradient, and an adapter over it 6 for each of its own weights. Recomputation is
+not counted: MFU measures the model's work, and HFU, which adds `recompute_flops_per_token`, the
+hardware's.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def recomputed_share(mode: str | float) -> float:
 
 def flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Model FLOPs of one token's forward and backward, averaged over a packed sequence."""
-    return 6.0 * spec.matmul_params_per_token + 3.0 * attention_flops(spec, seq_len)
+    if spec.adapter is None:
+        matmuls = 6.0 * spec.matmul_params_per_token
+    else:
+        matmuls = 4.0 * spec.matmul_params_per_token + 6.0 * spec.adapter.num_params
+    return matmuls + 3.0 * attention_flops(spec, seq_len)
 
 
 def recompute_flops_per_token(spec: ModelSpec, seq_len: int, fraction_of_blocks: float) -> float:

@@ -13,6 +13,7 @@ from math import gcd
 from typing import Any, Literal
 
 from shardwise.errors import UserError
+from shardwise.facts.adapter import AdapterSpec
 from shardwise.facts.block_kind import BlockKind
 from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.positions import rotary_limit
@@ -115,6 +116,14 @@ class ModelSpec:
     whole_logits: str = ""
     """Why the loss needs the logits of all tokens at once, where it does."""
 
+    adapter: AdapterSpec | None = None
+    """What is trained in place of the parameters above, where that is asked for."""
+
+    @property
+    def trained_params(self) -> int:
+        """Parameters that have gradients and optimizer state."""
+        return self.total_params if self.adapter is None else self.adapter.num_params
+
     @property
     def block_matmul_params_per_token(self) -> int:
         """The same for all blocks together, without the output head."""
@@ -135,7 +144,11 @@ class ModelSpec:
         attentions = tuple(data.get("attentions", ATTENTIONS))
         kinds = tuple(map(BlockKind.from_dict, data.get("kinds", ())))
         head = HeadForm(**data.get("head", {}))
-        return cls(**{**data, "attentions": attentions, "kinds": kinds, "head": head})
+        adapter = data.get("adapter")
+        if adapter is not None:
+            adapter = AdapterSpec(**{**adapter, "left": tuple(adapter["left"])})
+        made = {"attentions": attentions, "kinds": kinds, "head": head, "adapter": adapter}
+        return cls(**{**data, **made})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
 
-from shardwise.config.schema import RunConfig
+from shardwise.config.schema import AdapterConfig, RunConfig
 from shardwise.errors import ExitCode, UserError, brief
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
@@ -41,7 +41,7 @@ def choose_plan(
     `environ` is this process's own unless given.
     """
     source = read_model_config(config.model)
-    model = measure_model(config, source)
+    model = with_adapters(measure_model(config, source), config, source)
     pretrained = choose_weights(config, source).value != "random"
     validate_positions(config, model, source.hf_config, pretrained=pretrained)
     _validate_attention(config, model, source)
@@ -82,18 +82,54 @@ def measure_model(config: RunConfig, source: ModelSource) -> ModelSpec:
         return known
 
 
+def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> ModelSpec:
+    """The sizes of a model with the adapters that the configuration asks for.
+
+    They are counted from a model without weights, which imports torch: patterns are matched against
+    the names of its layers. What was counted is kept for the next time.
+    """
+    if config.adapter.method == "none":
+        return model
+    code_dir = str(source.directory) if config.model.trust_remote_code else None
+    key = {"model": source.hf_config, "adapter": asdict(config.adapter)}
+    known = None if code_dir else kept_spec(model.name, key)
+    if known is not None:
+        return known
+    from shardwise.model.build import build_on_meta
+    from shardwise.model.lora import count_adapters
+
+    # Nothing is computed, so `eager`, which every family has, will do.
+    empty = build_on_meta(source.hf_config, attention="eager", code_dir=code_dir)
+    adapted = replace(model, adapter=count_adapters(empty, config.adapter), kinds=())
+    adapted = _with_kinds(adapted, source.hf_config, code_dir, config.adapter)
+    if code_dir is None:
+        keep_spec(adapted, key)
+    return adapted
+
+
 def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = None) -> ModelSpec:
     """The sizes of any family that transformers can build, and what its blocks save."""
     from shardwise.model.measure import count_on_meta
 
-    spec = count_on_meta(name, hf_config, code_dir=code_dir)
+    return _with_kinds(count_on_meta(name, hf_config, code_dir=code_dir), hf_config, code_dir)
+
+
+def _with_kinds(
+    spec: ModelSpec,
+    hf_config: Mapping[str, Any],
+    code_dir: str | None,
+    adapter: AdapterConfig | None = None,
+) -> ModelSpec:
+    """The same with what its blocks save and compute, where the model is large enough."""
     if spec.total_params < COUNTED_PARAMS:
         return spec
     from shardwise.parallel.saved import CannotCount, count_saved
 
     try:
-        with shown_progress(f"counting what the blocks of {name} save and compute, once"):
-            kinds = count_saved(hf_config, attentions=spec.attentions, code_dir=code_dir)
+        with shown_progress(f"counting what the blocks of {spec.name} save and compute, once"):
+            kinds = count_saved(
+                hf_config, attentions=spec.attentions, code_dir=code_dir, adapter=adapter
+            )
     except CannotCount as reason:
         return replace(spec, uncounted=str(reason))
     return replace(spec, kinds=kinds)

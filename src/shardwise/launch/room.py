@@ -39,12 +39,12 @@ def validate_free_space(plan: Plan) -> None:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """The tensors of one checkpoint: parameters in fp32 and Adam's two moments, each once.
+    """The tensors of one checkpoint: trained parameters in fp32 and Adam's two moments, each once.
 
     Persistent buffers and JSON are left out: a few megabytes at most.
     """
     moments = ADAM_BYTES // 2 if plan.decided.optimizer_state == "bf16" else ADAM_BYTES
-    return plan.model.total_params * (PARAM_BYTES + moments)
+    return plan.model.trained_params * (PARAM_BYTES + moments)
 
 
 def _saves_to_come(plan: Plan, start: int) -> int:

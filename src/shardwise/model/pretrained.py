@@ -26,6 +26,7 @@ from shardwise.internals.weight_conversions import (
 from shardwise.model.boxes import Box, cover_once, whole_box
 from shardwise.model.dequantised import open_dequantised
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
+from shardwise.model.lora import adapter_params
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
 
@@ -60,6 +61,12 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
         for source, tensor in wanted.items()
         if source in matched.plain
     ) + sum(_read_fused(files, fusion, wanted) for fusion in matched.fusions)
+
+
+def stored_names(model: nn.Module, files: StoredWeights) -> dict[str, str]:
+    """The names in the files of those tensors of the model that are stored as they are, by the
+    model's names."""
+    return _match_keys(model, files).plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
 
     Families that transformers 5 holds fused (experts, for example) are unfused in most files.
     """
-    matched = _Matched(stored_tensors(model))
+    matched = _Matched(_own_tensors(model))
     # Files may hold buffers that the model computes itself; nobody reads them.
     computed = {name for name, _ in model.named_buffers()} - matched.tensors.keys()
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -188,10 +195,16 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
     )
 
 
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What files of the model hold: everything but adapters."""
+    added = adapter_params(model).keys()
+    return {name: each for name, each in stored_tensors(model).items() if name not in added}
+
+
 def _tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each stored tensor. A file may hold any of several tied names."""
     names: dict[int, list[str]] = {}
-    for name, tensor in stored_tensors(model).items():
+    for name, tensor in _own_tensors(model).items():
         names.setdefault(id(tensor), []).append(name)
     return list(names.values())
 

@@ -21,6 +21,8 @@ from shardwise.internals.hugging_face import router_outputs
 
 # The arguments of transformers' `load_balancing_loss_func`, whose value ours equals.
 _USUAL_ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
+# Layers that choose experts, by the last part of their names. Small differences decide there.
+ROUTER_NAMES = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 

@@ -28,7 +28,14 @@ def allocate_shards(model: nn.Module, device: torch.device, *, buffers_on: torch
 
     With CPU offload the shards live on the host, while buffers are used where compute happens.
     """
+    tied = [names for names in tied_names(model) if len(names) > 1]
     model.to_empty(device=device)
+    for first, *others in tied:
+        param = model.get_parameter(first)
+        # FSDP2 keeps its own parameters tied; any others are several by now.
+        for name in others if not isinstance(param, DTensor) else []:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, param)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(buffers_on))

@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: float8 or leaner MLPs, leaner experts, recompute,
-compile, offload of activations, shard, prefetch."""
+"""The one order in which a model is changed: adapters, float8 or leaner MLPs, leaner experts,
+recompute, compile, offload of activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
+from shardwise.parallel.adapters import apply_adapters
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.experts import apply_experts
@@ -37,6 +38,7 @@ def parallelize(
     there is one, such as a timer, and gradients on their way to a reduce-scatter lie in `buffer`.
     """
     mesh = mesh or build_mesh(plan)
+    apply_adapters(model, plan)
     shard = plan.settings.shard
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
     apply_float8(model, units, plan)

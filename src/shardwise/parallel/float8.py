@@ -18,6 +18,7 @@ from shardwise.kernels.float8 import cast
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
+from shardwise.model.routers import ROUTER_NAMES
 from shardwise.parallel.float8_linear import Float8GatedMLP, Linear
 from shardwise.parallel.gated_mlp import PARTS, gated_forward, is_swiglu
 from shardwise.plan.float8 import (
@@ -29,8 +30,6 @@ from shardwise.plan.float8 import (
 )
 from shardwise.plan.plan import Plan
 
-# Small differences decide which expert a token goes to, and float8 would blur them.
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate", "wg"})
 # The layer after attention, as Llama and similar families name it.
 _ATTENTION_OUTPUT = ".o_proj"
 
@@ -199,7 +198,7 @@ def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | 
     last = name.split(".")[-1]
     if not in_block:
         return "outside the blocks"
-    if last in _ROUTERS:
+    if last in ROUTER_NAMES:
         return "a router"
     if "lora_" in name:
         return "a LoRA layer"

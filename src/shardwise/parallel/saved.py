@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
+from shardwise.config.schema import AdapterConfig
 from shardwise.facts.block_kind import BlockKind, Saved, way_of
 from shardwise.facts.block_work import Attention, Moved, Work
 from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
@@ -29,6 +30,7 @@ from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.internals.parts import CHANGES, SUMS, is_open
 from shardwise.internals.peerless import FakeTensorMode
 from shardwise.model.build import build_on_meta
+from shardwise.model.lora import apply_lora
 from shardwise.parallel.backward_peak import compiled_peak, eager_peak
 from shardwise.parallel.block_call import (
     Alike,
@@ -67,21 +69,30 @@ class CannotCount(Exception):
 
 
 def count_saved(
-    hf_config: Mapping[str, Any], *, attentions: Sequence[str], code_dir: str | None = None
+    hf_config: Mapping[str, Any],
+    *,
+    attentions: Sequence[str],
+    code_dir: str | None = None,
+    adapter: AdapterConfig | None = None,
 ) -> tuple[BlockKind, ...]:
     """The kinds of blocks of the model, and what each saves and computes with a kernel for
-    attention. Where the first of its `attentions` is none, scores are counted besides."""
+    attention. Where the first of its `attentions` is none, scores are counted besides. With an
+    `adapter` its weights are frozen."""
+
+    def count(attention: str) -> tuple[BlockKind, ...]:
+        return _count(lambda kernel: _empty_model(hf_config, kernel, code_dir, adapter), attention)
+
     # Checkpoints ask for this. The answer is kept for the whole process, and needs real tensors.
     is_open(CHANGES)
     has_kernel = bool({"flash_attention_4", "flex_attention"} & set(attentions))
     try:
         with _quiet(), unsearched_positions():
             if attentions[0] != "eager":
-                return _count(hf_config, "kernel", code_dir)
-            scored = _count(hf_config, "eager", code_dir)
+                return count("kernel")
+            scored = count("eager")
             if not has_kernel:
                 return scored
-            return tuple(map(_with_scores, _count(hf_config, "kernel", code_dir), scored))
+            return tuple(map(_with_scores, count("kernel"), scored))
     except Exception as error:
         # A family's own code may raise anything where values are missing.
         reason = str(error).strip().splitlines()
@@ -107,14 +118,24 @@ def _with_scores(kind: BlockKind, scored: BlockKind) -> BlockKind:
     )
 
 
-def _count(
-    hf_config: Mapping[str, Any], attention: str, code_dir: str | None
-) -> tuple[BlockKind, ...]:
+def _empty_model(
+    hf_config: Mapping[str, Any],
+    kernel: str,
+    code_dir: str | None,
+    adapter: AdapterConfig | None,
+) -> PreTrainedModel:
+    """The model on meta, in the dtype that it computes in."""
+    model = build_on_meta(hf_config, attention=kernel, code_dir=code_dir)
+    if adapter is not None:
+        apply_lora(model, adapter, _DTYPE)
+    nn.Module.to(model, dtype=_DTYPE)
+    return model
+
+
+def _count(build: Callable[[str], PreTrainedModel], attention: str) -> tuple[BlockKind, ...]:
     without_data = FakeTensorMode(allow_non_fake_inputs=True)
     seen: list[Attention] = []
-    kernel = counted_attention(attention, seen)
-    model = build_on_meta(hf_config, attention=kernel, code_dir=code_dir)
-    nn.Module.to(model, dtype=_DTYPE)
+    model = build(counted_attention(attention, seen))
     with without_data:
         model.to_empty(device="cpu")
     return tuple(

@@ -22,6 +22,7 @@ from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.plan import Plan
+from shardwise.plan.unit_sizes import uses_in_place
 
 
 def apply_sharding(
@@ -35,7 +36,11 @@ def apply_sharding(
     """Shard every unit, then the root with what is left. Collectives go through `carrier`, and
     gradients through `buffer`, where there is one."""
     _replace_copies(plan)
-    common: dict[str, Any] = {"mesh": mesh.devices, "offload_policy": _offload_policy(plan)}
+    common: dict[str, Any] = {
+        "mesh": mesh.devices,
+        "offload_policy": _offload_policy(plan),
+        "ignored_params": _used_in_place(model, plan),
+    }
     # A unit inside another one comes first: FSDP2 gives the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
@@ -94,6 +99,14 @@ def reshard_all(model: nn.Module) -> None:
     again."""
     for module in sharded_modules(model):
         module.reshard()
+
+
+def _used_in_place(model: nn.Module, plan: Plan) -> set[nn.Parameter]:
+    """Frozen weights that FSDP2 leaves alone: with a shard axis of one rank it would copy them
+    before each use, and it has no gradients of theirs to reduce."""
+    if not uses_in_place(plan.model, plan.decided):
+        return set()
+    return {param for param in model.parameters() if not param.requires_grad}
 
 
 def _replace_copies(plan: Plan) -> None:

@@ -6,6 +6,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.adapter import choose_adapter
 from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
@@ -27,6 +28,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
     wanted = decide(config, "param_dtype", param, why_param)
     return {
+        "adapter": choose_adapter(config, model),
         "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(
@@ -75,7 +77,11 @@ def loss_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
 
 def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
     """The least host memory of one node that offload takes: the node's share of all states."""
-    return 16 * model.total_params * min(1.0, cluster.devices_per_node / cluster.world_size)
+    states = 16 * model.trained_params
+    if model.adapter is not None:
+        # Frozen weights are stored in the format that they are computed with.
+        states += 2 * model.total_params
+    return states * min(1.0, cluster.devices_per_node / cluster.world_size)
 
 
 def _choose_offload(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[bool]:

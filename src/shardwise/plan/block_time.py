@@ -124,7 +124,7 @@ class _Seconds:
         besides += 2 * software.unpack_passes * weights
         kernels = whole.kernels / _COUNTED_KERNELS[decided.compile]
         return BlockTime(
-            *self._matmuls(matmul),
+            *self._matmuls(matmul, self._trained(work)),
             *self._attention(work.attentions),
             elementwise_forward=self._memory(decided.tokens * scale * forward + besides / 3),
             elementwise_backward=self._memory(decided.tokens * scale * backward + besides * 2 / 3),
@@ -173,8 +173,17 @@ class _Seconds:
 
     # ---- matmuls
 
-    def _matmuls(self, forward: float) -> tuple[float, float]:
-        return forward, forward if self.software.frozen else 2 * forward
+    def _matmuls(self, forward: float, trained: float = 0.0) -> tuple[float, float]:
+        """(forward, backward) seconds. Of a frozen model those of adapters are `trained`."""
+        return forward, forward + (trained if self.software.frozen else forward)
+
+    def _trained(self, work: Work) -> float:
+        """Seconds of the forward matmuls of adapters, which one side shows."""
+        adapter = self.model.adapter
+        if adapter is None:
+            return 0.0
+        narrow = (each for each in work.matmuls if adapter.rank in (each.inner, each.width))
+        return sum(map(self._matmul, narrow))
 
     def _llama_matmuls(self, weights: float) -> Iterable[Matmul]:
         """One matmul that stands for all of a block, and one for its experts."""
@@ -281,6 +290,9 @@ class _Seconds:
         return moved + self._float8_bytes + self._adapter_bytes(ends)
 
     def _adapter_bytes(self, ends: float) -> float:
-        """Bytes of a token's adapters at so many channels."""
+        """Bytes of a token's adapters at so many channels, or at those that are known to have
+        adapters."""
+        if self.model.adapter is not None:
+            ends = self.model.adapter.channels / self.model.num_layers
         eager = 1.0 if self.decided.compile else self.software.eager_ffn_factor
         return self.software.adapter_passes * ends * eager

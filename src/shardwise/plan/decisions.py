@@ -47,6 +47,9 @@ class Decisions:
     packing: Annotated[str, "data.packing"] = "cut"
     """How documents share sequences."""
 
+    adapter: Annotated[str, "adapter.method"] = "none"
+    """`lora`: adapters are trained, and the model's own weights are frozen."""
+
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1

@@ -31,10 +31,10 @@ from shardwise.plan.decisions import (
     Decisions,
     computes_float8,
     gathered_block_params,
-    gathered_params,
 )
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.unit_sizes import gathered_sizes, gathered_total, trained_sizes
 from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
@@ -88,7 +88,8 @@ def estimate_memory(
 
     `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
-    shard_params = -(-model.total_params // decided.shard)
+    shard_params = -(-model.trained_params // decided.shard)
+    frozen = frozen_bytes(model, decided)
     on_device = 0 if decided.offload else 1
     buffer = reduce_buffer_bytes(model, decided, cluster)
     moments = [
@@ -101,7 +102,8 @@ def estimate_memory(
     peak = max(moments, key=lambda moment: moment.total)
     return MemoryEstimate(
         peak=peak.name,
-        params=shard_params * PARAM_BYTES * on_device,
+        params=(shard_params * PARAM_BYTES + frozen) * on_device,
+        frozen=frozen * on_device,
         grads=grads + int(peak.grads),
         optimizer=shard_params * _adam_bytes(decided) * on_device,
         gathered=int(peak.gathered),
@@ -115,6 +117,13 @@ def estimate_memory(
     )
 
 
+def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of a rank's frozen weights. They are stored as they are computed with."""
+    if model.adapter is None:
+        return 0
+    return -(-model.total_params // decided.shard) * DTYPE_BYTES[decided.param_dtype]
+
+
 def _adam_bytes(decided: Decisions) -> int:
     return ADAM_BYTES // 2 if decided.optimizer_state == "bf16" else ADAM_BYTES
 
@@ -126,31 +135,32 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
     if decided.accumulation == 1:
         return 0, shards
     if decided.accumulates_unsharded:
-        return model.total_params * GRAD_BYTES, shards
+        return model.trained_params * GRAD_BYTES, shards
     return shards, 0
 
 
 def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None, buffer: int) -> _Moment:
     """The head's fp32 gradient, and beside it one slice of logits, or the copy of the gradient
     to reduce."""
-    width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
+    width, sizes = DTYPE_BYTES[decided.param_dtype], gathered_sizes(model, decided)
     tokens = decided.tokens
     gathered = _gathered_bytes(model, decided)
     # The last unit stays gathered. The block before it is gathered ahead, after the buffer of the
     # last all-gather was freed. In place that buffer is small, and the peak comes before.
-    ahead = 0 if decided.gather_in_place else gathered_block_params(model, decided)
-    buffers = 0 if decided.keeps_gathered else width * (head + ahead)
+    ahead = 0 if decided.gather_in_place else sizes.block
+    buffers = 0 if decided.keeps_gathered else width * (sizes.head + ahead)
     loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
     # The last hidden state, its norm, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
     kept = _kept_bytes(model, decided) + _router_bytes(model, decided)
     # The head's gradient lies in the buffer, which may be larger.
-    loss += tokens * tail + WORKSPACE_BYTES + max(0, buffer - 4 * head)
+    lies_there = 4 * trained_sizes(model, decided).head
+    loss += tokens * tail + WORKSPACE_BYTES + max(0, buffer - lies_there)
     return _Moment("loss", gathered, buffers, tokens * kept, loss)
 
 
 def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
-    width, head = DTYPE_BYTES[decided.param_dtype], _head_params(model)
+    width, head = DTYPE_BYTES[decided.param_dtype], trained_sizes(model, decided).head
     if decided.slice_tokens is None:
         whole = decided.tokens * model.vocab_size
         # Backward has log-probabilities, their gradient and that of the logits at once, all in
@@ -161,32 +171,35 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     # the way.
     logit_bytes = width if decided.compile or decided.own_kernels else 12 + width
     # An odd head is copied, with rows of zeros below it.
-    copied = width * head if decided.own_kernels and model.vocab_size % EVEN_ROWS else 0
+    is_odd = decided.own_kernels and model.vocab_size % EVEN_ROWS
+    copied = width * _head_params(model) if is_odd else 0
     return copied + max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
 def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     """Moments at which backward is inside a block: the last one, and the one before it."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
-    head, params = _head_params(model), gathered_block_params(model, decided)
+    sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
     gathered = _gathered_bytes(model, decided)
-    own = (1 if decided.keeps_gathered else 3) * width * params
+    # The block and the one before it are gathered, and the block has gradients.
+    blocks = 0 if decided.keeps_gathered else 2 * sizes.block
+    own = width * (blocks + trained.block)
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     again, inside = _inside_block(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
-    waiting = 2 * width * head if model.tied_embeddings else 0
+    waiting = width * (sizes.head + trained.head) if model.tied_embeddings else 0
     # The gradients of the head are being reduced first, those of the last block next.
-    first, next_one = waiting or reduce * head, waiting + reduce * params
+    first, next_one = waiting or reduce * trained.head, waiting + reduce * trained.block
     first, next_one = max(first, buffer), max(next_one, buffer)
     less = kept * (1 - 1 / model.num_layers)
     found = [
         _Moment("backward", gathered, own + first, kept, recompute=inside),
         _Moment("backward", gathered, own + next_one, less, recompute=inside),
     ]
-    if again and not decided.compile and not model.tied_embeddings:
+    if again and not decided.compile and not model.tied_embeddings and trained.head:
         # Without the compiler the head's gradients are still alive when the recomputation starts,
         # and those of the block do not exist yet.
-        alive = (8 + 2 * width) * head - width * params
+        alive = (8 + 2 * width) * trained.head - width * trained.block
         found.append(_Moment("backward", gathered, own + alive, kept, recompute=again))
     return found
 
@@ -202,19 +215,20 @@ def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, float]:
 def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     """The end of backward: in the first block, and where the embedding's gradient is reduced."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
-    table, params = model.embedding_params, gathered_block_params(model, decided)
+    sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     first = kept / model.num_layers
     gathered = _gathered_bytes(model, decided) / model.num_layers
-    own = (1 if decided.keeps_gathered else 2) * width * params
+    own = width * (trained.block + (0 if decided.keeps_gathered else sizes.block))
     # A tied table is gathered, and has a gradient since the loss.
-    waiting = 2 * width * table if model.tied_embeddings else 0
+    waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.
-    reducing = max(buffer, reduce * params) if decided.shard > 1 else 0
-    others = GRAD_BYTES * (model.total_params - table) / decided.shard
-    block = GRAD_BYTES * model.block_params / decided.shard
+    reducing = max(buffer, reduce * trained.block) if decided.shard > 1 else 0
+    others = GRAD_BYTES * (model.trained_params - trained.table) / decided.shard
+    own_grads = model.block_params if model.adapter is None else trained.block
+    block = GRAD_BYTES * own_grads / decided.shard
     _, inside = _inside_block(model, decided)
-    last = max(waiting, width * table) + max(buffer, reduce * table)
+    last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
     return [
         _Moment(
             "backward",
@@ -233,8 +247,8 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
     if decided.keeps_gathered:
         width = DTYPE_BYTES[decided.param_dtype]
         in_block = 1 if computes_float8(model, decided) and decided.float8_gather else width
-        blocks = model.num_layers * gathered_block_params(model, decided)
-        return blocks * in_block + (gathered_params(model, decided) - blocks) * width
+        blocks = model.num_layers * gathered_sizes(model, decided).block
+        return blocks * in_block + (gathered_total(model, decided) - blocks) * width
     rowwise = decided.float8_rowwise and computes_float8(model, decided)
     if rowwise and decided.checkpoint_activations == "none":
         return model.num_layers * model.block_params  # cast weights are kept, one byte each
@@ -292,10 +306,11 @@ def has_reduce_buffer(model: ModelSpec, decided: Decisions, cluster: ClusterSpec
     """Whether one buffer is kept for the inputs of all reduce-scatters on a GPU.
 
     It is as large as the largest unit in the dtype of the reduction. It would lie idle at the peak
-    where the loss does not use it: with all logits at once, or with a tied head, whose gradient is
-    reduced at the end of backward.
+    where the loss does not use it: with all logits at once, with a tied head, whose gradient is
+    reduced at the end of backward, or with a frozen one.
     """
-    shares = decided.slice_tokens is not None and not model.tied_embeddings
+    sums_head = model.adapter is None and not model.tied_embeddings
+    shares = decided.slice_tokens is not None and sums_head
     return cluster.device == "cuda" and decided.shard > 1 and shares
 
 

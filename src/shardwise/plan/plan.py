@@ -71,13 +71,16 @@ class MemoryEstimate:
     context: int
     """CUDA's context and NCCL's buffers."""
 
+    frozen: int = 0
+    """Those bytes of `params` that are not trained."""
+
     guessed: bool = False
     """Whether blocks are taken for those of a Llama because what theirs save was not counted."""
 
     @property
     def states(self) -> int:
         """Parameters, gradients and Adam, sharded; exact, whatever the batch."""
-        return 2 * self.params + self.optimizer
+        return 2 * self.params - self.frozen + self.optimizer
 
     @property
     def allocated(self) -> int:
@@ -112,7 +115,7 @@ class MemoryEstimate:
 
 # The fields whose bytes add up to the total.
 MEMORY_PARTS = tuple(
-    item.name for item in fields(MemoryEstimate) if item.name not in ("peak", "guessed")
+    item.name for item in fields(MemoryEstimate) if item.name not in ("peak", "frozen", "guessed")
 )
 
 

@@ -95,7 +95,7 @@ def _why_micro(best: Option, cluster: ClusterSpec) -> str:
 def _why_accumulate(best: Option, model: ModelSpec) -> str:
     if best.decided.accumulation == 1:
         return "no accumulation: gradients are reduced once anyway"
-    whole = format_bytes(4 * model.total_params)
+    whole = format_bytes(4 * model.trained_params)
     if best.decided.accumulates_unsharded:
         return f"{whole} of whole gradients fit; reduced once, on the last pass"
     return f"{whole} of whole gradients would not fit, or gain nothing; reduced every pass"

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.config.reference import value_at
 from shardwise.config.schema import (
+    AdapterConfig,
     CheckpointConfig,
     DataConfig,
     GatesConfig,
@@ -30,6 +31,7 @@ class Settings:
     name: str
     runs_dir: str
     model: ModelConfig
+    adapter: AdapterConfig
     data: DataConfig
     shard: ShardConfig
     precision: PrecisionConfig

@@ -94,7 +94,8 @@ def estimate_time(
     short = max(0.0, block.launch - (forward + backward) * software.overlaps)
     busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     copied = software.copy_factor * copied_bytes(model, decided, software)
-    shard_params = model.total_params / (decided.shard * decided.tensor * decided.pipeline)
+    ranks = decided.shard * decided.tensor * decided.pipeline
+    shard_params, stored_params = model.trained_params / ranks, model.total_params / ranks
     return TimeEstimate(
         matmul=passes * (layers * block.matmul + head_matmul),
         attention=passes * layers * block.attention,
@@ -109,7 +110,7 @@ def estimate_time(
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_idle_share(model, decided) * busy,
         optimizer=_optimizer_seconds(shard_params, decided, rates, software),
-        offload=_offload_seconds(shard_params, decided, software)
+        offload=_offload_seconds(stored_params, decided, software)
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s + passes * software.pass_s,
     )
@@ -195,6 +196,7 @@ def _idle_share(model: ModelSpec, decided: Decisions) -> float:
 def _optimizer_seconds(
     shard_params: float, decided: Decisions, rates: Rates, software: Software
 ) -> float:
+    # Adapters are so few that their update does not show.
     if software.frozen or decided.offload:
         return 0.0
     # Two moments are read and written.

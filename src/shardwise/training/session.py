@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import user_path
 from shardwise.kernels.own import uses_own
 from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
+from shardwise.model.lora import initialise_adapters
 from shardwise.model.weights import (
     allocate_shards,
     initialise_buffers,
@@ -25,6 +27,7 @@ from shardwise.model.weights import (
     tied_names,
     validate_ties,
 )
+from shardwise.parallel.adapters import has_adapters
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.float8 import refresh_scales
@@ -63,11 +66,12 @@ def build_session(
 ) -> Session:
     """Build in order: the sharded model, its weights, the optimizer, the data.
 
-    A run that resumes leaves the parameters to the checkpoint. Collectives go through `carrier`,
-    where there is one.
+    A run that resumes leaves the parameters to the checkpoint, all but those that adapters freeze:
+    no checkpoint holds them. Collectives go through `carrier`, where there is one.
     """
     device = torch.device(plan.cluster.device)
-    model, units = build_model(plan, mesh, say, with_weights=not resuming, carrier=carrier)
+    reads = not resuming or has_adapters(plan)
+    model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
     optimizer = build_optimizer(model, plan)
     return Session(plan, model, units, optimizer, _build_data(plan, mesh.world, say), device, mesh)
 
@@ -121,6 +125,7 @@ def fill_model(
     if with_weights and plan.weights_dir is not None:
         _read_weights(model, Path(plan.weights_dir), plan.settings.model.ignore_weights, say)
     if with_weights:
+        _fill_adapters(model, plan, say)
         refresh_scales(model, plan)
 
 
@@ -159,6 +164,17 @@ def attach_training_loss(session: Session, say: Say) -> None:
             check_documents(model, session.device)
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
+
+
+def _fill_adapters(model: Any, plan: Plan, say: Say) -> None:
+    place = plan.settings.adapter.weights_from
+    if place is None:
+        initialise_adapters(model, plan.settings.train.seed)
+        return
+    from shardwise.model.peft_format import load_peft
+
+    load_peft(model, user_path(place))
+    say(f"adapters begin with those of {place}")
 
 
 def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:

@@ -71,7 +71,8 @@ def _make_first_update(rank: Rank) -> None:
     It infers each shape once on fake tensors, which would otherwise be counted as the step's.
     """
     for param in rank.params:
-        param.grad = torch.zeros_like(param)
+        if param.requires_grad:
+            param.grad = torch.zeros_like(param)
     loss = torch.zeros((), device=rank.session.device)
     rank.stepper.update(rank.session.plan.settings.optim.lr, loss)
 

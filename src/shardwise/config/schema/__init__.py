@@ -6,6 +6,7 @@ The docstrings are the reference: `shardwise config schema` and docs/configurati
 
 from __future__ import annotations
 
+from shardwise.config.schema.adapter import ALL_LINEAR, AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
@@ -15,8 +16,10 @@ from shardwise.config.schema.run import RunConfig
 from shardwise.config.schema.words import FLOAT8_FORMATS, FROM_STRING, Auto, DtypeName, Strategy
 
 __all__ = [
+    "ALL_LINEAR",
     "FLOAT8_FORMATS",
     "FROM_STRING",
+    "AdapterConfig",
     "Auto",
     "CheckpointConfig",
     "ClusterConfig",

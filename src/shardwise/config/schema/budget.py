@@ -10,7 +10,7 @@ from shardwise.config.schema.words import Auto, DtypeName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig:
-    """Which number formats are used. Master weights are always fp32."""
+    """Which number formats are used. Master weights of all that is trained are fp32."""
 
     param: DtypeName | Auto = "auto"
     """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,

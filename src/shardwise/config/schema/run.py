@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shardwise.config.schema.adapter import AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
@@ -22,6 +23,7 @@ class RunConfig:
     """Directory that holds the run directories."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     data: DataConfig = field(default_factory=DataConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)

@@ -1,0 +1,39 @@
+"""What is trained in place of the model's own weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """Low-rank adapters. The model's own weights are frozen then, in the format of
+    `precision.param`, and have neither gradients nor optimizer state."""
+
+    method: Literal["none", "lora"] = "none"
+    """`lora` adds `B @ A` to the weight of each target and trains A and B alone. `none` trains the
+    model's own weights."""
+
+    targets: str | list[str] = ALL_LINEAR
+    """Which linear layers get adapters: patterns of module names, such as `q_proj`, `*_proj` or
+    `layers.0.*`, each matched against the name or its end. `all-linear` is every linear layer but
+    the head. A router gets adapters only where a pattern names it without a `*`."""
+
+    rank: int = 16
+    """Rows of A and columns of B."""
+
+    alpha: float = 32.0
+    """The product of A and B is multiplied by alpha / rank."""
+
+    rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead, so that a larger rank does not learn more slowly."""
+
+    dropout: float = 0.0
+    """Share of the channels that go into A that is dropped in training, 0 to 1."""
+
+    weights_from: str | None = None
+    """A directory in PEFT's format, with adapter_config.json and adapter_model.safetensors, whose
+    adapters training begins with. Its rank, alpha and targets must be those of this section."""

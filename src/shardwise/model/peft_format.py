@@ -1,0 +1,148 @@
+"""Adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from shardwise.config.schema import AdapterConfig
+from shardwise.errors import UserError
+from shardwise.files import read_json
+from shardwise.model.lora import adapter_params
+from shardwise.model.weights import local_box, local_part
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# What the other fields of adapter_config.json must be for adapters to be what they are here.
+_PLAIN = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "lora_bias": False,
+    "use_dora": False,
+    "use_qalora": False,
+    "modules_to_save": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "layer_replication": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+
+
+def peft_name(name: str) -> str:
+    """PEFT's name for one of our parameters of adapters."""
+    return f"{_PREFIX}{name}.weight"
+
+
+def peft_config(
+    config: AdapterConfig, layers: list[str], base: str | None, revision: str | None
+) -> dict[str, Any]:
+    """adapter_config.json for adapters in these layers. Each is named in full, so that PEFT adapts
+    no other."""
+    return {
+        **_PLAIN,
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "use_rslora": config.rslora,
+        "target_modules": layers,
+    }
+
+
+def validate_peft(directory: Path, config: AdapterConfig, model: nn.Module) -> None:
+    """Raise where a directory does not hold the adapters of `model`, which may be on meta."""
+    said = _read_config(directory)
+    changes = [
+        f"adapter.{ours}={_spelled(said.get(theirs))}"
+        for ours, theirs in _SAME.items()
+        if said.get(theirs, getattr(AdapterConfig(), ours)) != getattr(config, ours)
+    ]
+    if changes:
+        raise UserError(
+            f"the adapters in {directory} are not those of this configuration",
+            why=f"adapter_config.json there says otherwise: {' '.join(changes)}",
+            fix=f"write {' '.join(changes)}, or leave adapter.weights_from out",
+        )
+    stored, wanted = _shapes(directory), adapter_params(model)
+    names = {peft_name(name): list(param.shape) for name, param in wanted.items()}
+    for problem in _differences(stored, names):
+        raise UserError(
+            f"{directory / WEIGHTS_NAME} does not hold the adapters of this configuration",
+            why=problem,
+            fix="write the adapter.targets that they were trained with, or leave "
+            "adapter.weights_from out",
+        )
+
+
+def load_peft(model: nn.Module, directory: Path) -> None:
+    """Fill this rank's part of all adapters."""
+    with _opened(directory / WEIGHTS_NAME) as file:
+        for name, param in adapter_params(model).items():
+            part = file.get_slice(peft_name(name))[local_box(param).slices]
+            local_part(param).copy_(part)
+
+
+_SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+
+
+def _read_config(directory: Path) -> Mapping[str, Any]:
+    try:
+        said = read_json(directory / CONFIG_NAME)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"adapter.weights_from={directory} has no {CONFIG_NAME} that can be read",
+            why=str(error),
+            fix="name a directory that PEFT or `shardwise export` has written, or leave "
+            "adapter.weights_from out",
+        ) from error
+    for name, plain in _PLAIN.items():
+        # Empty and absent mean the same to PEFT.
+        if (said.get(name) or None) != (plain or None):
+            raise UserError(
+                f"the adapters in {directory} have {name}={said.get(name)!r}, which is not "
+                "supported yet",
+                fix="leave adapter.weights_from out, or name adapters without it",
+            )
+    return dict(said)
+
+
+def _shapes(directory: Path) -> dict[str, list[int]]:
+    with _opened(directory / WEIGHTS_NAME) as file:
+        keys = list(file.keys())
+        return {key: list(file.get_slice(key).get_shape()) for key in keys}
+
+
+def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted(stored.keys() - wanted.keys()):
+        yield f"it has {name}, for which this run has no adapter"
+    for name in sorted(wanted.keys() - stored.keys()):
+        yield f"it has no {name}"
+    for name, shape in wanted.items():
+        if stored[name] != shape:
+            yield f"{name} has shape {stored[name]}, and {shape} is needed"
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} is not a whole file of adapters",
+            why=str(error),
+            fix="save the adapters anew, or leave adapter.weights_from out",
+        ) from error
+
+
+def _spelled(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

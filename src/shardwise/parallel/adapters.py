@@ -1,0 +1,24 @@
+"""Adapters as a plan asks for them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shardwise.model.lora import apply_lora, initialise_adapters
+from shardwise.parallel.precision import DTYPES
+from shardwise.plan.plan import Plan
+
+
+def has_adapters(plan: Plan) -> bool:
+    """Whether the model's own weights are frozen."""
+    return plan.decided.adapter != "none"
+
+
+def apply_adapters(model: nn.Module, plan: Plan) -> None:
+    """Freeze the model and give its layers adapters, where the plan has any. A model that holds
+    weights gets adapters that hold their first values."""
+    if not has_adapters(plan):
+        return
+    apply_lora(model, plan.settings.adapter, DTYPES[plan.decided.param_dtype])
+    if not any(param.is_meta for param in model.parameters()):
+        initialise_adapters(model, plan.settings.train.seed)

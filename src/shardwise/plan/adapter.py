@@ -1,0 +1,24 @@
+"""Adapters in a plan: what is trained, and what is frozen."""
+
+from __future__ import annotations
+
+from shardwise.config.schema import RunConfig
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import Choice
+from shardwise.units import format_count
+
+
+def choose_adapter(config: RunConfig, model: ModelSpec) -> Choice[str]:
+    """The user's method, and how much of the model it trains."""
+    adapter = model.adapter
+    if adapter is None:
+        return Choice("none", "not asked for: all parameters are trained", "rule")
+    trained, share = format_count(adapter.num_params), adapter.num_params / model.total_params
+    parts = [
+        f"given; {trained} parameters are trained ({share:.2%}), of rank {config.adapter.rank} in "
+        f"{adapter.num_layers} linear layers",
+        "all others are frozen, without gradients, masters and Adam",
+    ]
+    if adapter.left:
+        parts.append(f"no adapters in {', '.join(adapter.left)}")
+    return Choice(config.adapter.method, "; ".join(parts), "user")

@@ -1,0 +1,49 @@
+"""The parameters of units: those that are gathered, and those that have gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import Decisions, gathered_block_params, gathered_params
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSizes:
+    """One number of parameters for each kind of unit."""
+
+    block: int
+    head: int
+    table: int
+    """The embedding."""
+
+
+def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
+    """What a rank gathers for each unit. Frozen weights that every rank has whole are used where
+    they are."""
+    adapters = 0 if model.adapter is None else model.adapter.largest_unit
+    if uses_in_place(model, decided):
+        return UnitSizes(adapters, 0, 0)
+    head = model.vocab_size * model.hidden_size
+    block = gathered_block_params(model, decided) + adapters
+    return UnitSizes(block, head, model.embedding_params)
+
+
+def gathered_total(model: ModelSpec, decided: Decisions) -> int:
+    """The same for the whole model."""
+    adapters = 0 if model.adapter is None else model.adapter.num_params
+    return adapters + (0 if uses_in_place(model, decided) else gathered_params(model, decided))
+
+
+def trained_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
+    """What has gradients in each unit."""
+    if model.adapter is not None:
+        return UnitSizes(model.adapter.largest_unit, 0, 0)
+    head = model.vocab_size * model.hidden_size
+    return UnitSizes(gathered_block_params(model, decided), head, model.embedding_params)
+
+
+def uses_in_place(model: ModelSpec, decided: Decisions) -> bool:
+    """Whether frozen weights lie whole on every rank, and are left out of FSDP2: there is nothing
+    to gather, and no gradient to reduce."""
+    return model.adapter is not None and decided.shard == 1 and not decided.offload

@@ -1,0 +1,81 @@
+"""Adapters on any mesh learn what they learn in one process without FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from adapted_runs import train_adapted, train_adapted_plainly
+from rank_pool import Ranks
+from tiny_families import save_model, tiny_config
+from tiny_runs import Settings, Tally, Trained, assert_close
+
+pytestmark = pytest.mark.dist
+
+Pools = Callable[[int], Ranks]
+LORA: Settings = {"adapter.method": "lora", "adapter.rank": 4, "adapter.alpha": 6.0}
+FULL: Settings = {"shard.strategy": "full_shard"}
+HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
+FAMILIES = ("qwen3", "gemma3_text", "mixtral", "qwen3_moe")
+MESHES: list[tuple[int, Settings]] = [(2, FULL), (4, HYBRID)]
+OPTIONS: list[tuple[int, Settings]] = [
+    (1, {}),
+    (2, {**FULL, "memory.checkpoint_activations": "full", "train.accumulation": 2}),
+    (2, {**FULL, "memory.checkpoint_activations": "selective", "memory.offload": "cpu"}),
+    (2, {"shard.strategy": "no_shard", "memory.loss": "full"}),
+    (4, {**FULL, "shard.gather_in_place": True, "shard.reshard_after_forward": False}),
+    (4, {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"}),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Settings]:
+    """`models(family)`: settings of a tiny model of that family, made once."""
+    made: dict[str, Settings] = {}
+
+    def make(family: str) -> Settings:
+        if family not in made:
+            place = tmp_path_factory.mktemp(family)
+            save_model(tiny_config(family), place)
+            made[family] = {"model.name": str(place), "model.overrides": {}}
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def llama(ranks: Pools) -> Trained:
+    reference: Trained = ranks(1).run(train_adapted_plainly, LORA)[0]
+    return reference
+
+
+def spread(ranks: Pools, world: int, settings: Settings) -> Trained:
+    found: Trained = ranks(world).run(train_adapted, world, settings)[0]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_learn_as_in_one_process(
+    ranks: Pools, tally: Tally, models: Callable[[str], Settings], family: str
+) -> None:
+    settings = {**LORA, **models(family), "train.steps": 2}
+    reference = ranks(1).run(train_adapted_plainly, settings)[0]
+    for world, mesh in MESHES:
+        assert_close(spread(ranks, world, {**settings, **mesh}), reference, tally)
+
+
+@pytest.mark.parametrize(("world", "option"), OPTIONS)
+def test_an_option_changes_no_number(
+    ranks: Pools, tally: Tally, llama: Trained, world: int, option: Settings
+) -> None:
+    assert_close(spread(ranks, world, {**LORA, **option}), llama, tally)
+
+
+def test_some_layers_and_another_scale(ranks: Pools, tally: Tally) -> None:
+    some: dict[str, Any] = {"adapter.targets": ["q_proj", "*.mlp.*"], "adapter.rslora": True}
+    settings = {**LORA, **some, "model.name": "tiny-qwen"}
+    reference = ranks(1).run(train_adapted_plainly, settings)[0]
+    adapted = {name.split(".")[-2] for name in reference.params if name.endswith("lora_A")}
+    assert adapted == {"q_proj", "gate_proj", "up_proj", "down_proj"}
+    assert_close(spread(ranks, 2, {**settings, **FULL}), reference, tally)

@@ -1,0 +1,90 @@
+"""The memory and time of a frozen model with adapters, beside those of the same model trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.config.schema import ClusterConfig
+from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.calibration import rates_for
+from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.counted import preset_spec
+from shardwise.facts.flops import flops_per_token
+from shardwise.facts.models import ModelSpec
+from shardwise.facts.rates import Rates
+from shardwise.plan.decisions import Decisions
+from shardwise.plan.memory import estimate_memory, reduce_buffer_bytes
+from shardwise.plan.software import software_of
+from shardwise.plan.time import estimate_time
+
+LLAMA = preset_spec("llama-3.1-8b")
+ADAPTER = AdapterSpec(
+    rank=16, num_layers=224, num_params=41_943_040, largest_unit=1_310_720, channels=2_621_440
+)
+LORA = replace(LLAMA, adapter=ADAPTER)
+EIGHT = resolve_cluster(ClusterConfig(name="8xH100"), {})
+DECIDED = Decisions(
+    strategy="full_shard",
+    shard=8,
+    param_dtype="bf16",
+    compile=True,
+    kernels="own",
+    micro_batch=2,
+    seq_len=4096,
+    adapter="lora",
+)
+
+
+def test_states_are_those_of_parameter_classes() -> None:
+    memory = estimate_memory(LORA, EIGHT, DECIDED)
+    frozen, trained = -(-LLAMA.total_params // 8), ADAPTER.num_params // 8
+    assert memory.frozen == 2 * frozen
+    assert memory.params == 2 * frozen + 4 * trained
+    assert memory.optimizer == 8 * trained
+    assert memory.states == 2 * frozen + 16 * trained
+
+
+def test_nothing_is_reduced_for_frozen_weights() -> None:
+    whole, lora = (estimate_memory(each, EIGHT, DECIDED) for each in (LLAMA, LORA))
+    assert reduce_buffer_bytes(LLAMA, DECIDED, EIGHT) > 2**30
+    assert reduce_buffer_bytes(LORA, DECIDED, EIGHT) == 0
+    # The head has no gradient in fp32 beside a slice of logits.
+    assert whole.loss - lora.loss >= 4 * LLAMA.vocab_size * LLAMA.hidden_size
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_whole_frozen_model_is_used_where_it_is(keeps: bool) -> None:
+    alone = replace(DECIDED, strategy="no_shard", shard=1, reshard_after_forward=not keeps)
+    memory = estimate_memory(LORA, EIGHT, alone)
+    assert memory.gathered + memory.buffers <= 4 * 2 * ADAPTER.num_params
+    offloaded = estimate_memory(LORA, EIGHT, replace(alone, offload=True))
+    assert offloaded.params == offloaded.frozen == 0
+    assert offloaded.gathered + offloaded.buffers > LLAMA.vocab_size * LLAMA.hidden_size * 2
+
+
+def rates() -> Rates:
+    found = rates_for(EIGHT)
+    assert found is not None
+    return found
+
+
+def seconds(model: ModelSpec) -> tuple[float, float, float]:
+    software = software_of("cuda", model, DECIDED)
+    step = estimate_time(model, EIGHT.fabric, DECIDED, rates(), software)
+    return step.matmul, step.optimizer, step.exposed
+
+
+def test_frozen_weights_take_two_thirds_of_the_matmuls() -> None:
+    whole, lora = seconds(LLAMA), seconds(LORA)
+    assert lora[0] == pytest.approx(whole[0] * 2 / 3)
+    assert lora[1] == 0 < whole[1]
+    assert lora[2] < whole[2]
+
+
+def test_mfu_counts_what_is_computed() -> None:
+    attention = flops_per_token(LLAMA, 4096) - 6 * LLAMA.matmul_params_per_token
+    expected = 4 * LLAMA.matmul_params_per_token + 6 * ADAPTER.num_params + attention
+    assert flops_per_token(LORA, 4096) == pytest.approx(expected)
+    assert ModelSpec.from_dict(LORA.to_dict()) == LORA

@@ -1,0 +1,41 @@
+"""The plan of a run with adapters, beside the bytes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shardwise.plan.plan import Plan
+from shardwise.tunnel.fake import run_fake
+from shardwise.tunnel.links import Links
+
+# Large enough for its blocks to be counted. Fake tensors run without the compiler and our kernels,
+# and the logits of a slice are few beside activations.
+MODEL = (
+    "model={name: llama-3.2-1b, overrides: {num_hidden_layers: 4}}",
+    *("adapter={method: lora, rank: 16}", "data.seq_len=2048", "memory.loss_chunk_tokens=256"),
+    *("memory.compile=false", "train.kernels=torch", "shard.gather_in_place=false"),
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cluster.name=8xH100", "memory.checkpoint_activations=none"),
+        ("cluster.name=8xH100", "memory.checkpoint_activations=selective"),
+        ("cluster.name=1xH100", "shard.strategy=no_shard", "memory.checkpoint_activations=none"),
+    ],
+)
+def test_planned_bytes_are_those_of_tensors(
+    plan_of: Callable[..., Plan], words: tuple[str, ...]
+) -> None:
+    plan = plan_of(*MODEL, *words)
+    found = run_fake(plan, Links.of(plan.cluster.fabric)).memory
+    memory = plan.memory
+    assert found.classes["params"] == pytest.approx(memory.params, rel=0.001)
+    assert found.largest["optimizer"] == pytest.approx(memory.optimizer, rel=0.001)
+    assert found.classes["activations"] == pytest.approx(memory.activations, rel=0.05)
+    assert memory.allocated == pytest.approx(found.allocated_bytes, rel=0.05)
+    # Only adapters have gradients.
+    assert found.largest["grads"] == pytest.approx(memory.optimizer / 2, rel=0.001)
