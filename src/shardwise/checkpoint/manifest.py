@@ -21,6 +21,8 @@ PLAN_NAME = "plan.json"
 SIGNATURE_NAME = "manifest.hmac"
 FORMAT = 1
 _FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
+# Texts that older versions did not write.
+_LATER = ("data", "base")
 # A manifest has a few kilobytes per rank; anything larger is not one.
 _MAX_BYTES = 64 * 2**20
 
@@ -57,6 +59,10 @@ class Manifest:
     data: str | None = None
     """The hash of the training tokens. None in checkpoints older than this field."""
 
+    base: str | None = None
+    """The identity of the frozen weights, which the checkpoint does not hold. None where it holds
+    all."""
+
     @property
     def total_bytes(self) -> int:
         """The bytes of all files but the manifest."""
@@ -65,8 +71,8 @@ class Manifest:
     def to_bytes(self) -> bytes:
         """The canonical bytes of this manifest, with a digest of itself."""
         body = {"format": FORMAT, **asdict(self)}
-        if self.data is None:
-            del body["data"]  # as older versions spelt it
+        # As older versions spelt it.
+        body = {k: v for k, v in body.items() if k not in _LATER or v is not None}
         return _spell({**body, "digest": _digest(body)})
 
 
@@ -89,8 +95,9 @@ def read_manifest(directory: Path) -> Manifest:
 def _manifest_of(data: Mapping[str, Any]) -> Manifest:
     if data.get("format") != FORMAT:
         raise ValueError(f"format {data.get('format')!r}; this version reads {FORMAT}")
-    required = [item.name for item in fields(Manifest) if item.name != "data"]
-    values = {name: data[name] for name in required} | {"data": data.get("data")}
+    required = [item.name for item in fields(Manifest) if item.name not in _LATER]
+    values = {name: data[name] for name in required}
+    values |= {name: data.get(name) for name in _LATER}
     for name in values["files"]:
         if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"lists a file that no checkpoint has: {name!r}")
@@ -102,7 +109,7 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"created is {values['created']!r}")
     if values["loss"] is not None and not _is_number(values["loss"]):
         raise ValueError(f"loss is {values['loss']!r}")
-    _validate_texts(values["versions"], values["data"])
+    _validate_texts(values["versions"], *(values[name] for name in _LATER))
     scale = values["loss_scale"]
     if scale is not None and not all(_is_number(scale[key]) for key in ("scale", "held")):
         raise ValueError(f"loss_scale is {scale!r}")
@@ -112,11 +119,12 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
     return Manifest(**values)
 
 
-def _validate_texts(versions: Any, data: Any) -> None:
+def _validate_texts(versions: Any, *texts: Any) -> None:
     if type(versions) is not dict or not all(type(text) is str for text in versions.values()):
         raise ValueError(f"versions is {versions!r}")
-    if data is not None and type(data) is not str:
-        raise ValueError(f"data is {data!r}")
+    for name, text in zip(_LATER, texts, strict=True):
+        if text is not None and type(text) is not str:
+            raise ValueError(f"{name} is {text!r}")
 
 
 def _is_number(value: Any) -> bool:

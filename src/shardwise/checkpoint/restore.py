@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from shardwise.checkpoint.check import check_contents, check_files
 from shardwise.checkpoint.index import read_index
-from shardwise.checkpoint.state import model_tensors, optimizer_tensors, set_optimizer_tensors
+from shardwise.checkpoint.state import optimizer_tensors, saved_tensors, set_optimizer_tensors
 from shardwise.checkpoint.storage import ShardReader
 from shardwise.checkpoint.store import (
     Checkpoint,
@@ -62,7 +62,7 @@ def restore_checkpoint(
     The checkpoint must hold their tensors and no others. Its hashes do not show that: they only
     show that its files belong together.
     """
-    model_state = model_tensors(model)
+    model_state = saved_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)
     index = read_index(checkpoint.path)
     if wrong := check_tensors(index, {**model_state, **optimizer_state}):

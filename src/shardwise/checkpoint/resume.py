@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardwise.checkpoint.base import validate_base
 from shardwise.checkpoint.manifest import Damaged
 from shardwise.checkpoint.own_plan import read_own_plan
 from shardwise.checkpoint.store import Checkpoint, Entry, list_entries, validate_readable
 from shardwise.config.plain import config_to_dict
 from shardwise.config.reference import show_value
-from shardwise.config.schema import RunConfig
+from shardwise.config.schema import AdapterConfig, RunConfig
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.files import free_name
 from shardwise.plan.plan import Plan
@@ -35,6 +36,8 @@ NAMES = (
     "data.tokenizer",
     "data.eval_fraction",
 )
+# What the numbers of adapters mean depends on these.
+ADAPTER = ("method", "targets", "rank", "alpha", "rslora")
 # The place of a run is no part of what it trains.
 PLACE = ("name", "runs_dir")
 # Fields of config.json that do not describe the model.
@@ -113,6 +116,8 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
         old = {"config": {}, "hf_config": plan.hf_config, "choices": {}}
     new = json.loads(json.dumps(plan.to_dict()))
     _validate_model(plan, old["hf_config"])
+    _validate_adapter(plan, old["config"])
+    validate_base(found, plan)
     changes = tuple(_changes(found, old, new))
     broken = [str(change) for change in changes if change.name in ORDER]
     broken += _other_tokens(found.manifest.data, data, changes)
@@ -215,6 +220,24 @@ def _validate_model(plan: Plan, old: Values) -> None:
         "written",
         fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}",
     )
+
+
+def _validate_adapter(plan: Plan, old: Values) -> None:
+    """Raise where adapters have other shapes or another scale than those of the checkpoint."""
+    now = asdict(plan.settings.adapter)
+    before = asdict(AdapterConfig()) | dict(old.get("adapter", now))
+    changes = [
+        str(Change(f"adapter.{name}", before[name], now[name]))
+        for name in ADAPTER
+        if before[name] != now[name]
+    ]
+    if changes and "none" not in (before["method"], now["method"]):
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints of other adapters:"
+            + "".join(f"\n    {change}" for change in changes),
+            why="their numbers mean something else with other settings",
+            fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}",
+        )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from shardwise.checkpoint.base import base_identity
 from shardwise.checkpoint.check import check_written
 from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
-from shardwise.checkpoint.state import model_tensors, optimizer_tensors
+from shardwise.checkpoint.state import optimizer_tensors, saved_tensors
 from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
 from shardwise.checkpoint.store import (
     begin,
@@ -130,6 +131,8 @@ class Saver:
         self.model = model
         self.optimizer = optimizer
         self.fence = fence
+        # The first rank writes the manifest.
+        self.base = base_identity(plan) if world.is_first else None
         # The saver has a process group of its own, whose collectives run beside those of training.
         self.world = world.beside("gloo")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -147,7 +150,7 @@ class Saver:
         """
         before = self.finish()
         started = time.perf_counter()
-        tensors = model_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
+        tensors = saved_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
         # The bytes of all ranks together: a sharded tensor counts whole, and a replicated one is
         # written once.
         self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -296,6 +299,7 @@ class Saver:
             **asdict(progress),
             global_batch=self.plan.decided.global_batch,
             seed=self.plan.settings.train.seed,
+            base=self.base,
             world_size=self.world.size,
             versions=software_versions(),
             created=time.time(),

@@ -33,6 +33,19 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {f"model.{name}": bare(tensor) for name, tensor in state.items() if name not in aliases}
 
 
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint keeps of the model: all of it, or what is trained where the rest is frozen.
+
+    Frozen weights are read again from where they came from.
+    """
+    tensors = model_tensors(model)
+    params = dict(model.named_parameters(remove_duplicate=False))
+    if all(param.requires_grad for param in params.values()):
+        return tensors
+    trained = {f"model.{name}" for name, param in params.items() if param.requires_grad}
+    return {name: tensor for name, tensor in tensors.items() if name in trained}
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Adam's moments and step counts under `optim.`. Settings come from the plan, not from the
     file."""

@@ -7,18 +7,24 @@ the tensors are compared with the model too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import INDEX_NAME, PLAN_NAME, Damaged
 from shardwise.checkpoint.own_plan import read_own_plan, wants_own_code
-from shardwise.checkpoint.state import model_tensors
+from shardwise.checkpoint.state import saved_tensors
+from shardwise.config.schema import AdapterConfig
+from shardwise.config.typed import validate_types
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.model.build import build_on_meta
+from shardwise.model.lora import apply_lora
 
 _STATE = "optim.state."
 # Adam's moments may be fp32 or bf16, and a run may change from one to the other.
@@ -43,9 +49,33 @@ def check_structure(path: Path) -> list[Damaged]:
     try:
         # Nothing is computed, so `eager`, which every family has, will do.
         model = build_on_meta(plan["hf_config"], attention="eager")
+        apply_stored_adapters(model, plan["config"])
     except UserError as error:
         return [Damaged(PLAN_NAME, f"describes no model: {error.why or error.what}")]
+    except Damaged as damage:
+        return [damage]
     return check_model(read_index(path), model)
+
+
+def apply_stored_adapters(model: PreTrainedModel, config: Mapping[str, Any]) -> None:
+    """Give a model on meta the adapters that the configuration in a checkpoint names."""
+    adapter = stored_adapter(config)
+    if adapter.method != "none":
+        # The dtype of frozen weights is that of the run, and no part of the checkpoint.
+        apply_lora(model, adapter, torch.float32)
+
+
+def stored_adapter(config: Mapping[str, Any]) -> AdapterConfig:
+    """The adapter section of the configuration in a checkpoint, or Damaged. A field that this
+    version does not know is left out."""
+    said = config.get("adapter", {})
+    known = {item.name for item in fields(AdapterConfig)}
+    try:
+        adapter = AdapterConfig(**{name: said[name] for name in said if name in known})
+        validate_types(adapter, AdapterConfig, "adapter")
+    except (TypeError, LookupError) as error:
+        raise Damaged(PLAN_NAME, f"names no adapters: {error}") from error
+    return adapter
 
 
 def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
@@ -54,7 +84,7 @@ def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
     params = dict(model.named_parameters(remove_duplicate=False))
     state = {name: tensor for name, tensor in index.items() if name.startswith(_STATE)}
     rest = {name: tensor for name, tensor in index.items() if name not in state}
-    faults = [*_differences(rest, model_tensors(model)), *_state_faults(state, params)]
+    faults = [*_differences(rest, saved_tensors(model)), *_state_faults(state, params)]
     return [Damaged(INDEX_NAME, fault) for fault in faults]
 
 

@@ -19,7 +19,7 @@ from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.quantization import read_quantization
 from shardwise.facts.weight_files import check_weight_files
-from shardwise.files import why_no_path
+from shardwise.files import user_path, why_no_path
 from shardwise.launch.prepare import validate_sinks
 from shardwise.launch.room import validate_free_space
 from shardwise.plan.float8 import validate_torchao
@@ -51,11 +51,35 @@ def check_data(plan: Plan) -> list[Finding]:
 def check_weights(plan: Plan) -> list[Finding]:
     """Whether the files of the first weights are whole, and not quantised in a way that is not
     read."""
-    if plan.weights_dir is None or _has_checkpoints(plan):
+    # Checkpoints of adapters do not hold the weights that they were trained over.
+    is_resumed = _has_checkpoints(plan) and plan.decided.adapter == "none"
+    if plan.weights_dir is None or is_resumed:
         return []
     place = Path(plan.weights_dir)
     directory = place if place.is_dir() else place.parent
     return [*check_weight_files(place), *_found_by(lambda: read_quantization(directory))]
+
+
+def check_adapter(plan: Plan) -> list[Finding]:
+    """Whether the adapters that training begins with are those of the configuration."""
+    adapter = plan.config.adapter
+    if adapter.weights_from is None or _has_checkpoints(plan):
+        return []
+    place = user_path(adapter.weights_from)
+    return _found_by(lambda: _validate_adapter(plan, place))
+
+
+def _validate_adapter(plan: Plan, place: Path) -> None:
+    import torch
+
+    from shardwise.model.build import build_on_meta
+    from shardwise.model.lora import apply_lora
+    from shardwise.model.peft_format import validate_peft
+
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    model = build_on_meta(plan.hf_config, attention="eager", code_dir=code_dir)
+    apply_lora(model, plan.config.adapter, torch.float32)
+    validate_peft(place, plan.config.adapter, model)
 
 
 def check_tokenizer(plan: Plan) -> list[Finding]:
@@ -152,6 +176,7 @@ CHECKS: tuple[Check, ...] = (
     check_data,
     check_tokenizer,
     check_weights,
+    check_adapter,
     check_attention,
     check_extras,
     check_run_directory,

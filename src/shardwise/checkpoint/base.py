@@ -1,0 +1,53 @@
+"""The frozen weights under adapters. A checkpoint names them and does not hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardwise.checkpoint.store import Checkpoint
+from shardwise.errors import ExitCode, UserError
+from shardwise.files import free_name
+from shardwise.plan.plan import Plan
+
+
+def base_identity(plan: Plan) -> str | None:
+    """What tells these weights from others: a hash of their files, or the seed that they come from.
+    None where nothing is frozen."""
+    if plan.decided.adapter == "none":
+        return None
+    if plan.weights_dir is None:
+        return f"random weights of seed {plan.settings.train.seed}"
+    return describe_base(Path(plan.weights_dir))
+
+
+def describe_base(place: Path) -> str:
+    """The identity of the weights in a directory or file."""
+    # Imported on need: it brings torch, which a run without adapters does not need here.
+    from shardwise.model.fingerprint import fingerprint_weights
+
+    return f"sha256 {fingerprint_weights(place)}"
+
+
+def validate_base(found: Checkpoint, plan: Plan) -> None:
+    """Raise where a checkpoint of adapters was trained over other weights than the plan's, or where
+    one of the two has adapters and the other has none."""
+    saved, now = found.manifest.base, base_identity(plan)
+    if saved == now:
+        return
+    another = f"give the run another name: name={free_name(plan.run_dir).name}"
+    if saved is None or now is None:
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints of {_kind(saved)}, and this run trains {_kind(now)}",
+            why="adapter.method changed since they were written",
+            fix=f"set this back, or {another}",
+        )
+    raise UserError(
+        f"{plan.run_dir} holds adapters that were trained over other weights",
+        why=f"step {found.step} was trained over {saved}, and those of this run are {now}",
+        fix=f"give it the weights that it was trained over: model.weights_from=DIR, or {another}",
+        code=ExitCode.VERIFY_FAILED,
+    )
+
+
+def _kind(base: str | None) -> str:
+    return "whole models" if base is None else "adapters"

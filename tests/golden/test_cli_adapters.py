@@ -1,0 +1,143 @@
+"""Adapters through the real command: trained, saved alone, resumed, and refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardwise.checkpoint.index import read_index
+from shardwise.checkpoint.read import find_checkpoint, read_tensor
+from shardwise.facts.presets import PRESETS
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.dist
+
+CONFIG = """\
+model: MODEL
+adapter: {method: lora, rank: 4, alpha: 8, dropout: 0.1}
+data: {source: synthetic, seq_len: 32}
+cluster: 2xCPU
+shard: {strategy: full_shard}
+optim: {lr: 1e-2}
+train: {steps: 4, global_batch: 4}
+checkpoint: {asynchronous: false}
+observe: {log_every: 1}
+"""
+SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pretrained model in bf16, and a configuration that trains adapters over it."""
+    home = tmp_path_factory.mktemp("adapters")
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**{**PRESETS["tiny-llama"], **SHAPE})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(home / "base")
+    (home / "run.yaml").write_text(CONFIG.replace("MODEL", str(home / "base")))
+    return home
+
+
+def train(shardwise: Run, home: Path, name: str, *words: str, **how: Any) -> Any:
+    return shardwise(
+        "train", str(home / "run.yaml"), f"runs_dir={home}", f"name={name}", *words, **how
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(home: Path, shardwise: Run) -> Path:
+    train(shardwise, home, "finished")
+    return home / "finished"
+
+
+@pytest.fixture(scope="module")
+def stopped(home: Path, shardwise: Run) -> Path:
+    train(shardwise, home, "stopped", "train.stop_after=2")
+    return home / "stopped"
+
+
+def adapters_of(run_dir: Path) -> dict[str, torch.Tensor]:
+    path = find_checkpoint(run_dir)
+    index = read_index(path)
+    return {name: read_tensor(path, stored, stored.dtype) for name, stored in index.items()}
+
+
+def test_a_checkpoint_holds_adapters_alone(finished: Path, shardwise: Run) -> None:
+    names = [name for name in adapters_of(finished) if name.startswith("model.")]
+    assert len(names) == 2 * 2 * 7
+    assert all(name.endswith(("lora_A", "lora_B")) for name in names)
+    manifest = json.loads((find_checkpoint(finished) / "manifest.json").read_text())
+    assert manifest["base"].startswith("sha256 ")
+    shardwise("checkpoint", "verify", str(finished))
+    plan = json.loads((finished / "plan.json").read_text())
+    choice = plan["choices"]["adapter"]
+    assert (choice["value"], choice["source"]) == ("lora", "user")
+    assert "of rank 4 in 14 linear layers" in choice["why"]
+    assert "no adapters in 1 x lm_head" in choice["why"]
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(
+    home: Path,
+    finished: Path,
+    stopped: Path,
+    shardwise: Run,
+    losses_of: Callable[[Path], dict[int, float]],
+) -> None:
+    resumed = Path(shutil.copytree(stopped, home / "resumed"))
+    train(shardwise, home, "resumed")
+    assert losses_of(resumed) == losses_of(finished)
+    found, expected = adapters_of(resumed), adapters_of(finished)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_other_weights_are_refused(home: Path, stopped: Path, shardwise: Run) -> None:
+    other = Path(shutil.copytree(home / "base", home / "other"))
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    said = train(shardwise, home, "stopped", f"model.name={other}", expect=5)
+    assert "holds adapters that were trained over other weights" in said.stderr
+    assert "model.weights_from=DIR" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ("adapter.rank=8", "adapter.rank: 4 -> 8"),
+        ("adapter.alpha=16", "adapter.alpha: 8.0 -> 16.0"),
+        ("adapter={method: none, rank: 16, alpha: 32, dropout: 0}", "checkpoints of adapters"),
+    ],
+)
+def test_other_adapters_are_refused(
+    home: Path, stopped: Path, shardwise: Run, change: str, shown: str
+) -> None:
+    assert shown in train(shardwise, home, stopped.name, change, expect=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["adapter.targets=[qkv_proj]"], "the model's linear layers are q_proj, k_proj, v_proj"),
+        (["adapter.targets=lm_head"], "matches the output head, which gets no adapters yet"),
+        (["precision.linear=float8"], "adapters are not yet trained over a float8 model"),
+        (["adapter.dropout=1"], "it must be at least 0 and below 1"),
+        (["adapter={method: none, alpha: 32, dropout: 0}"], "adapter.method is none, so it would"),
+        (["model=gpt2"], "the model has no linear layers"),
+    ],
+)
+def test_faults_are_told_before_a_rank_starts(
+    home: Path, shardwise: Run, words: list[str], shown: str
+) -> None:
+    said = train(shardwise, home, "refused", *words, expect=2)
+    assert shown in " ".join(said.stderr.split())
+    assert not (home / "refused" / "logs").exists()
