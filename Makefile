@@ -10,6 +10,8 @@ READY := .venv/.ready
 FLOAT8 := .venv/float8
 # So is Triton: without a GPU it only interprets kernels, for the test of them.
 TRITON := .venv/triton
+# And PEFT, which reads and writes adapters in a process of its own.
+PEFT := .venv/peft
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
@@ -35,6 +37,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(FLOAT8) torchao
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(TRITON) triton
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target $(PEFT) peft accelerate psutil
 	touch $@
 
 demo: $(READY)

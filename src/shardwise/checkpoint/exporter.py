@@ -26,13 +26,14 @@ from shardwise.checkpoint.structure import check_model, refuse_tensors
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.internals.weight_conversions import revert_weight_conversion
 from shardwise.model.build import build_on_meta
+from shardwise.model.lora import apply_lora
 from shardwise.model.stored import INDEX_NAME, TORCH_NAME
 
 Layout = Literal["safetensors", "torch"]
 Advance = Callable[[int], None]
 # Each writer holds one tensor; more of them would not make a disk faster.
 _NUM_WRITERS = 4
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint8: "U8", torch.bool: "BOOL"},
@@ -70,9 +71,7 @@ class Exporter:
         self.dtype = dtype
         self.advance = advance
         self.code_dir = code_dir
-        self.model = _build_model(checkpoint, code_dir)
-        if wrong := check_model(checkpoint.index, self.model):
-            raise refuse_tensors(checkpoint.path, wrong)
+        self.model = build_checked(checkpoint, code_dir)
         self.groups = self._build_groups()
         self.num_bytes = sum(group.num_bytes for group in self.groups)
 
@@ -201,7 +200,7 @@ class Exporter:
         # Wider dtypes come first, as in the library, so that all tensors are aligned.
         groups = sorted(groups, key=lambda g: -max(o.itemsize for o in g.outputs.values()))
         with path.open("xb") as file:
-            file.write(_safetensors_header({n: o for g in groups for n, o in g.outputs.items()}))
+            file.write(safetensors_header({n: o for g in groups for n, o in g.outputs.items()}))
             for group in groups:
                 for _, tensor in self._read(group):
                     file.write(tensor.view(-1).view(torch.uint8).numpy().data)
@@ -219,6 +218,17 @@ class Exporter:
                 state[name] = mapped.view(tensor.shape).copy_(tensor)
         torch.save(state, path)
         shutil.rmtree(scratch)
+
+
+def build_checked(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
+    """The model of a checkpoint on meta, with its adapters, whose tensors the checkpoint holds."""
+    model = _build_model(checkpoint, code_dir)
+    adapter = checkpoint.plan.settings.adapter
+    if adapter.method != "none":
+        apply_lora(model, adapter, torch.float32)
+    if wrong := check_model(checkpoint.index, model):
+        raise refuse_tensors(checkpoint.path, wrong)
+    return model
 
 
 def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
@@ -262,13 +272,14 @@ def _named_as_saved(model: PreTrainedModel, index: Index) -> dict[str, StoredTen
     return {kept.get(name, name): tensor for name, tensor in stored.items()}
 
 
-def _safetensors_header(outputs: Mapping[str, Tensor]) -> bytes:
+def safetensors_header(outputs: Mapping[str, Tensor]) -> bytes:
+    """The beginning of a safetensors file of such tensors, in this order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, output in outputs.items():
         start, end = end, end + output.nbytes
         header[name] = {
-            "dtype": _SAFETENSORS_DTYPES[output.dtype],
+            "dtype": SAFETENSORS_DTYPES[output.dtype],
             "shape": list(output.shape),
             "data_offsets": [start, end],
         }

@@ -18,7 +18,7 @@ from shardwise.data.fingerprint import fingerprint_data, fingerprint_tokenizer
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.calibration import calibration_digest
 from shardwise.facts.probe import probe_gpus
-from shardwise.files import read_bytes
+from shardwise.files import read_bytes, user_path
 from shardwise.model.fingerprint import fingerprint_weights
 from shardwise.plan.plan import Plan
 from shardwise.training.agree import Topic, Values
@@ -48,7 +48,7 @@ TOPICS = (
 )
 # Settings that are compared by content, or that belong to one host.
 _NOT_COMPARED = ("runs_dir", "cluster.prices", "observe.prometheus_host")
-_PATHS = ("model.weights_from", "data.path")
+_PATHS = ("model.weights_from", "adapter.weights_from", "data.path")
 _NAMES_OR_PATHS = ("model.name", "data.tokenizer")
 _PACKAGES = (
     *("transformers", "tokenizers", "safetensors", "numpy", "datasets"),
@@ -187,6 +187,9 @@ def _content(plan: Plan) -> Values:
     values = fingerprint_data(config.data)
     if plan.weights_dir is not None:
         values["weights"] = fingerprint_weights(Path(plan.weights_dir))
+    if config.adapter.weights_from is not None:
+        place = user_path(config.adapter.weights_from) / "adapter_model.safetensors"
+        values["adapters"] = fingerprint_weights(place)
     tokenizer = _tokenizer_directory(plan)
     if tokenizer is not None and config.data.source != "synthetic":
         values["tokenizer"] = fingerprint_tokenizer(tokenizer)

@@ -1,0 +1,62 @@
+"""The adapters of a checkpoint as a directory that PEFT loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shardwise.checkpoint.beside import copy_tokenizer
+from shardwise.checkpoint.export import Exported
+from shardwise.checkpoint.export_target import written_aside
+from shardwise.checkpoint.exporter import build_checked
+from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
+from shardwise.files import user_path
+from shardwise.model.lora import adapted_layers, adapter_params
+from shardwise.model.peft_format import CONFIG_NAME, WEIGHTS_NAME, peft_config, peft_name
+
+
+def holds_adapters(checkpoint: VerifiedCheckpoint) -> bool:
+    """Whether a checkpoint holds adapters and not a whole model."""
+    return checkpoint.plan.decided.adapter != "none"
+
+
+def read_adapters(
+    checkpoint: VerifiedCheckpoint, code_dir: Path | None
+) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The model on meta, and the parameters of its adapters by name, in fp32."""
+    model = build_checked(checkpoint, code_dir)
+    stored = checkpoint.index
+    return model, {
+        name: read_tensor(checkpoint.path, stored[f"model.{name}"], torch.float32)
+        for name in adapter_params(model)
+    }
+
+
+def export_adapters(
+    checkpoint: VerifiedCheckpoint, target: Path, dtype: torch.dtype | None, code_dir: Path | None
+) -> Exported:
+    """Write adapter_config.json and adapter_model.safetensors to `target`."""
+    plan = checkpoint.plan
+    model, adapters = read_adapters(checkpoint, code_dir)
+    settings = plan.settings
+    base = plan.weights_dir or settings.model.name
+    config = peft_config(
+        settings.adapter, list(adapted_layers(model)), base, settings.model.revision
+    )
+    tensors = {
+        peft_name(name): tensor.to(dtype or tensor.dtype) for name, tensor in adapters.items()
+    }
+    with written_aside(user_path(str(target)).resolve()) as aside:
+        (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, aside / WEIGHTS_NAME, {"format": "pt"})
+        notes = [
+            f"adapters over {base}, for PeftModel.from_pretrained; --merge writes a whole model",
+            *copy_tokenizer(plan, aside),
+        ]
+        num_files = len(list(aside.iterdir()))
+    return Exported(sum(tensor.nbytes for tensor in tensors.values()), num_files, notes)

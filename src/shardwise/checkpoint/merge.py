@@ -1,0 +1,178 @@
+"""Adapters added to the weights that they were trained over: one tensor at a time, each in its own
+dtype and in the file that it was in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from shardwise.checkpoint.adapter_export import read_adapters
+from shardwise.checkpoint.base import describe_base
+from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
+from shardwise.checkpoint.export import Exported
+from shardwise.checkpoint.export_target import written_aside
+from shardwise.checkpoint.exporter import SAFETENSORS_DTYPES, safetensors_header
+from shardwise.checkpoint.manifest import read_manifest
+from shardwise.checkpoint.read import VerifiedCheckpoint
+from shardwise.errors import ExitCode, UserError
+from shardwise.facts.quantization import quant_method
+from shardwise.files import user_path
+from shardwise.model.lora import adapted_layers
+from shardwise.model.pretrained import stored_names
+from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights, open_weights
+
+Advance = Callable[[int], None]
+# Rounding of a sum to its dtype is at most half of this, relative.
+_ROUNDINGS = 2.0
+_PROBES = 4
+
+
+class Merger:
+    """One checkpoint of adapters, and the weights under them."""
+
+    def __init__(
+        self, checkpoint: VerifiedCheckpoint, base: Path | None, code_dir: Path | None
+    ) -> None:
+        self.checkpoint, self.code_dir = checkpoint, code_dir
+        self.place = _find_base(checkpoint, base)
+        self.model, self.adapters = read_adapters(checkpoint, code_dir)
+        self.files = _files_of(self.place)
+        self.layers = _stored_layers(self.model, self.place)
+        self.num_bytes = sum(file.stat().st_size for file in self.files)
+
+    def write(self, target: Path, dtype: torch.dtype | None, advance: Advance) -> Exported:
+        """Write a model directory that from_pretrained loads."""
+        plan = self.checkpoint.plan
+        with written_aside(user_path(str(target)).resolve()) as aside:
+            merged: dict[str, torch.dtype] = {}
+            for file in self.files:
+                merged |= self._write_file(file, aside / file.name, dtype, advance)
+            self._validate_merged(merged)
+            if self.place.name == INDEX_NAME:
+                _copy_index(self.place, aside / INDEX_NAME, aside)
+            write_configs(self.model, plan, next(iter(merged.values())), aside)
+            if self.code_dir is not None:
+                copy_code(self.code_dir, aside)
+            notes = [
+                f"{len(merged)} adapters merged into {self.place.parent}",
+                *copy_tokenizer(plan, aside),
+            ]
+            num_files = len(list(aside.iterdir()))
+            written = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
+        return Exported(written, num_files, notes)
+
+    def _write_file(
+        self, source: Path, target: Path, dtype: torch.dtype | None, advance: Advance
+    ) -> dict[str, torch.dtype]:
+        """Copy one file with merged weights. Returns the layers that were merged, and what
+        into."""
+        merged: dict[str, torch.dtype] = {}
+        with safe_open(source, framework="pt") as file, target.open("xb") as out:
+            keys = list(file.keys())
+            found = [(key, _like(file.get_slice(key), dtype)) for key in keys]
+            # Wider dtypes come first, so that all tensors are aligned.
+            outputs = dict(sorted(found, key=lambda item: -item[1].itemsize))
+            out.write(safetensors_header(outputs))
+            for key, output in outputs.items():
+                tensor: Tensor = file.get_tensor(key)
+                if key in self.layers:
+                    merged[self.layers[key]] = output.dtype
+                    tensor = self._merged(self.layers[key], tensor, output.dtype)
+                tensor = tensor.to(output.dtype).contiguous()
+                out.write(tensor.view(-1).view(torch.uint8).numpy().data)
+                advance(tensor.nbytes)
+        return merged
+
+    def _merged(self, name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of a weight and its adapter, rounded once, and checked by other arithmetic."""
+        a, b = self.adapters[f"{name}.lora_A"], self.adapters[f"{name}.lora_B"]
+        scale = adapted_layers(self.model)[name].lora_scale
+        rounded = (weight.float() + scale * (b @ a)).to(dtype)
+        x = torch.randn(a.shape[1], _PROBES, generator=torch.Generator().manual_seed(0))
+        apart = weight.float() @ x + scale * (b @ (a @ x))
+        off = (rounded.float() @ x - apart).norm() / apart.norm()
+        if not off <= _ROUNDINGS * max(torch.finfo(dtype).eps, 1e-6):
+            raise UserError(
+                f"{name} does not compute the same after its adapter was merged",
+                why=f"its results differ by {off:.2g}, which is more than rounding",
+                fix="export the adapters without --merge",
+                code=ExitCode.VERIFY_FAILED,
+            )
+        return rounded
+
+    def _validate_merged(self, merged: Mapping[str, torch.dtype]) -> None:
+        if missing := sorted(set(adapted_layers(self.model)) - merged.keys()):
+            raise UserError(
+                f"{len(missing)} of {len(adapted_layers(self.model))} adapters were not merged",
+                why=f"{self.place.parent} has no weight of {missing[0]} under a name of its own",
+                fix="export the adapters without --merge",
+                code=ExitCode.VERIFY_FAILED,
+            )
+
+
+def _find_base(checkpoint: VerifiedCheckpoint, given: Path | None) -> Path:
+    """The file that names the weights under the adapters, which must be those of the manifest."""
+    plan, saved = checkpoint.plan, read_manifest(checkpoint.path).base
+    place = given or (Path(plan.weights_dir) if plan.weights_dir else None)
+    if place is None:
+        raise UserError(
+            f"the adapters of {checkpoint.path} were trained over {saved}, which are in no file",
+            fix="export the adapters without --merge",
+        )
+    if quant_method(plan.hf_config) is not None:
+        raise UserError(
+            "adapters are not merged into quantised weights",
+            why="rounding to the few bits of such weights would take most of the change away",
+            fix="export the adapters without --merge",
+        )
+    found = find_weights(place)
+    if found.name not in (INDEX_NAME, SINGLE_NAME):
+        raise UserError(
+            f"adapters are merged into safetensors files, and {found} is none",
+            fix="save the model with save_pretrained, and name that directory: --base DIR; or "
+            "export the adapters without --merge",
+        )
+    if (now := describe_base(place)) != saved:
+        raise UserError(
+            f"{place} does not hold the weights that the adapters were trained over",
+            why=f"those were {saved}, and these are {now}",
+            fix="name the directory that has them: --base DIR",
+            code=ExitCode.VERIFY_FAILED,
+        )
+    return found
+
+
+def _files_of(found: Path) -> list[Path]:
+    if found.name == SINGLE_NAME:
+        return [found]
+    names = json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()
+    return [found.parent / name for name in sorted(set(names))]
+
+
+def _stored_layers(model: PreTrainedModel, found: Path) -> dict[str, str]:
+    """Layers with adapters by the names of their weights in the files."""
+    keys = stored_names(model, open_weights(found.parent))
+    wanted = {name: keys.get(f"{name}.weight") for name in adapted_layers(model)}
+    return {key: name for name, key in wanted.items() if key is not None}
+
+
+def _copy_index(source: Path, target: Path, directory: Path) -> None:
+    """The index with the sizes of what was written."""
+    index: Mapping[str, object] = json.loads(source.read_text(encoding="utf-8"))
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    text = json.dumps({**index, "metadata": {"total_size": size}}, indent=2, sort_keys=True)
+    target.write_text(text + "\n", encoding="utf-8")
+
+
+def _like(stored: Any, dtype: torch.dtype | None) -> Tensor:
+    """A tensor without data, as it will be written."""
+    own = next(d for d, word in SAFETENSORS_DTYPES.items() if word == stored.get_dtype())
+    wanted = dtype if dtype is not None and own.is_floating_point else own
+    return torch.empty(stored.get_shape(), dtype=wanted, device="meta")

@@ -1,0 +1,186 @@
+"""Adapters leave as PEFT's and come back from PEFT, and merge into the weights under them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.dist
+
+ROOT = Path(__file__).parents[2]
+# Beside the other packages, as `make setup` puts it.
+PEFT = ROOT / ".venv" / "peft"
+SIDE = Path(__file__).with_name("peft_side.py")
+CONFIG = """\
+model: MODEL
+adapter: {method: lora, rank: 4, alpha: 8, rslora: true}
+data: {source: synthetic, seq_len: 32}
+cluster: 2xCPU
+shard: {strategy: full_shard}
+optim: {lr: 1e-2}
+train: {steps: 2, global_batch: 4}
+"""
+IDS = torch.arange(24)[None] * 7 % 131
+
+needs_peft = pytest.mark.skipif(
+    not PEFT.is_dir(), reason="PEFT is not in .venv/peft: `make setup` puts it there"
+)
+
+
+def ask_peft(*words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PEFT)}
+    subprocess.run([sys.executable, str(SIDE), *words], env=environment, check=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in two files and two dtypes, as releases have them."""
+    home = tmp_path_factory.mktemp("exported")
+    tiny = make_tiny()
+    tiny.save_pretrained(home / "base", max_shard_size="60KB")
+    assert len(list((home / "base").glob("*.safetensors"))) > 1
+    (home / "run.yaml").write_text(CONFIG.replace("MODEL", str(home / "base")))
+    return home
+
+
+def make_tiny() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).to(torch.bfloat16)
+    model.lm_head.to(torch.float32)
+    return model
+
+
+def train(shardwise: Run, home: Path, name: str, *words: str, **how: Any) -> Any:
+    place = (f"runs_dir={home}", f"name={name}")
+    return shardwise("train", str(home / "run.yaml"), *place, *words, **how)
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path, shardwise: Run) -> Path:
+    train(shardwise, home, "trained")
+    return home / "trained"
+
+
+@pytest.fixture(scope="module")
+def exported(home: Path, trained: Path, shardwise: Run) -> Path:
+    said = shardwise("export", str(trained), "--to", str(home / "adapter"))
+    assert "for PeftModel.from_pretrained" in said.stdout
+    return home / "adapter"
+
+
+@pytest.fixture(scope="module")
+def seen_by_peft(home: Path, exported: Path) -> dict[str, torch.Tensor]:
+    ask_peft("logits", str(home / "base"), str(exported), str(home / "seen.safetensors"))
+    return load_file(home / "seen.safetensors")
+
+
+def logits_of(place: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=IDS).logits
+    return logits
+
+
+def adapted_logits(base: Path, adapter: Path) -> torch.Tensor:
+    """By hand: the sum of each weight and its adapter, in fp32."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in tensors if name.endswith("lora_A.weight")]:
+        layer = model.get_submodule(
+            name.removeprefix("base_model.model.")[: -len(".lora_A.weight")]
+        )
+        product = tensors[name.replace("lora_A", "lora_B")] @ tensors[name]
+        assert product.abs().max() > 0
+        layer.weight.data += 8 / 4**0.5 * product
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=IDS).logits
+    return logits
+
+
+@needs_peft
+def test_peft_loads_what_was_trained(
+    home: Path, exported: Path, seen_by_peft: dict[str, torch.Tensor]
+) -> None:
+    expected = adapted_logits(home / "base", exported)
+    assert torch.allclose(seen_by_peft["logits"], expected, atol=1e-5)
+    assert not torch.allclose(logits_of(home / "base"), expected, atol=1e-3)
+
+
+def test_merged_weights_compute_the_same(
+    home: Path, trained: Path, exported: Path, shardwise: Run
+) -> None:
+    said = shardwise("export", str(trained), "--to", str(home / "merged"), "--merge")
+    assert "14 adapters merged" in said.stdout
+    before, after = (weights_of(home / place) for place in ("base", "merged"))
+    assert {name: t.dtype for name, t in after.items()} == {n: t.dtype for n, t in before.items()}
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert len(changed) == 14 and all("proj" in name for name in changed)
+    # The sum is rounded to bf16 once.
+    expected = adapted_logits(home / "base", exported)
+    assert torch.allclose(logits_of(home / "merged"), expected, atol=2e-2)
+    wide = home / "wide"
+    shardwise("export", str(trained), "--to", str(wide), "--merge", "--dtype", "fp32")
+    assert torch.allclose(logits_of(wide), expected, atol=1e-5)
+
+
+def weights_of(place: Path) -> dict[str, torch.Tensor]:
+    files = sorted(place.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@needs_peft
+def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run) -> None:
+    made = home / "made"
+    ask_peft("make", str(home / "base"), str(made))
+    still = ("optim.lr=1e-30", "train.steps=1", "adapter.rslora=false")
+    train(shardwise, home, "begun", *still, f"adapter.weights_from={made}")
+    shardwise("export", str(home / "begun"), "--to", str(home / "again"))
+    theirs, ours = (load_file(p / "adapter_model.safetensors") for p in (made, home / "again"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"r": 8}, "write adapter.rank=8"),
+        ({"use_dora": True}, "have use_dora=True, which is not supported yet"),
+        ({"lora_alpha": 16, "use_rslora": False}, "adapter.alpha=16 adapter.rslora=false"),
+    ],
+)
+def test_other_adapters_are_refused(
+    home: Path, exported: Path, shardwise: Run, change: dict[str, Any], shown: str
+) -> None:
+    other = Path(shutil.copytree(exported, home / f"other-{next(iter(change))}"))
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps({**config, **change}))
+    said = train(shardwise, home, "refused", f"adapter.weights_from={other}", expect=2)
+    assert shown in " ".join(said.stderr.split())
+
+
+def test_other_weights_are_not_merged_into(home: Path, trained: Path, shardwise: Run) -> None:
+    other = Path(shutil.copytree(home / "base", home / "changed"))
+    file = sorted(other.glob("*.safetensors"))[0]
+    tensors = load_file(file)
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, file, {"format": "pt"})
+    words = ("--to", str(home / "wrong"), "--merge", "--base", str(other))
+    said = shardwise("export", str(trained), *words, expect=5)
+    assert "does not hold the weights that the adapters were trained over" in said.stderr
+    assert not (home / "wrong").exists()
