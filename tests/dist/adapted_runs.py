@@ -17,8 +17,9 @@ from tiny_runs import (
     whole_params,
 )
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from shardwise.model.lora import adapted_layers
+from shardwise.model.lora import adapter_params, adapters_of
 from shardwise.model.weights import copy_shard
 from shardwise.training.session import Session, build_loader
 
@@ -28,9 +29,9 @@ def start_moved(world: int, settings: Settings) -> Session:
     session = start(world, settings)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for layer in adapted_layers(session.model).values():
-            shape = layer.lora_B.shape
-            copy_shard(layer.lora_B, 0.1 * torch.randn(shape, generator=generator))
+        for each in adapters_of(session.model).values():
+            b = session.model.get_parameter(each.b)
+            copy_shard(b, 0.1 * torch.randn(b.shape, generator=generator))
     return session
 
 
@@ -47,54 +48,56 @@ def train_adapted(world: int, settings: Settings) -> Any:
 
 
 class PlainLora(nn.Module):
-    """A linear layer and its adapter, as two modules."""
+    """A module whose weights are summed with the products of A and B, then used as they are."""
 
-    def __init__(self, layer: nn.Module, a: Tensor, b: Tensor, scale: float) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.layer, self.scale = layer, scale
-        self.lora_A, self.lora_B = nn.Parameter(a.clone()), nn.Parameter(b.clone())
+        self.module = module
+        self.added: dict[str, tuple[nn.Parameter, nn.Parameter, float]] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
-        return y + self.scale * (x @ self.lora_A.t() @ self.lora_B.t())
+    def forward(self, *inputs: Tensor) -> Tensor:
+        weights = {
+            name: self.module.get_parameter(name) + scale * (b @ a)
+            for name, (a, b, scale) in self.added.items()
+        }
+        y: Tensor = functional_call(self.module, weights, inputs)
+        return y
 
 
 class _Adapters:
     """A model of which only the adapters are parameters."""
 
-    def __init__(self, model: nn.Module, layers: dict[str, PlainLora]) -> None:
-        self.model, self.layers = model, layers
+    def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
+        self.model, self.params = model, params
 
     def __call__(self, **inputs: Any) -> Any:
         return self.model(**inputs)
 
     def named_parameters(self) -> Any:
-        for name, layer in self.layers.items():
-            yield f"{name}.lora_A", layer.lora_A
-            yield f"{name}.lora_B", layer.lora_B
+        yield from self.params.items()
 
     def parameters(self) -> list[nn.Parameter]:
-        return [param for _, param in self.named_parameters()]
+        return list(self.params.values())
 
 
 def train_adapted_plainly(settings: Settings) -> Trained:
-    """In a world of one: a Hugging Face model with adapters around its layers."""
+    """In a world of one: a Hugging Face model with adapters around its modules."""
     session = start_moved(1, settings)
     loader = build_loader(session)
-    adapted = adapted_layers(session.model)
-    names = {f"{name}.{part}" for name in adapted for part in ("lora_A", "lora_B")}
-    base = plain_twin(session, without=names).requires_grad_(False)
-    layers = {}
-    for name, layer in adapted.items():
-        parent, _, last = name.rpartition(".")
-        own = base.get_submodule(name)
-        a, b = whole(layer.lora_A), whole(layer.lora_B)
-        layers[name] = PlainLora(own, a, b, layer.lora_scale)
-        setattr(base.get_submodule(parent), last, layers[name])
+    added = adapter_params(session.model)
+    base = plain_twin(session, without=added).requires_grad_(False)
+    params = {name: nn.Parameter(whole(param).clone()) for name, param in added.items()}
+    wrapped: dict[str, PlainLora] = {}
+    for weight, each in adapters_of(session.model).items():
+        path, _, stack = weight.rpartition(".")
+        if path not in wrapped:
+            wrapped[path] = PlainLora(base.get_submodule(path))
+        wrapped[path].added[stack] = (params[each.a], params[each.b], each.scale)
+    for path, module in wrapped.items():
+        parent, _, last = path.rpartition(".")
+        setattr(base.get_submodule(parent), last, module)
     steps = range(session.plan.config.train.steps)
     batches = [one_batch(loader.step_batches(step)) for step in steps]
-    frozen = {
-        name: value for name, value in whole_params(session.model).items() if name not in names
-    }
-    trained = train_batches(_Adapters(base, layers), session.plan, batches)
+    frozen = {n: value for n, value in whole_params(session.model).items() if n not in added}
+    trained = train_batches(_Adapters(base, params), session.plan, batches)
     return Trained(trained.losses, trained.norms, {**trained.params, **frozen})

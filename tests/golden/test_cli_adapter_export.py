@@ -139,6 +139,41 @@ def test_merged_weights_compute_the_same(
     assert torch.allclose(logits_of(wide), expected, atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def experts(home: Path, shardwise: Run) -> Path:
+    """Adapters in stacked experts, over files with a tensor for each expert."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "vocab_size": 300, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    mixture = {"num_experts": 4, "num_experts_per_tok": 2}
+    config = Qwen3MoeConfig(**sizes, **heads, **mixture, tie_word_embeddings=True)
+    Qwen3MoeForCausalLM(config).save_pretrained(home / "mixture")
+    words = ("adapter.rank=8", "adapter.targets=[q_proj, experts.*]")
+    train(shardwise, home, "experts", f"model.name={home / 'mixture'}", *words)
+    return home / "experts"
+
+
+@needs_peft
+def test_adapters_of_experts_leave_and_merge(home: Path, experts: Path, shardwise: Run) -> None:
+    shardwise("export", str(experts), "--to", str(home / "of-experts"))
+    shardwise("export", str(experts), "--to", str(home / "mixed"), "--merge")
+    tensors = load_file(home / "of-experts" / "adapter_model.safetensors")
+    assert all(tensor.abs().max() > 0 for tensor in tensors.values())
+    seen = home / "experts.safetensors"
+    ask_peft("logits", str(home / "mixture"), str(home / "of-experts"), str(seen))
+    logits = load_file(seen)["logits"]
+    assert torch.allclose(logits_of(home / "mixed"), logits, atol=1e-5)
+    assert not torch.allclose(logits_of(home / "mixture"), logits, atol=1e-4)
+    changed = [
+        name
+        for name, tensor in weights_of(home / "mixed").items()
+        if not torch.equal(tensor, weights_of(home / "mixture")[name])
+    ]
+    assert len(changed) == 2 + 2 * 4 * 3
+
+
 def weights_of(place: Path) -> dict[str, torch.Tensor]:
     files = sorted(place.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

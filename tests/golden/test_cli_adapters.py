@@ -81,7 +81,7 @@ def test_a_checkpoint_holds_adapters_alone(finished: Path, shardwise: Run) -> No
     plan = json.loads((finished / "plan.json").read_text())
     choice = plan["choices"]["adapter"]
     assert (choice["value"], choice["source"]) == ("lora", "user")
-    assert "of rank 4 in 14 linear layers" in choice["why"]
+    assert "of rank 4 in 14 layers" in choice["why"]
     assert "no adapters in 1 x lm_head" in choice["why"]
 
 
@@ -133,6 +133,8 @@ def test_other_adapters_are_refused(
         (["adapter.dropout=1"], "it must be at least 0 and below 1"),
         (["adapter={method: none, alpha: 32, dropout: 0}"], "adapter.method is none, so it would"),
         (["model=gpt2"], "the model has no linear layers"),
+        (["model=gpt-oss-20b", "adapter.targets=[experts.*]"], "whose experts get no adapters yet"),
+        (["model=mixtral-8x7b", "adapter.targets=[down_proj]"], "write adapter.rank=8"),
     ],
 )
 def test_faults_are_told_before_a_rank_starts(

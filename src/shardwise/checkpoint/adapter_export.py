@@ -16,13 +16,14 @@ from shardwise.checkpoint.export_target import written_aside
 from shardwise.checkpoint.exporter import build_checked
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor
 from shardwise.files import user_path
-from shardwise.model.lora import adapted_layers, adapter_params
-from shardwise.model.peft_format import CONFIG_NAME, WEIGHTS_NAME, peft_config, peft_name
-
-
-def holds_adapters(checkpoint: VerifiedCheckpoint) -> bool:
-    """Whether a checkpoint holds adapters and not a whole model."""
-    return checkpoint.plan.decided.adapter != "none"
+from shardwise.model.lora import adapter_params
+from shardwise.model.peft_format import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    peft_config,
+    peft_names,
+    to_peft,
+)
 
 
 def read_adapters(
@@ -45,11 +46,11 @@ def export_adapters(
     model, adapters = read_adapters(checkpoint, code_dir)
     settings = plan.settings
     base = plan.weights_dir or settings.model.name
-    config = peft_config(
-        settings.adapter, list(adapted_layers(model)), base, settings.model.revision
-    )
+    config = peft_config(settings.adapter, model, base, settings.model.revision)
+    names = peft_names(model)
     tensors = {
-        peft_name(name): tensor.to(dtype or tensor.dtype) for name, tensor in adapters.items()
+        names[name]: to_peft(name, tensor).to(dtype or tensor.dtype)
+        for name, tensor in adapters.items()
     }
     with written_aside(user_path(str(target)).resolve()) as aside:
         (aside / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -4,14 +4,13 @@ dtype and in the file that it was in."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from shardwise.checkpoint.adapter_export import read_adapters
 from shardwise.checkpoint.base import describe_base
@@ -24,8 +23,8 @@ from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
-from shardwise.model.lora import adapted_layers
-from shardwise.model.pretrained import stored_names
+from shardwise.model.lora import adapters_of
+from shardwise.model.pretrained import stored_parts
 from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights, open_weights
 
 Advance = Callable[[int], None]
@@ -44,20 +43,23 @@ class Merger:
         self.place = _find_base(checkpoint, base)
         self.model, self.adapters = read_adapters(checkpoint, code_dir)
         self.files = _files_of(self.place)
-        self.layers = _stored_layers(self.model, self.place)
+        self.of_weights = adapters_of(self.model)
+        parts = stored_parts(self.model, open_weights(self.place.parent))
+        self.parts = {key: part for key, part in parts.items() if part[0] in self.of_weights}
         self.num_bytes = sum(file.stat().st_size for file in self.files)
 
     def write(self, target: Path, dtype: torch.dtype | None, advance: Advance) -> Exported:
         """Write a model directory that from_pretrained loads."""
         plan = self.checkpoint.plan
         with written_aside(user_path(str(target)).resolve()) as aside:
-            merged: dict[str, torch.dtype] = {}
+            merged: dict[str, list[Tensor]] = {}
             for file in self.files:
-                merged |= self._write_file(file, aside / file.name, dtype, advance)
+                for name, output in self._write_file(file, aside / file.name, dtype, advance):
+                    merged.setdefault(name, []).append(output)
             self._validate_merged(merged)
             if self.place.name == INDEX_NAME:
                 _copy_index(self.place, aside / INDEX_NAME, aside)
-            write_configs(self.model, plan, next(iter(merged.values())), aside)
+            write_configs(self.model, plan, next(iter(merged.values()))[0].dtype, aside)
             if self.code_dir is not None:
                 copy_code(self.code_dir, aside)
             notes = [
@@ -70,10 +72,10 @@ class Merger:
 
     def _write_file(
         self, source: Path, target: Path, dtype: torch.dtype | None, advance: Advance
-    ) -> dict[str, torch.dtype]:
-        """Copy one file with merged weights. Returns the layers that were merged, and what
-        into."""
-        merged: dict[str, torch.dtype] = {}
+    ) -> list[tuple[str, Tensor]]:
+        """Copy one file with merged weights. Returns the weights that have changed, and for each
+        what was written of it, on meta."""
+        merged: list[tuple[str, Tensor]] = []
         with safe_open(source, framework="pt") as file, target.open("xb") as out:
             keys = list(file.keys())
             found = [(key, _like(file.get_slice(key), dtype)) for key in keys]
@@ -82,36 +84,43 @@ class Merger:
             out.write(safetensors_header(outputs))
             for key, output in outputs.items():
                 tensor: Tensor = file.get_tensor(key)
-                if key in self.layers:
-                    merged[self.layers[key]] = output.dtype
-                    tensor = self._merged(self.layers[key], tensor, output.dtype)
+                if key in self.parts:
+                    merged.append((self.parts[key][0], output))
+                    tensor = self._merged(key, tensor, output.dtype)
                 tensor = tensor.to(output.dtype).contiguous()
                 out.write(tensor.view(-1).view(torch.uint8).numpy().data)
                 advance(tensor.nbytes)
         return merged
 
-    def _merged(self, name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def _merged(self, key: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """The sum of a weight and its adapter, rounded once, and checked by other arithmetic."""
-        a, b = self.adapters[f"{name}.lora_A"], self.adapters[f"{name}.lora_B"]
-        scale = adapted_layers(self.model)[name].lora_scale
+        name, box = self.parts[key]
+        each, (*experts, rows, columns) = self.of_weights[name], box.slices
+        a = self.adapters[each.a][(*experts, slice(None), columns)]
+        b = self.adapters[each.b][(*experts, rows, slice(None))]
+        # Files may have a tensor for each expert.
+        weight, scale = stored.reshape(box.sizes), each.scale
         rounded = (weight.float() + scale * (b @ a)).to(dtype)
-        x = torch.randn(a.shape[1], _PROBES, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(a.shape[-1], _PROBES, generator=torch.Generator().manual_seed(0))
         apart = weight.float() @ x + scale * (b @ (a @ x))
         off = (rounded.float() @ x - apart).norm() / apart.norm()
         if not off <= _ROUNDINGS * max(torch.finfo(dtype).eps, 1e-6):
             raise UserError(
-                f"{name} does not compute the same after its adapter was merged",
+                f"{key} does not compute the same after its adapter was merged",
                 why=f"its results differ by {off:.2g}, which is more than rounding",
                 fix="export the adapters without --merge",
                 code=ExitCode.VERIFY_FAILED,
             )
-        return rounded
+        return rounded.reshape(stored.shape)
 
-    def _validate_merged(self, merged: Mapping[str, torch.dtype]) -> None:
-        if missing := sorted(set(adapted_layers(self.model)) - merged.keys()):
+    def _validate_merged(self, merged: Mapping[str, Sequence[Tensor]]) -> None:
+        """Raise unless every adapter went into all of its weight."""
+        sizes = {name: sum(part.numel() for part in parts) for name, parts in merged.items()}
+        whole = {name: self.model.get_parameter(name).numel() for name in self.of_weights}
+        if missing := sorted(name for name, size in whole.items() if sizes.get(name) != size):
             raise UserError(
-                f"{len(missing)} of {len(adapted_layers(self.model))} adapters were not merged",
-                why=f"{self.place.parent} has no weight of {missing[0]} under a name of its own",
+                f"{len(missing)} of {len(whole)} adapters were not merged",
+                why=f"{self.place.parent} does not have {missing[0]} in parts that add up to it",
                 fix="export the adapters without --merge",
                 code=ExitCode.VERIFY_FAILED,
             )
@@ -154,13 +163,6 @@ def _files_of(found: Path) -> list[Path]:
         return [found]
     names = json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()
     return [found.parent / name for name in sorted(set(names))]
-
-
-def _stored_layers(model: PreTrainedModel, found: Path) -> dict[str, str]:
-    """Layers with adapters by the names of their weights in the files."""
-    keys = stored_names(model, open_weights(found.parent))
-    wanted = {name: keys.get(f"{name}.weight") for name in adapted_layers(model)}
-    return {key: name for name, key in wanted.items() if key is not None}
 
 
 def _copy_index(source: Path, target: Path, directory: Path) -> None:

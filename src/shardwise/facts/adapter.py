@@ -20,7 +20,7 @@ class AdapterSpec:
     """The most of them in one block."""
 
     channels: int
-    """Channels that go into such layers and come out of them, over the whole model."""
+    """Channels of a token that go into such layers and come out of them, over the whole model."""
 
     left: tuple[str, ...] = ()
     """Kinds of layers without adapters, each with the reason."""

@@ -50,7 +50,8 @@ def flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     if spec.adapter is None:
         matmuls = 6.0 * spec.matmul_params_per_token
     else:
-        matmuls = 4.0 * spec.matmul_params_per_token + 6.0 * spec.adapter.num_params
+        adapters = spec.adapter.rank * spec.adapter.channels
+        matmuls = 4.0 * spec.matmul_params_per_token + 6.0 * adapters
     return matmuls + 3.0 * attention_flops(spec, seq_len)
 
 

@@ -100,7 +100,8 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
 
     # Nothing is computed, so `eager`, which every family has, will do.
     empty = build_on_meta(source.hf_config, attention="eager", code_dir=code_dir)
-    adapted = replace(model, adapter=count_adapters(empty, config.adapter), kinds=())
+    counted = count_adapters(empty, config.adapter, model.experts_per_token)
+    adapted = replace(model, adapter=counted, kinds=())
     adapted = _with_kinds(adapted, source.hf_config, code_dir, config.adapter)
     if code_dir is None:
         keep_spec(adapted, key)

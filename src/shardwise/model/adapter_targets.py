@@ -1,96 +1,120 @@
-"""Which layers of a model get adapters."""
+"""Which layers of a model get adapters: linear layers, and stacks of experts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from shardwise.config.schema import ALL_LINEAR, AdapterConfig
 from shardwise.errors import UserError
+from shardwise.model.expert_forms import STACKS, SWIGLU, find_form
 from shardwise.model.head import head_of
 from shardwise.model.routers import ROUTER_NAMES
 
 _MOST_NAMED = 12
+# Grouped matmuls of bf16 want rows of whole 16 bytes.
+_EXPERT_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The layers that get adapters, and kinds of layers that do not, with the reason."""
+    """What gets adapters, in the model's order, and kinds of layers that do not."""
 
     layers: dict[str, nn.Linear]
-    left: tuple[str, ...]
+    stacks: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    """Stacks of experts by the name of the parameter: the module, and what it calls the stack."""
+
+    left: tuple[str, ...] = ()
 
 
 def find_targets(model: nn.Module, config: AdapterConfig) -> Targets:
-    """The linear layers that the patterns match. Raises where a pattern matches none, or the
-    head."""
+    """The layers that the patterns match. Raises where a pattern matches none, or the head."""
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    stacks = _find_stacks(model)
     head = head_of(model)
-    usual = {
-        name: module
+    usual = [
+        name
         for name, module in linears.items()
         if module is not head and _last(name) not in ROUTER_NAMES
-    }
-    if config.targets == ALL_LINEAR:
-        _validate_any(usual, ALL_LINEAR, usual)
-        return Targets(usual, _left_out(model, linears, usual))
+    ]
     patterns = [config.targets] if isinstance(config.targets, str) else config.targets
-    found: dict[str, nn.Linear] = {}
+    found: set[str] = set()
     for pattern in patterns:
-        matched = {name: m for name, m in linears.items() if _matches(name, pattern)}
-        _validate_any(matched, pattern, usual)
-        if any(module is head for module in matched.values()):
+        matched = {name for name in (*linears, *stacks) if _matches(name, pattern)}
+        if pattern == ALL_LINEAR:
+            matched = set(usual)
+        meant = {n for n in matched if n in usual or n in stacks or _last(pattern) == _last(n)}
+        if not meant:
+            raise _nothing_matches(pattern, [*usual, *stacks])
+        if any(linears.get(name) is head for name in meant):
             raise _refuse_head(pattern)
-        found |= {name: m for name, m in matched.items() if name in usual or _names(name, pattern)}
-    _validate_any(found, str(config.targets), usual)
-    # The model's own order, whatever the order of the patterns is.
-    layers = {name: module for name, module in linears.items() if name in found}
-    return Targets(layers, _left_out(model, linears, layers))
+        found |= meant
+    targets = Targets(
+        {name: module for name, module in linears.items() if name in found},
+        {name: place for name, place in stacks.items() if name in found},
+        _left_out([*linears, *stacks], found),
+    )
+    _validate_experts(targets, config)
+    return targets
+
+
+def _find_stacks(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    return {
+        f"{name}.{stack}": (module, stack)
+        for name, module in model.named_modules()
+        for stack in STACKS
+        if getattr(getattr(module, stack, None), "ndim", 0) == 3
+    }
 
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def _names(name: str, pattern: str) -> bool:
-    """Whether the pattern spells out the layer's own name, so that it is meant."""
-    return _last(pattern) == _last(name)
-
-
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _left_out(
-    model: nn.Module, linears: dict[str, nn.Linear], chosen: dict[str, nn.Linear]
-) -> tuple[str, ...]:
-    """Kinds of layers without adapters: linear layers, and stacks of experts, which are none."""
-    kinds = Counter(_last(name) for name in linears if name not in chosen)
-    stacks = Counter(
-        name
-        for module in model.modules()
-        for name, param in module.named_parameters(recurse=False)
-        if param.dim() == 3
-    )
-    named = [f"{count} x {name}" for name, count in kinds.items()]
-    return (*named, *(f"{count} x {name} (stacked experts)" for name, count in stacks.items()))
+def _left_out(names: Collection[str], chosen: set[str]) -> tuple[str, ...]:
+    """Kinds of layers without adapters."""
+    kinds = Counter(".".join(name.split(".")[-2:]) for name in names if name not in chosen)
+    return tuple(f"{count} x {kind.removeprefix('model.')}" for kind, count in kinds.items())
 
 
-def _validate_any(found: dict[str, nn.Linear], pattern: str, usual: dict[str, nn.Linear]) -> None:
-    if found:
-        return
-    names = list(dict.fromkeys(_last(name) for name in usual))
-    if not names:
+def _validate_experts(targets: Targets, config: AdapterConfig) -> None:
+    """Raise for experts that compute something else than plain SwiGLU, or cannot be multiplied in
+    groups."""
+    for name, (experts, _) in targets.stacks.items():
+        if find_form(experts) is not SWIGLU:
+            raise UserError(
+                f"adapter.targets matches {name}, whose experts get no adapters yet",
+                why="adapters of experts are for plain SwiGLU without biases",
+                fix="write adapter.targets=all-linear, which leaves experts out",
+            )
+    if targets.stacks and config.rank % _EXPERT_MULTIPLE:
         raise UserError(
+            f"adapter.rank={config.rank}, and adapters of experts need a multiple of "
+            f"{_EXPERT_MULTIPLE}",
+            why="grouped matmuls take rows of whole 16 bytes",
+            fix=f"write adapter.rank={-(-config.rank // _EXPERT_MULTIPLE) * _EXPERT_MULTIPLE}, or "
+            "adapter.targets=all-linear, which leaves experts out",
+        )
+
+
+def _nothing_matches(pattern: str, possible: Collection[str]) -> UserError:
+    names = list(dict.fromkeys(map(_last, possible)))
+    if not names:
+        return UserError(
             f"adapter.targets={pattern} matches no layer: the model has no linear layers",
             why="its weights are in modules of its own classes, which get no adapters yet",
             fix="write adapter.method=none to train all of its weights",
         )
-    raise UserError(
-        f"adapter.targets: {pattern} matches no linear layer that may get adapters",
+    return UserError(
+        f"adapter.targets: {pattern} matches no layer that may get adapters",
         why=f"the model's linear layers are {', '.join(names[:_MOST_NAMED])}"
         + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""),
         fix=f"write adapter.targets=all-linear, or adapter.targets=[{','.join(names[:2])}]",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from shardwise.config.schema import AdapterConfig
 from shardwise.facts.adapter import AdapterSpec
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
+from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
 from shardwise.model.weights import copy_shard
 
 
@@ -49,9 +50,11 @@ def _adapted(cls: type[nn.Module]) -> type[nn.Module]:
 
 def apply_lora(model: nn.Module, config: AdapterConfig, dtype: torch.dtype) -> None:
     """Freeze the model in `dtype`, and give its targets adapters on the same device."""
-    layers = find_targets(model, config).layers
+    targets = find_targets(model, config)
     freeze(model, dtype)
-    for layer in layers.values():
+    for experts, stack in targets.stacks.values():
+        adapt_experts(experts, stack, config, scale_of(config))
+    for layer in targets.layers.values():
         new = {"device": layer.weight.device, "dtype": torch.float32}
         layer.register_parameter("lora_A", _empty(config.rank, layer.in_features, new))
         layer.register_parameter("lora_B", _empty(layer.out_features, config.rank, new))
@@ -78,54 +81,82 @@ def freeze(model: nn.Module, dtype: torch.dtype) -> None:
             setattr(module, name, made[id(param)])
 
 
-def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers that have adapters, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Lora)}
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A and B of one weight."""
+
+    a: str
+    b: str
+    """The names of the two parameters."""
+
+    scale: float
+    is_stack: bool
+    """Whether there is an A and a B for each expert."""
+
+
+def adapters_of(model: nn.Module) -> dict[str, Adapter]:
+    """All adapters, by the name of the weight that they belong to."""
+    found: dict[str, Adapter] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Lora):
+            a, b = f"{name}.lora_A", f"{name}.lora_B"
+            found[f"{name}.weight"] = Adapter(a, b, module.lora_scale, is_stack=False)
+        elif isinstance(module, ExpertLora):
+            for stack, (first, second) in adapted_stacks(module).items():
+                a, b = f"{name}.{first}", f"{name}.{second}"
+                found[f"{name}.{stack}"] = Adapter(a, b, module.lora_scale, is_stack=True)
+    return found
 
 
 def adapter_params(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of all adapters, by name."""
-    return {
-        f"{name}.{part}": getattr(layer, part)
-        for name, layer in adapted_layers(model).items()
-        for part in ("lora_A", "lora_B")
-    }
+    adapters = adapters_of(model).values()
+    return {name: model.get_parameter(name) for each in adapters for name in (each.a, each.b)}
 
 
 @torch.no_grad()
 def initialise_adapters(model: nn.Module, seed: int) -> None:
     """First values: A as a linear layer of its shape, B zero, so that training begins with the
     model itself. Each A is seeded by its name, so they are the same on every mesh."""
-    for name, layer in adapted_layers(model).items():
-        a, b = layer.lora_A, layer.lora_B
-        digest = hashlib.sha256(f"{seed}/{name}.lora_A".encode()).digest()
+    for each in adapters_of(model).values():
+        a, b = model.get_parameter(each.a), model.get_parameter(each.b)
+        digest = hashlib.sha256(f"{seed}/{each.a}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        bound = 1 / math.sqrt(a.shape[1])
+        bound = 1 / math.sqrt(a.shape[-1])
         copy_shard(a, torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
         copy_shard(b, torch.zeros(b.shape))
 
 
-def count_adapters(model: nn.Module, config: AdapterConfig) -> AdapterSpec:
+def count_adapters(
+    model: nn.Module, config: AdapterConfig, experts_per_token: int = 1
+) -> AdapterSpec:
     """The sizes of the adapters that a model without weights would get."""
     targets = find_targets(model, config)
+    layers: dict[nn.Module, int] = {
+        layer: layer.in_features + layer.out_features for layer in targets.layers.values()
+    }
+    stacks: dict[nn.Module, int] = {}
+    for module, stack in targets.stacks.values():
+        count, width, inner = getattr(module, stack).shape
+        stacks[module] = stacks.get(module, 0) + count * (width + inner)
+    # A token goes through some of the experts.
+    shares = (experts_per_token * size / _num_experts(module) for module, size in stacks.items())
+    channels = sum(layers.values()) + round(sum(shares))
+    sizes: dict[nn.Module, int] = {**layers, **stacks}
     units = [next(iter_modules(model, unit)) for unit in find_units(model).blocks]
-    inside = [{id(module) for module in unit.modules()} for unit in units]
-    layers = targets.layers.values()
+    largest = max(sum(sizes.get(module, 0) for module in unit.modules()) for unit in units)
     return AdapterSpec(
         rank=config.rank,
-        num_layers=len(targets.layers),
-        num_params=config.rank * _channels(layers),
-        largest_unit=max(
-            config.rank * _channels(layer for layer in layers if id(layer) in block)
-            for block in inside
-        ),
-        channels=_channels(layers),
+        num_layers=len(targets.layers) + len(targets.stacks),
+        num_params=config.rank * sum(sizes.values()),
+        largest_unit=config.rank * largest,
+        channels=channels,
         left=targets.left,
     )
 
 
-def _channels(layers: Iterable[nn.Linear]) -> int:
-    return sum(layer.in_features + layer.out_features for layer in layers)
+def _num_experts(module: nn.Module) -> int:
+    return max(len(param) for param in module.parameters(recurse=False))
 
 
 def _empty(rows: int, columns: int, new: dict[str, Any]) -> nn.Parameter:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from shardwise.config.schema import AdapterConfig
 from shardwise.errors import UserError
 from shardwise.files import read_json
-from shardwise.model.lora import adapter_params
-from shardwise.model.weights import local_box, local_part
+from shardwise.model.lora import adapter_params, adapters_of
+from shardwise.model.weights import copy_shard
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -27,7 +28,6 @@ _PLAIN = {
     "use_dora": False,
     "use_qalora": False,
     "modules_to_save": None,
-    "target_parameters": None,
     "trainable_token_indices": None,
     "layer_replication": None,
     "rank_pattern": {},
@@ -35,16 +35,49 @@ _PLAIN = {
 }
 
 
-def peft_name(name: str) -> str:
-    """PEFT's name for one of our parameters of adapters."""
-    return f"{_PREFIX}{name}.weight"
+def peft_names(model: nn.Module) -> dict[str, str]:
+    """PEFT's names for the parameters of our adapters, by ours.
+
+    PEFT wraps a module of experts once for each stack, the last one outermost.
+    """
+    adapters = adapters_of(model)
+    last = {weight.rpartition(".")[0]: weight for weight in adapters}
+    names: dict[str, str] = {}
+    for weight, each in adapters.items():
+        module = weight.rpartition(".")[0]
+        wrapped = module if weight == last[module] else f"{module}.base_layer"
+        names |= {
+            each.a: f"{_PREFIX}{wrapped}.lora_A.weight",
+            each.b: f"{_PREFIX}{wrapped}.lora_B.weight",
+        }
+    return names
+
+
+def to_peft(name: str, tensor: Tensor) -> Tensor:
+    """A parameter as PEFT stores it: experts side by side, A by rows and B by columns."""
+    if tensor.dim() == 2:
+        return tensor
+    if name.endswith("lora_A"):
+        return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.permute(1, 2, 0).reshape(tensor.shape[1], -1).contiguous()
+
+
+def from_peft(name: str, stored: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `to_peft`, for a parameter of this shape."""
+    if len(shape) == 2 or name.endswith("lora_A"):
+        return stored.reshape(*shape)
+    count, width, rank = shape
+    return stored.reshape(width, rank, count).permute(2, 0, 1)
 
 
 def peft_config(
-    config: AdapterConfig, layers: list[str], base: str | None, revision: str | None
+    config: AdapterConfig, model: nn.Module, base: str | None, revision: str | None
 ) -> dict[str, Any]:
-    """adapter_config.json for adapters in these layers. Each is named in full, so that PEFT adapts
-    no other."""
+    """adapter_config.json for the adapters of a model. Each layer is named in full, so that PEFT
+    adapts no other."""
+    adapters = adapters_of(model)
+    layers = [name for name, each in adapters.items() if not each.is_stack]
+    stacks = [name for name, each in adapters.items() if each.is_stack]
     return {
         **_PLAIN,
         "task_type": "CAUSAL_LM",
@@ -56,7 +89,8 @@ def peft_config(
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
         "use_rslora": config.rslora,
-        "target_modules": layers,
+        "target_modules": [name.removesuffix(".weight") for name in layers],
+        "target_parameters": stacks or None,
     }
 
 
@@ -74,9 +108,12 @@ def validate_peft(directory: Path, config: AdapterConfig, model: nn.Module) -> N
             why=f"adapter_config.json there says otherwise: {' '.join(changes)}",
             fix=f"write {' '.join(changes)}, or leave adapter.weights_from out",
         )
-    stored, wanted = _shapes(directory), adapter_params(model)
-    names = {peft_name(name): list(param.shape) for name, param in wanted.items()}
-    for problem in _differences(stored, names):
+    stored, names = _shapes(directory), peft_names(model)
+    wanted = {
+        names[name]: list(to_peft(name, torch.empty(param.shape, device="meta")).shape)
+        for name, param in adapter_params(model).items()
+    }
+    for problem in _differences(stored, wanted):
         raise UserError(
             f"{directory / WEIGHTS_NAME} does not hold the adapters of this configuration",
             why=problem,
@@ -87,10 +124,10 @@ def validate_peft(directory: Path, config: AdapterConfig, model: nn.Module) -> N
 
 def load_peft(model: nn.Module, directory: Path) -> None:
     """Fill this rank's part of all adapters."""
+    names = peft_names(model)
     with _opened(directory / WEIGHTS_NAME) as file:
         for name, param in adapter_params(model).items():
-            part = file.get_slice(peft_name(name))[local_box(param).slices]
-            local_part(param).copy_(part)
+            copy_shard(param, from_peft(name, file.get_tensor(names[name]), param.shape))
 
 
 _SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}

@@ -63,10 +63,15 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
     ) + sum(_read_fused(files, fusion, wanted) for fusion in matched.fusions)
 
 
-def stored_names(model: nn.Module, files: StoredWeights) -> dict[str, str]:
-    """The names in the files of those tensors of the model that are stored as they are, by the
-    model's names."""
-    return _match_keys(model, files).plain
+def stored_parts(model: nn.Module, files: StoredWeights) -> dict[str, tuple[str, Box]]:
+    """For each tensor in the files that fills one of the model's, or a part of it, by itself: the
+    model's name, and the part."""
+    matched = _match_keys(model, files)
+    parts = {key: (name, whole_box(files.shape(key))) for name, key in matched.plain.items()}
+    for fusion in matched.fusions:
+        if fusion.is_stack:
+            parts |= {key: (fusion.target, box) for key, box in fusion.stack(files).items()}
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

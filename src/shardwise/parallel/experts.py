@@ -26,8 +26,9 @@ from shardwise.kernels.experts import (
     weighted_swiglu,
     weighted_swiglu_backward,
 )
+from shardwise.model.expert_forms import CLAMPED_SWIGLU, SWIGLU, find_form
+from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.override import override_forward
-from shardwise.parallel.expert_forms import CLAMPED_SWIGLU, SWIGLU, find_form
 
 
 def apply_experts(blocks: list[nn.Module]) -> None:
@@ -72,7 +73,7 @@ class Experts(torch.autograd.Function):
         *clamped: Any,
     ) -> Tensor:
         """Only gate and up are saved of what is there once for each expert of a token."""
-        order, experts, places, ends = _sort_by_expert(chosen, len(gate_up))
+        order, experts, places, ends = sort_by_expert(chosen, len(gate_up))
         tokens, shares = order // chosen.shape[1], weights.reshape(-1)[order]
         # Backward deals the rows out by an operator. If both did, the compiler would save them.
         both = grouped_mm(x[tokens], gate_up.mT, offs=ends)
@@ -124,16 +125,3 @@ def _weight_grad(weight: Tensor, grad: Tensor, rows: Tensor, ends: Tensor) -> Te
     if weight.is_contiguous():
         return grouped_mm(grad.t(), rows, offs=ends)
     return grouped_mm(rows.t(), grad, offs=ends).mT
-
-
-def _sort_by_expert(chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(the order of rows by expert, the expert of each row then, where each of a token's rows is
-    then, where experts end)."""
-    # A GPU sorts bytes in one pass, and int64 in eight.
-    narrow = torch.uint8 if count <= 256 else torch.int16
-    by_expert, order = chosen.reshape(-1).to(narrow).sort(stable=True)
-    row = torch.arange(len(order), device=order.device)
-    places = torch.empty_like(order).scatter_(0, order, row).view(chosen.shape)
-    experts = torch.arange(count, device=order.device, dtype=torch.int32)
-    ends = torch.searchsorted(by_expert.int(), experts, right=True, out_int32=True)
-    return order, by_expert, places, ends

@@ -16,7 +16,7 @@ def choose_adapter(config: RunConfig, model: ModelSpec) -> Choice[str]:
     trained, share = format_count(adapter.num_params), adapter.num_params / model.total_params
     parts = [
         f"given; {trained} parameters are trained ({share:.2%}), of rank {config.adapter.rank} in "
-        f"{adapter.num_layers} linear layers",
+        f"{adapter.num_layers} layers",
         "all others are frozen, without gradients, masters and Adam",
     ]
     if adapter.left:

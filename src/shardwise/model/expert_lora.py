@@ -1,0 +1,79 @@
+"""Low-rank adapters of experts that are stacked in one tensor: two more grouped matmuls over the
+rows of each expert, and never the sum of a weight and its adapter.
+
+A module of experts keeps its parameters, and gets A and B for those stacks that are targets.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import grouped_mm
+
+from shardwise.config.schema import AdapterConfig
+from shardwise.model.expert_forms import STACKS
+from shardwise.model.expert_rows import sort_by_expert
+
+_A, _B = "{}_lora_A", "{}_lora_B"
+
+
+class ExpertLora:
+    """What adapted experts have besides their own class: plain SwiGLU, with or without adapters in
+    each of the two stacks."""
+
+    gate_up_proj: nn.Parameter
+    down_proj: nn.Parameter
+    lora_scale: float
+    lora_dropout: float
+    training: bool
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """For each token, the weighted sum of what its experts make of it."""
+        order, _, places, ends = sort_by_expert(top_k_index, len(self.gate_up_proj))
+        rows = hidden_states[order // top_k_index.shape[1]]
+        gate, up = self._product("gate_up_proj", rows, ends).chunk(2, dim=-1)
+        made = self._product("down_proj", F.silu(gate) * up, ends)
+        shares = top_k_weights.reshape(-1)[order].to(made.dtype)
+        return (made * shares[:, None])[places].sum(1)
+
+    def _product(self, stack: str, rows: Tensor, ends: Tensor) -> Tensor:
+        y = grouped_mm(rows, getattr(self, stack).mT, offs=ends)
+        a, b = (getattr(self, part.format(stack), None) for part in (_A, _B))
+        if a is None or b is None:
+            return y
+        kept = F.dropout(rows, self.lora_dropout, self.training) if self.lora_dropout else rows
+        narrow = grouped_mm(kept, a.mT, offs=ends) * self.lora_scale
+        return y + grouped_mm(narrow, b.mT, offs=ends)
+
+
+@cache
+def _adapted(cls: Any) -> type[nn.Module]:
+    return type(f"Lora{cls.__name__}", (ExpertLora, cls), {})
+
+
+def adapt_experts(experts: nn.Module, stack: str, config: AdapterConfig, scale: float) -> None:
+    """Give one stack of a module of experts A and B, on the same device."""
+    adapted: Any = experts
+    weight = getattr(experts, stack)
+    count, width, inner = weight.shape
+    new: dict[str, Any] = {"device": weight.device, "dtype": torch.float32}
+    a, b = (count, config.rank, inner), (count, width, config.rank)
+    experts.register_parameter(_A.format(stack), nn.Parameter(torch.empty(a, **new)))
+    experts.register_parameter(_B.format(stack), nn.Parameter(torch.empty(b, **new)))
+    if not isinstance(experts, ExpertLora):
+        adapted.lora_scale, adapted.lora_dropout = scale, config.dropout
+        kind: Any = type(experts)
+        adapted.__class__ = _adapted(kind)
+
+
+def adapted_stacks(experts: ExpertLora) -> dict[str, tuple[str, str]]:
+    """The names of A and B of each stack that has them."""
+    return {
+        stack: (_A.format(stack), _B.format(stack))
+        for stack in STACKS
+        if hasattr(experts, _A.format(stack))
+    }
