@@ -18,10 +18,10 @@ class AdapterConfig:
     model's own weights."""
 
     targets: str | list[str] = ALL_LINEAR
-    """Which layers get adapters: patterns of names, such as `q_proj`, `*_proj` or `layers.0.*`, each
-    matched against the name or its end. `all-linear` is every linear layer but the head. Experts
-    that are stacked in one tensor get adapters where a pattern such as `experts.*` matches them,
-    and a router only where a pattern names it without a `*`."""
+    """Which layers get adapters: patterns of names, such as `q_proj`, `*_proj` or `layers.0.*`,
+    each matched against the name or its end. `all-linear` is every linear layer but the head.
+    Experts that are stacked in one tensor get adapters where a pattern such as `experts.*` matches
+    them, and a router only where a pattern names it without a `*`."""
 
     rank: int = 16
     """Rows of A and columns of B."""
