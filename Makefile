@@ -104,13 +104,15 @@ endef
 
 # The long sweeps: every kill point, thousands of damaged files and inputs, every mesh to any other,
 # every way to spread a run against one process, every family against plain PyTorch, a step over a
-# slow link, every compiled form of a block, 300 steps in float8.
+# slow link, every compiled form of a block, masks of 10,000 conversations, an instruction set
+# learnt in 300 steps, 300 steps in float8.
 chaos: $(READY)
 	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
 	  tests/dist/test_compile.py tests/dist/test_router_loss.py \
-	  tests/unit/parallel/test_experts.py tests/unit/parallel/test_gated_mlp.py
+	  tests/unit/parallel/test_experts.py tests/unit/parallel/test_gated_mlp.py \
+	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:

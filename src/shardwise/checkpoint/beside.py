@@ -13,10 +13,11 @@ from shardwise.errors import printable
 from shardwise.files import user_path
 from shardwise.plan.plan import Plan
 
+_TEMPLATE = "chat_template.jinja"
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model"),
-    *("chat_template.jinja", "chat_template.json"),
+    *(_TEMPLATE, "chat_template.json"),
 )
 
 
@@ -54,7 +55,19 @@ def copy_tokenizer(plan: Plan, directory: Path) -> list[str]:
     for file in found:
         shutil.copyfile(file, directory / file.name)
     if found:
-        return [f"tokenizer: {len(found)} files from {printable(str(folder))}"]
+        note = f"tokenizer: {len(found)} files from {printable(str(folder))}"
+        return [note, *_copy_template(plan, directory)]
     if name == "byte" or is_own:
         return ["no tokenizer files: the model was trained on bytes"]
     return [f"no tokenizer files: {name} is not a directory; add them with save_pretrained"]
+
+
+def _copy_template(plan: Plan, directory: Path) -> list[str]:
+    """Copy the chat template that the model was trained with, in place of the tokenizer's own."""
+    name = plan.settings.data.chat_template
+    if name is None:
+        return []
+    if not user_path(name).is_file():
+        return [f"no chat template: {printable(name)} is not there; add it as {_TEMPLATE}"]
+    shutil.copyfile(user_path(name), directory / _TEMPLATE)
+    return [f"chat template: {printable(name)}"]

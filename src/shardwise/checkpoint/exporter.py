@@ -82,6 +82,10 @@ class Exporter:
         else:
             self._write_safetensors(directory, max_shard_size)
 
+    def read(self) -> dict[str, Tensor]:
+        """All weights by the names that they would be written under, in memory."""
+        return {name: tensor for group in self.groups for name, tensor in self._read(group)}
+
     @property
     def main_dtype(self) -> torch.dtype:
         """What config.json says: the dtype of the first floating tensor."""

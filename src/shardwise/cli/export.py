@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shardwise.cli.quiet import quieten_transformers
+
 if TYPE_CHECKING:
     import torch
 
@@ -84,7 +86,7 @@ def export(  # noqa: PLR0913  (each is an option)
             fix="name the directory of the model, with config.json and its .py files: --code DIR",
         )
     path = find_checkpoint(run, step)
-    _quieten_transformers()
+    quieten_transformers()
     import torch
 
     from shardwise.checkpoint.export_target import validate_target
@@ -168,13 +170,6 @@ def _refuse_layout(path: Path, layout: Format, max_shard_size: str) -> None:
             why="adapters are one safetensors file; merged weights have the files of their base",
             fix="leave --format and --max-shard-size out",
         )
-
-
-def _quieten_transformers() -> None:
-    """Silence its notes on configurations, which are for people who write code with it."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
 
 
 @contextmanager

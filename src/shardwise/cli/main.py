@@ -17,6 +17,7 @@ from shardwise.cli import (
     data,
     export,
     fabric,
+    generate,
     observe,
     plan,
     profile,
@@ -55,6 +56,7 @@ app.command("fabric", context_settings=_OVERRIDES)(fabric.fabric)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("generate")(generate.generate)
 app.add_typer(config.app)
 app.add_typer(data.app)
 app.add_typer(checkpoint.app)

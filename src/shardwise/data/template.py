@@ -19,6 +19,8 @@ from shardwise.files import read_bytes, user_path
 from shardwise.units import MIB
 
 _MAX_TEMPLATE_BYTES = MIB
+# An answer that no template writes by itself.
+_UNUSUAL = "8f1e0c answer"
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Besides jinja2's own: what expressions of a template raise for values that they do not expect.
 _FAULTS_OF_ROWS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -84,6 +86,12 @@ class ChatTemplate:
         )
         places = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         return np.asarray(encoded["input_ids"], dtype=np.int32), places
+
+    def answer_end_ids(self) -> list[int]:
+        """The special token that the template writes after an answer, if it writes one."""
+        text = self.render([Turn("user", "?"), Turn("assistant", _UNUSUAL)])
+        ids, _ = self.encode(text.rpartition(_UNUSUAL)[2])
+        return [int(i) for i in ids if int(i) in self._backend.added_tokens_decoder][:1]
 
     def decode(self, ids: Sequence[int] | TokenIds) -> str:
         """The text with its special tokens, for people to read."""
