@@ -111,7 +111,7 @@ chaos: $(READY)
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
 	  tests/dist/test_compile.py tests/dist/test_router_loss.py \
-	  tests/unit/parallel/test_experts.py tests/unit/parallel/test_gated_mlp.py \
+	  $(addprefix tests/unit/parallel/test_,experts.py gated_mlp.py offload.py) \
 	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 

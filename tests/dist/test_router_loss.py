@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
@@ -35,6 +36,7 @@ from shardwise.training.load import load_of
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
+from traced import without_kernels
 
 pytestmark = pytest.mark.dist
 
@@ -272,12 +274,20 @@ def z_losses(settings: Settings) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", [pytest.param("selective", marks=pytest.mark.long), "full"])
+@pytest.mark.parametrize(
+    ("remat", "kernels"),
+    [
+        ("full", False),
+        pytest.param("full", True, marks=pytest.mark.long),
+        pytest.param("selective", True, marks=pytest.mark.long),
+    ],
+)
 def test_compiled_blocks_stay_one_graph(
     ranks: Pools,
     plain: Callable[[str, int], Routed],
     settings_of: Callable[[str], Settings],
     remat: str,
+    kernels: bool,
 ) -> None:
     settings = {
         **settings_of("mixtral"),
@@ -286,20 +296,21 @@ def test_compiled_blocks_stay_one_graph(
         "train.accumulation": 1,
     }
     # Each rank compiles for itself, and what it compiles does not depend on how many there are.
-    run = ranks(1).run(train_compiled, 1, settings)[0]
+    run = ranks(1).run(train_compiled, 1, settings, kernels)[0]
     reference = plain("mixtral", 1)
     assert run.aux == pytest.approx(reference.aux, rel=1e-4)
     assert run.run.losses == pytest.approx(reference.run.losses, rel=1e-4)
     assert run.run.norms == pytest.approx(reference.run.norms, rel=1e-3)
 
 
-def train_compiled(world: int, settings: Settings) -> Routed | None:
+def train_compiled(world: int, settings: Settings, kernels: bool) -> Routed | None:
     """With experts that a CPU's compiler can follow; `grouped_mm` is for GPUs."""
     torch._dynamo.reset()
     counters.clear()
-    session = start(world, settings)
-    session.model.set_experts_implementation("batched_mm")
-    run = run_steps(session)
+    with nullcontext() if kernels else without_kernels():
+        session = start(world, settings)
+        session.model.set_experts_implementation("batched_mm")
+        run = run_steps(session)
     assert not counters["graph_break"], dict(counters["graph_break"])
     return run
 

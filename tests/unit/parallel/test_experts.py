@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from shardwise.kernels.clamped_swiglu import clamped_swiglu
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.remat import apply_remat
+from traced import without_kernels
 
 HIDDEN, WIDTH, CHOSEN = 32, 48, 2
+REMATS = ("none", "selective", "full")
 SIZES = {
     "vocab_size": 64,
     "hidden_size": HIDDEN,
@@ -59,7 +63,7 @@ def changed(model: nn.Module) -> list[str]:
     return [name for name in names if name.startswith("Grouped")]
 
 
-@pytest.mark.parametrize("remat", ["none", "selective", "full"])
+@pytest.mark.parametrize("remat", REMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
     plain = model_of(family)
@@ -71,16 +75,27 @@ def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+COMPILED = ("mixtral", "none", True)
+TRACED = ("gpt_oss", "none", False)
+
+
 @pytest.mark.parametrize(
-    "remat", ["none", *(pytest.param(one, marks=pytest.mark.long) for one in ("selective", "full"))]
+    ("family", "remat", "kernels"),
+    [
+        pytest.param(*each, marks=[] if each in (COMPILED, TRACED) else pytest.mark.long)
+        for each in (
+            TRACED,
+            *product(("mixtral", "gpt_oss"), REMATS, [True]),
+        )
+    ],
 )
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_the_compiled_block_keeps_gate_and_up_alone(family: str, remat: str) -> None:
+def test_the_compiled_block_keeps_gate_and_up_alone(family: str, remat: str, kernels: bool) -> None:
     plain = model_of(family, torch.bfloat16)
     ours = deepcopy(plain)
     apply_experts(blocks_of(ours))
     apply_remat(blocks_of(ours), remat)
-    apply_compile(blocks_of(ours))
+    with nullcontext() if kernels else without_kernels():
+        apply_compile(blocks_of(ours))
     kept, found = kept_and_gradients(ours)
     wide = [shape for shape in kept if shape[:1] == (CHOSEN * TOKENS,) and len(shape) == 2]
     assert wide == ([] if remat == "full" else [(CHOSEN * TOKENS, 2 * WIDTH)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.offload import Offloader, apply_offload
 from shardwise.parallel.remat import apply_remat
 from shardwise.plan.host import chosen
+from traced import without_kernels
 
 CPU = torch.device("cpu")
 WIDTH, TOKENS = 64, 256  # 64 KiB each
@@ -98,11 +100,13 @@ def test_gradients_are_the_same(
     assert [block for block, _ in sent] == 2 * chosen(6, share)
 
 
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_what_a_compiled_block_keeps_travels(
-    plain: Stack, sent: list[tuple[int, list[Tensor]]]
+    plain: Stack, sent: list[tuple[int, list[Tensor]]], kernels: bool
 ) -> None:
     model = deepcopy(plain)
-    apply_compile(list(model.blocks))
+    with nullcontext() if kernels else without_kernels():
+        apply_compile(list(model.blocks))
     apply_offload(list(model.blocks), 0.5, CPU)
     for found, expected in zip(step(model, 1), step(plain, 1), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
