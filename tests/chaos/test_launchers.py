@@ -40,7 +40,7 @@ def test_torchrun_shows_a_ranks_error_once_with_its_log(config: str, tmp_path: P
     # More text than there is, which only the ranks find out.
     too_long = ("data.seq_len=100000", "model.overrides.max_position_embeddings=200000")
     launcher = (*TORCHRUN, "--standalone", "--nproc-per-node", "2")
-    run = Started((*launcher, *words, *too_long), tmp_path / "output", is_forked=False)
+    run = Started((*launcher, *words, *too_long), tmp_path / "output")
     # torchrun's own code: its agent knows no other.
     assert run.end() == 1, run.text
     assert run.text.count("which is not one full sequence") == 1, run.text
