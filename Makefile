@@ -29,7 +29,7 @@ INSIDES = $(wildcard $(addprefix tests/unit/,internals kernels launch model para
   precision.py replicas.py reshard.py resume.py router_loss.py tunnel.py uneven.py) \
   tests/golden/test_golden_losses.py
 
-.PHONY: setup demo lint quick test test-alerts test-all test-float8 compat compat-oldest compat-pinned compat-newest chaos clean
+.PHONY: setup demo lint quick test test-alerts test-all test-float8 test-interpreted compat compat-oldest compat-pinned compat-newest chaos clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -56,10 +56,10 @@ quick: lint
 	$(PYTEST) $(SPREAD) $(QUICK) -m 'not slow and not dist and not torchao'
 
 test: $(READY)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-alerts
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint test-interpreted
 	@$(MAKE) --no-print-directory test-all test-float8
 
-# Alerts are about time, so the test that makes them fire has little beside it.
+# Alerts are about time, so the test that makes them fire has one process beside it.
 test-alerts: $(READY)
 	$(PYTEST) tests/chaos/test_live_alerts.py
 
@@ -68,6 +68,8 @@ test-all: $(READY)
 
 test-float8: $(READY)
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(SPREAD) -m torchao $(FLOAT8_TESTS)
+
+test-interpreted: $(READY)
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
 
 # Side environments. `pip` resolves them as for a user: torch comes with its CUDA libraries, which it
@@ -110,7 +112,7 @@ chaos: $(READY)
 	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
-	  tests/dist/test_compile.py tests/dist/test_router_loss.py \
+	  tests/dist/test_compile.py tests/dist/test_router_loss.py tests/golden/test_cli_observe.py \
 	  $(addprefix tests/unit/parallel/test_,experts.py gated_mlp.py offload.py) \
 	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'

@@ -8,14 +8,16 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
+from commands import TIMEOUT_S, Command
+from forked import rank_of
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Losses = Callable[[Path], dict[int, float]]
 pytestmark = pytest.mark.dist
@@ -309,36 +311,28 @@ def test_a_loss_that_is_not_a_number_ends_the_run(
 
 
 def rank_process(launcher: int, rank: int) -> int:
-    """The process id of one rank below the command."""
+    """The process id of one rank below a command that was forked off."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            environ = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if parent == launcher and f"RANK={rank}".encode() in environ:
+        if parent == launcher and rank_of(int(folder.name)) == rank:
             return int(folder.name)
     raise AssertionError(f"no process of rank {rank}")
 
 
-def test_a_killed_rank_is_named_once(
-    tmp_path: Path, config: str, environment: dict[str, str]
-) -> None:
+def test_a_killed_rank_is_named_once(tmp_path: Path, config: str) -> None:
     words = (f"runs_dir={tmp_path}", "train.steps=100000", "train.max_restarts=0")
-    with subprocess.Popen(
-        [SHARDWISE, "train", config, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("step "):
-                break
-        os.kill(rank_process(process.pid, 1), signal.SIGKILL)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 6
+    stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
+    command = Command(("train", config, *words), stdout, stderr)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (stdout.exists() and "\nstep " in stdout.read_text()):
+        assert command.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(rank_process(command.pid, 1), signal.SIGKILL)
+    assert command.wait(TIMEOUT_S) == 6
+    said = stderr.read_text()
     assert said.count("error:") == 1
     assert "rank 1 failed: killed by signal SIGKILL" in said
     assert "out of memory" in said
