@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from adapted_runs import train_adapted, train_adapted_plainly
+import torch
+from adapted_runs import start_moved, train_adapted, train_adapted_plainly
 from rank_pool import Ranks
 from tiny_families import save_model, tiny_config
-from tiny_runs import Settings, Tally, Trained, assert_close
+from tiny_runs import Settings, Tally, Trained, assert_close, run_steps
 
 pytestmark = pytest.mark.dist
 
@@ -70,6 +71,25 @@ def test_an_option_changes_no_number(
     ranks: Pools, tally: Tally, llama: Trained, world: int, option: Settings
 ) -> None:
     assert_close(spread(ranks, world, {**LORA, **option}), llama, tally)
+
+
+def train_in_bf16(world: int, settings: Settings) -> Any:
+    """On every rank: the losses of a run, after a look at the formats."""
+    session = start_moved(world, settings)
+    formats = {(p.requires_grad, p.dtype) for p in session.model.parameters()}
+    assert formats == {(False, torch.bfloat16), (True, torch.float32)}
+    trained = run_steps(session, range(3))
+    return trained and trained.losses
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_frozen_weights_are_stored_as_they_are_computed_with(
+    ranks: Pools, llama: Trained, world: int
+) -> None:
+    """bf16 weights and fp32 adapters are in one unit of FSDP2."""
+    settings = {**LORA, **FULL, "precision.param": "bf16"}
+    losses = ranks(world).run(train_in_bf16, world, settings)[0]
+    assert losses == pytest.approx(llama.losses, rel=1e-3)
 
 
 def test_some_layers_and_another_scale(ranks: Pools, tally: Tally) -> None:

@@ -158,7 +158,7 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
 
 def whole_params(model: torch.nn.Module) -> Arrays:
     """Every parameter by name, gathered from its shards."""
-    return {name: whole(param).numpy().copy() for name, param in model.named_parameters()}
+    return {name: whole(p).float().numpy().copy() for name, p in model.named_parameters()}
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -94,6 +94,11 @@ class Adapter:
     """Whether there is an A and a B for each expert."""
 
 
+def adapted_modules(model: nn.Module) -> dict[str, Any]:
+    """The modules that have adapters, by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, Lora | ExpertLora)}
+
+
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """All adapters, by the name of the weight that they belong to."""
     found: dict[str, Adapter] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from shardwise.config.schema import RunConfig
+from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice
 from shardwise.units import format_count
 
 
-def choose_adapter(config: RunConfig, model: ModelSpec) -> Choice[str]:
+def choose_adapter(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[str]:
     """The user's method, and how much of the model it trains."""
     adapter = model.adapter
     if adapter is None:
@@ -21,4 +22,6 @@ def choose_adapter(config: RunConfig, model: ModelSpec) -> Choice[str]:
     ]
     if adapter.left:
         parts.append(f"no adapters in {', '.join(adapter.left)}")
+    if cluster.device == "cuda" and config.train.kernels != "torch":
+        parts.append("layers with adapters are not part of our kernels for MLPs and experts")
     return Choice(config.adapter.method, "; ".join(parts), "user")

@@ -28,7 +28,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
     wanted = decide(config, "param_dtype", param, why_param)
     return {
-        "adapter": choose_adapter(config, model),
+        "adapter": choose_adapter(config, model, cluster),
         "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(

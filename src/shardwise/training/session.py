@@ -34,6 +34,7 @@ from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
 from shardwise.parallel.reduce_buffer import reduce_buffer_for
 from shardwise.plan.plan import Plan
+from shardwise.training.adapted import validate_called
 from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
@@ -151,6 +152,8 @@ def attach_training_loss(session: Session, say: Say) -> None:
         # It is known for the other families. The launcher has tried models that fit into its
         # memory.
         validate_trainable(model, plan, session.device)
+    if has_adapters(plan):
+        validate_called(model, few_tokens(plan).to(session.device))
     chunked = plan.decided.loss == "chunked"
     if chunked:
         reason = why_not_chunked(model, few_tokens(plan).to(session.device), plan.model.head)
