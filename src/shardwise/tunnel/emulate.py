@@ -78,7 +78,8 @@ class Emulator(Carrier):
                 flat, own = output.view(-1), shard.view(-1)
                 # Where FSDP2 gathers into one buffer, its first slot is rank 0's own shard.
                 first = int(own.is_set_to(flat[: own.numel()]))
-                _wide(output).view(group.size(), -1)[first:].copy_(_wide(shard))
+                word = _word(output, shard)
+                output.view(word).view(group.size(), -1)[first:].copy_(shard.view(word))
 
         self.carry("all_gather", sum(each.nbytes for each in outputs), group, unit, copy)
 
@@ -103,6 +104,7 @@ class Emulator(Carrier):
         self.carry("all_reduce", gradients.nbytes, group, unit, lambda: None)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """The same bytes as 8-byte words, where they divide: a device copies those at full speed."""
-    return tensor.view(torch.int64) if tensor.nbytes % 8 == 0 else tensor
+def _word(output: Tensor, shard: Tensor) -> torch.dtype:
+    """8-byte words where shards begin and end at them: a device copies those at full speed."""
+    ends = shard.nbytes, *(each.storage_offset() * each.itemsize for each in (output, shard))
+    return torch.int64 if all(end % 8 == 0 for end in ends) else shard.dtype

@@ -146,3 +146,11 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
     ):
         assert text in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_shards_may_end_anywhere(tunnel: Tunnel) -> None:
+    """18 channels over 8 ranks in bf16 are 6 bytes each, which are no whole 8-byte words."""
+    sizes = {"hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 3}
+    odd = [f"model.overrides.{name}={size}" for name, size in sizes.items()]
+    narrow = ("--device", "cpu", "--cluster", "8xCPU", "--steps", "1", "precision.param=bf16")
+    assert tunnel(*narrow, *odd, "--link-speed", "inf")["step_s"] > 0
