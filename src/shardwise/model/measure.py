@@ -12,6 +12,7 @@ from shardwise.errors import UserError
 from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.models import ATTENTIONS, ModelSpec
 from shardwise.internals.hugging_face import supported_attentions
+from shardwise.model.attention_trial import runs_with_ours
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
 from shardwise.model.head import WholeLogits, find_form
@@ -70,7 +71,7 @@ def count_on_meta(
         tail_params=ends[-1] if len(ends) > 1 else 0,
         total_params=sum(p.numel() for p in model.parameters()),
         matmul_params_per_token=matmul + routed * active // experts + vocab * hidden,
-        attentions=_attentions(model),
+        attentions=_attentions(model, hf_config, code_dir),
         source="counted",
         head=head,
         whole_logits=whole_logits,
@@ -141,16 +142,25 @@ def _drops_attention(config: Any) -> bool:
     return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
 
 
-def _attentions(model: PreTrainedModel) -> tuple[str, ...]:
-    """The attention implementations that the class declares, as from_config reads them."""
+def _attentions(
+    model: PreTrainedModel, hf_config: Mapping[str, Any], code_dir: str | None
+) -> tuple[str, ...]:
+    """The attention implementations that the class declares, as from_config reads them, and ours
+    where they run.
+
+    Ours are called through the interface that kernels of other packages are called through. Some
+    classes use that interface and do not declare it.
+    """
     says = supported_attentions(model)
+    declared = says["registered"] and says["flex"]
+    has_kernel = says["sdpa"] or says["flash"]
+    tried = has_kernel and not declared and runs_with_ours(hf_config, code_dir=code_dir)
     has = {
         "sdpa": says["sdpa"],
         "eager": True,
         "flash_attention_2": says["flash"],
-        # Ours is called through the interface that kernels of other packages are called through.
-        "flash_attention_4": says["registered"] and (says["sdpa"] or says["flash"]),
-        "flex_attention": says["flex"] and says["registered"],
+        "flash_attention_4": tried or (says["registered"] and has_kernel),
+        "flex_attention": tried or declared,
     }
     return tuple(name for name in ATTENTIONS if has[name])
 
