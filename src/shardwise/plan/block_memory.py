@@ -108,9 +108,9 @@ def _gradient_bytes(model: ModelSpec, decided: Decisions) -> int:
     width, ffn = DTYPE_BYTES[decided.param_dtype], ffn_width(model)
     if computes_float8(model, decided):
         return 7 * ffn  # one gradient in bf16 and five float8 copies
-    if _has_lean_experts(model, decided):
-        # The gradients of SwiGLU's product and halves, the product itself, and rows of experts.
-        return width * (4 * ffn + (2 * _num_routed(model) + 1) * model.hidden_size)
+    if has_lean_experts(model, decided):
+        # The gradients of SwiGLU's product and halves, and the product itself.
+        return width * 4 * ffn + expert_row_bytes(model, decided)
     return width * 3 * ffn
 
 
@@ -120,9 +120,9 @@ def _whole_bytes(model: ModelSpec, decided: Decisions) -> float:
     if computes_float8(model, decided):
         return _selective_bytes(model, decided) + _float8_inputs(model, decided)
     hidden, ffn = (4, 3) if decided.compile else (9, 4)
-    if makes_product_again(model, decided) or _has_lean_experts(model, decided):
+    if makes_product_again(model, decided) or has_lean_experts(model, decided):
         ffn = 2
-    if not _has_lean_experts(model, decided):
+    if not has_lean_experts(model, decided):
         # What goes into the experts and what comes out, once for each of a token's experts.
         hidden += 2 * _num_routed(model)
     channels = hidden * model.hidden_size + 2 * _qkv_width(model) + ffn * ffn_width(model)
@@ -135,7 +135,7 @@ def _selective_bytes(model: ModelSpec, decided: Decisions) -> float:
     """The same where only the results of matmuls and attention are saved."""
     width = DTYPE_BYTES[decided.param_dtype]
     hidden = 2 if decided.compile else 4
-    if not _has_lean_experts(model, decided):
+    if not has_lean_experts(model, decided):
         hidden += _num_routed(model)
     # The product of our SwiGLU is an output of the operator that also computes the second half.
     # Without the compiler torch saves all outputs of an operator.
@@ -159,9 +159,15 @@ def _num_routed(model: ModelSpec) -> int:
     return model.experts_per_token if model.num_experts > 1 else 0
 
 
-def _has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
+def has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
     """Whether our own pass over experts saves the halves of SwiGLU alone."""
     return _num_routed(model) > 0 and decided.own_kernels and decided.param_dtype == "bf16"
+
+
+def expert_row_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of a token's rows that go in and out of experts in backward, and of its gradient."""
+    rows = 2 * _num_routed(model) + 1
+    return DTYPE_BYTES[decided.param_dtype] * rows * model.hidden_size
 
 
 def ffn_width(model: ModelSpec) -> int:

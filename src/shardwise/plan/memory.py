@@ -23,6 +23,8 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.block_memory import (
     block_bytes,
+    expert_row_bytes,
+    has_lean_experts,
     num_recomputed,
     recomputed_bytes,
 )
@@ -45,9 +47,10 @@ NCCL_BYTES = int(1.0 * GIB)
 # What the allocator reserves besides, for its pages and the pools of other streams: 18 rows of
 # dense models on an H200 as rank 0 of 8 had 0.25 to 0.45 GiB, and five had up to 1.8.
 POOL_BYTES = int(0.4 * GIB)
-# Blocks of experts gather and reduce tensors that no activation has left room for. Five mixtures
-# had 1.2 to 2.3 bytes for each parameter of a block, of which the moments below count some twice.
-POOL_BYTES_PER_EXPERT_PARAM = 1.4
+# Blocks of experts gather and reduce tensors that no activation may have left room for. In 13 rows
+# six mixtures had 0.4 to 2.6 bytes for each parameter of a block, 1.8 in the median; one GPU alone
+# had 0 and 3.8, and 12 in one row.
+POOL_BYTES_PER_EXPERT_PARAM = 1.6
 # Our loss pads the head to a multiple of so many rows: tensor cores want rows of logits that start
 # at multiples of 16 bytes, and OLMo 3's matmuls with 100,278 rows ran at a third of the rate.
 EVEN_ROWS = 8
@@ -112,6 +115,7 @@ def estimate_memory(
         recompute=int(peak.recompute),
         loss=int(peak.loss),
         allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster),
+        unsure=_expert_pool_bytes(model, cluster),
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
@@ -181,11 +185,10 @@ def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Mom
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
     gathered = _gathered_bytes(model, decided)
-    # The block and the one before it are gathered, and the block has gradients.
-    blocks = 0 if decided.keeps_gathered else 2 * sizes.block
-    own = width * (blocks + trained.block)
+    # The block and the one before it are gathered.
+    own = width * (0 if decided.keeps_gathered else 2 * sizes.block)
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
-    again, inside = _inside_block(model, decided)
+    again, states = _inside_block(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
     waiting = width * (sizes.head + trained.head) if model.tied_embeddings else 0
     # The gradients of the head are being reduced first, those of the last block next.
@@ -193,23 +196,30 @@ def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Mom
     first, next_one = max(first, buffer), max(next_one, buffer)
     less = kept * (1 - 1 / model.num_layers)
     found = [
-        _Moment("backward", gathered, own + first, kept, recompute=inside),
-        _Moment("backward", gathered, own + next_one, less, recompute=inside),
+        _Moment("backward", gathered, own + weights + reduced, saved, recompute=inside)
+        for inside, weights in states
+        for reduced, saved in ((first, kept), (next_one, less))
     ]
     if again and not decided.compile and not model.tied_embeddings and trained.head:
         # Without the compiler the head's gradients are still alive when the recomputation starts,
         # and those of the block do not exist yet.
-        alive = (8 + 2 * width) * trained.head - width * trained.block
+        alive = (8 + 2 * width) * trained.head
         found.append(_Moment("backward", gathered, own + alive, kept, recompute=again))
     return found
 
 
-def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, float]:
-    """What the largest block computes again, and what its backward holds at its peak."""
+def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, list[tuple[float, float]]]:
+    """What the largest block computes again, and states that its backward may have its peak in:
+    bytes of activations and their gradients, and bytes of the gradients of its weights."""
     blocks = block_bytes(model, decided)
     again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
-    inside = (a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
-    return max(again), max(inside)
+    inside = max(a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
+    weights = DTYPE_BYTES[decided.param_dtype] * trained_sizes(model, decided).block
+    if not has_lean_experts(model, decided):
+        return max(again), [(inside, weights)]
+    # Our pass over experts computes the gradients of their weights last, from what is left then.
+    left = max(again) + decided.tokens * expert_row_bytes(model, decided)
+    return max(again), [(inside, 0.0), (left, weights)]
 
 
 def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
@@ -219,7 +229,7 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     first = kept / model.num_layers
     gathered = _gathered_bytes(model, decided) / model.num_layers
-    own = width * (trained.block + (0 if decided.keeps_gathered else sizes.block))
+    own = width * (0 if decided.keeps_gathered else sizes.block)
     # A tied table is gathered, and has a gradient since the loss.
     waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.
@@ -227,19 +237,20 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     others = GRAD_BYTES * (model.trained_params - trained.table) / decided.shard
     own_grads = model.block_params if model.adapter is None else trained.block
     block = GRAD_BYTES * own_grads / decided.shard
-    _, inside = _inside_block(model, decided)
+    _, states = _inside_block(model, decided)
     last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
-    return [
+    in_first_block = [
         _Moment(
             "backward",
             gathered,
-            own + waiting + reducing,
+            own + weights + waiting + reducing,
             first,
             recompute=inside,
             grads=others - block,
-        ),
-        _Moment("backward", gathered, last, first, grads=others),
+        )
+        for inside, weights in states
     ]
+    return [*in_first_block, _Moment("backward", gathered, last, first, grads=others)]
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -326,8 +337,13 @@ def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
     """What the allocator reserves besides, whatever the step."""
     if cluster.device == "cpu":
         return 0
-    each = POOL_BYTES_PER_EXPERT_PARAM if model.num_experts > 1 else 0
-    return POOL_BYTES + int(each * model.block_params)
+    return POOL_BYTES + _expert_pool_bytes(model, cluster)
+
+
+def _expert_pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
+    if cluster.device == "cpu" or model.num_experts == 1:
+        return 0
+    return int(POOL_BYTES_PER_EXPERT_PARAM * model.block_params)
 
 
 def _nccl_bytes(cluster: ClusterSpec) -> int:

@@ -74,6 +74,10 @@ class MemoryEstimate:
     frozen: int = 0
     """Those bytes of `params` that are not trained."""
 
+    unsure: int = 0
+    """The part of the allocator's that is there once, twice or not at all: for blocks of experts,
+    whose large tensors do or do not fit what others have left."""
+
     guessed: bool = False
     """Whether blocks are taken for those of a Llama because what theirs save was not counted."""
 
@@ -100,23 +104,22 @@ class MemoryEstimate:
     @property
     def low(self) -> int:
         """The least that is likely: what moves was measured to within a few percent."""
-        return round(self.total - self._spread.below * (self.total - self.states))
+        return round(self.total - self.unsure - self._spread.below * (self.total - self.states))
 
     @property
     def high(self) -> int:
-        """The most that is likely. Experts do not widen it: each of a token's experts has a row for
-        it, so there are as many rows however uneven the experts are."""
-        return round(self.total + self._spread.above * (self.total - self.states))
+        """The most that is likely. Uneven experts do not widen it: each of a token's experts has a
+        row for it, so there are as many rows."""
+        return round(self.total + self.unsure + self._spread.above * (self.total - self.states))
 
     @property
     def _spread(self) -> _Spread:
         return _GUESSED if self.guessed else _MEASURED
 
 
+_NO_PARTS = ("peak", "frozen", "unsure", "guessed")
 # The fields whose bytes add up to the total.
-MEMORY_PARTS = tuple(
-    item.name for item in fields(MemoryEstimate) if item.name not in ("peak", "frozen", "guessed")
-)
+MEMORY_PARTS = tuple(f.name for f in fields(MemoryEstimate) if f.name not in _NO_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
