@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Tokens that layers are measured with, and seconds that each loads the device for.
 _TOKENS = {"cuda": 16384, "cpu": 64}
-_LOAD_S = {"cuda": 0.05, "cpu": 0.001}
+_LOAD_S = {"cuda": 0.4, "cpu": 0.001}
 COPY = "copied bytes/s"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peers.shapes import Setting
@@ -104,13 +104,17 @@ class Family:
         return {**self.cut(layers or max(2, self.least)), **small, **_TINY_IDS}
 
 
+def _family(config: Mapping[str, Any], eight: int, one: int, least: int = 1) -> Family:
+    return Family(config=config, layers={8: eight, 1: one}, least=least)
+
+
 def _preset(name: str, eight: int, one: int, least: int = 1) -> Family:
     # transformers writes into the dictionaries that it is given.
-    return Family(config=deepcopy(PRESETS[name]), layers={8: eight, 1: one}, least=least)
+    return _family(deepcopy(PRESETS[name]), eight, one, least)
 
 
 def _unseen(config: Mapping[str, Any], eight: int, one: int, least: int = 1) -> Family:
-    return Family(config=config, layers={8: eight, 1: one}, least=least, seen=False)
+    return replace(_family(config, eight, one, least), seen=False)
 
 
 _GRANITE = shape_of(4096, 12800, 40, 32, 8) | {
@@ -245,6 +249,90 @@ _ERNIE_21B = shape_of(2560, 12288, 28, 20, 4) | {
     "use_bias": False,
 }
 
+_GEMMA_2_9B = shape_of(3584, 14336, 42, 16, 8) | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "vocab_size": 256000,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_APERTUS_8B = shape_of(4096, 21504, 32, 32, 8) | {
+    "architectures": ["ApertusForCausalLM"],
+    "model_type": "apertus",
+    "vocab_size": 131072,
+    "attention_bias": False,
+    "hidden_act": "xielu",
+    "max_position_embeddings": 65536,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 12000000.0,
+    "tie_word_embeddings": False,
+}
+_SEED_OSS_36B = shape_of(5120, 27648, 64, 80, 8) | {
+    "architectures": ["SeedOssForCausalLM"],
+    "model_type": "seed_oss",
+    "vocab_size": 155136,
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "attention_out_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 524288,
+    "mlp_bias": False,
+    "residual_dropout": 0.0,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": False,
+}
+_EXAONE_4_32B = shape_of(5120, 27392, 64, 40, 8) | {
+    "architectures": ["Exaone4ForCausalLM"],
+    "model_type": "exaone4",
+    "vocab_size": 102400,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "tie_word_embeddings": False,
+}
+_OLMOE_7B = shape_of(2048, 1024, 16, 16, 16) | {
+    "architectures": ["OlmoeForCausalLM"],
+    "model_type": "olmoe",
+    "vocab_size": 50304,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": False,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_GPT_NEOX_20B = shape_of(6144, 24576, 44, 64, 64) | {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "vocab_size": 50432,
+    "attention_dropout": 0.0,
+    "hidden_act": "gelu_fast",
+    "hidden_dropout": 0.0,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 8192,
+    "rope_theta": 10000.0,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "use_parallel_residual": True,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama-3.1-8b": _preset("llama-3.1-8b", 16, 12),
     "qwen3-8b": _preset("qwen3-8b", 16, 12),
@@ -262,14 +350,22 @@ FAMILIES: dict[str, Family] = {
     "smollm3-3b": _preset("smollm3-3b", 36, 24, least=4),
     # The first layer is dense.
     "glm-4.5-air": _preset("glm-4.5-air", 5, 2, least=2),
-    "deepseek-16b": Family(config=_DEEPSEEK_16B, layers={8: 12, 1: 6}, least=2),
+    "deepseek-16b": _family(_DEEPSEEK_16B, 12, 6, least=2),
     "qwen2.5-7b": _preset("qwen2.5-7b", 14, 10),
-    "granite-8b": Family(config=_GRANITE, layers={8: 16, 1: 12}),
-    "command-r7b": _unseen(_COMMAND_R7B, 12, 8, least=4),
-    "starcoder2-7b": _unseen(_STARCODER2_7B, 16, 12),
-    "minitron-8b": _unseen(_MINITRON_8B, 12, 8),
-    "glm-4-9b": _unseen(_GLM_4_9B, 16, 12),
-    "stablelm-2-12b": _unseen(_STABLELM_2_12B, 14, 10),
-    "falcon3-7b": _unseen(_FALCON_3_7B, 12, 10),
-    "ernie-21b-a3b": _unseen(_ERNIE_21B, 10, 5, least=2),
+    "granite-8b": _family(_GRANITE, 16, 12),
+    "command-r7b": _family(_COMMAND_R7B, 12, 8, least=4),
+    "starcoder2-7b": _family(_STARCODER2_7B, 16, 12),
+    "minitron-8b": _family(_MINITRON_8B, 12, 8),
+    "glm-4-9b": _family(_GLM_4_9B, 16, 12),
+    "stablelm-2-12b": _family(_STABLELM_2_12B, 14, 10),
+    "falcon3-7b": _family(_FALCON_3_7B, 12, 10),
+    "ernie-21b-a3b": _family(_ERNIE_21B, 10, 5, least=2),
+    # Local and global layers in turn.
+    "gemma-2-9b": _unseen(_GEMMA_2_9B, 12, 8, least=2),
+    "apertus-8b": _unseen(_APERTUS_8B, 14, 8),
+    "seed-oss-36b": _unseen(_SEED_OSS_36B, 8, 4),
+    # Three local layers to each global one.
+    "exaone-4-32b": _unseen(_EXAONE_4_32B, 8, 4, least=4),
+    "olmoe-7b": _unseen(_OLMOE_7B, 16, 6),
+    "gpt-neox-20b": _unseen(_GPT_NEOX_20B, 10, 6),
 }
