@@ -53,13 +53,15 @@ class PlainLora(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.added: dict[str, tuple[nn.Parameter, nn.Parameter, float]] = {}
+        self.added: dict[str, Any] = {}
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        weights = {
-            name: self.module.get_parameter(name) + scale * (b @ a)
-            for name, (a, b, scale) in self.added.items()
-        }
+        weights = {}
+        for name, (a, b, scale, lengths) in self.added.items():
+            total = self.module.get_parameter(name) + scale * (b @ a)
+            if lengths is not None:
+                total = (lengths / total.detach().norm(dim=1))[:, None] * total
+            weights[name] = total
         y: Tensor = functional_call(self.module, weights, inputs)
         return y
 
@@ -92,7 +94,8 @@ def train_adapted_plainly(settings: Settings) -> Trained:
         path, _, stack = weight.rpartition(".")
         if path not in wrapped:
             wrapped[path] = PlainLora(base.get_submodule(path))
-        wrapped[path].added[stack] = (params[each.a], params[each.b], each.scale)
+        lengths = None if each.magnitude is None else params[each.magnitude]
+        wrapped[path].added[stack] = (params[each.a], params[each.b], each.scale, lengths)
     for path, module in wrapped.items():
         parent, _, last = path.rpartition(".")
         setattr(base.get_submodule(parent), last, module)

@@ -174,6 +174,17 @@ def test_adapters_of_experts_leave_and_merge(home: Path, experts: Path, shardwis
     assert len(changed) == 2 + 2 * 4 * 3
 
 
+@needs_peft
+def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run) -> None:
+    train(shardwise, home, "dora", "adapter.dora=true", "adapter.targets=[q_proj,down_proj]")
+    shardwise("export", str(home / "dora"), "--to", str(home / "of-dora"))
+    words = ("--to", str(home / "dora-merged"), "--merge", "--dtype", "fp32")
+    shardwise("export", str(home / "dora"), *words)
+    seen = home / "dora.safetensors"
+    ask_peft("logits", str(home / "base"), str(home / "of-dora"), str(seen))
+    assert torch.allclose(logits_of(home / "dora-merged"), load_file(seen)["logits"], atol=1e-5)
+
+
 def weights_of(place: Path) -> dict[str, torch.Tensor]:
     files = sorted(place.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -195,7 +206,8 @@ def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run) -> Non
     ("change", "shown"),
     [
         ({"r": 8}, "write adapter.rank=8"),
-        ({"use_dora": True}, "have use_dora=True, which is not supported yet"),
+        ({"use_dora": True}, "write adapter.dora=true"),
+        ({"bias": "all"}, "have bias='all', which is not supported yet"),
         ({"lora_alpha": 16, "use_rslora": False}, "adapter.alpha=16 adapter.rslora=false"),
     ],
 )

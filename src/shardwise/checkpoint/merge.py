@@ -23,7 +23,7 @@ from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
-from shardwise.model.lora import adapters_of
+from shardwise.model.lora import adapters_of, summed
 from shardwise.model.pretrained import stored_parts
 from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights, open_weights
 
@@ -100,9 +100,13 @@ class Merger:
         b = self.adapters[each.b][(*experts, rows, slice(None))]
         # Files may have a tensor for each expert.
         weight, scale = stored.reshape(box.sizes), each.scale
-        rounded = (weight.float() + scale * (b @ a)).to(dtype)
+        total = summed(weight, a, b, scale)
+        lengths = torch.ones(total.shape[-2])
+        if each.magnitude is not None:
+            lengths = self.adapters[each.magnitude][rows] / total.norm(dim=-1)
+        rounded = (lengths[:, None] * total).to(dtype)
         x = torch.randn(a.shape[-1], _PROBES, generator=torch.Generator().manual_seed(0))
-        apart = weight.float() @ x + scale * (b @ (a @ x))
+        apart = lengths[:, None] * (weight.float() @ x + scale * (b @ (a @ x)))
         off = (rounded.float() @ x - apart).norm() / apart.norm()
         if not off <= _ROUNDINGS * max(torch.finfo(dtype).eps, 1e-6):
             raise UserError(

@@ -37,7 +37,7 @@ NAMES = (
     "data.eval_fraction",
 )
 # What the numbers of adapters mean depends on these.
-ADAPTER = ("method", "targets", "rank", "alpha", "rslora")
+ADAPTER = ("method", "targets", "rank", "alpha", "rslora", "dora")
 # The place of a run is no part of what it trains.
 PLACE = ("name", "runs_dir")
 # Fields of config.json that do not describe the model.

@@ -59,6 +59,8 @@ def find_targets(model: nn.Module, config: AdapterConfig) -> Targets:
         _left_out([*linears, *stacks], found),
     )
     _validate_experts(targets, config)
+    if config.dora:
+        _validate_dora(targets)
     return targets
 
 
@@ -83,6 +85,16 @@ def _left_out(names: Collection[str], chosen: set[str]) -> tuple[str, ...]:
     """Kinds of layers without adapters."""
     kinds = Counter(".".join(name.split(".")[-2:]) for name in names if name not in chosen)
     return tuple(f"{count} x {kind.removeprefix('model.')}" for kind, count in kinds.items())
+
+
+def _validate_dora(targets: Targets) -> None:
+    """Raise where DoRA would have to know what a layer does besides its matmul."""
+    others = [name for name, layer in targets.layers.items() if type(layer) is not nn.Linear]
+    for name in (*targets.stacks, *others):
+        raise UserError(
+            f"adapter.dora is for plain linear layers, and {name} is none",
+            fix="leave it out of adapter.targets, or leave adapter.dora out",
+        )
 
 
 def _validate_experts(targets: Targets, config: AdapterConfig) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import AdapterConfig
 from shardwise.facts.adapter import AdapterSpec
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
-from shardwise.model.weights import copy_shard
+from shardwise.model.weights import copy_shard, local_part
 
 
 class Lora:
@@ -42,10 +43,33 @@ class Lora:
         return y + F.linear(F.linear(kept, self.lora_A) * self.lora_scale, self.lora_B)
 
 
+class Dora(Lora):
+    """The same with a trained length for each row of the sum of weight and adapter."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    lora_magnitude: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        """No gradient goes through the lengths that the rows have now, as the method has it."""
+        kept = F.dropout(x, self.lora_dropout, self.training) if self.lora_dropout else x
+        low = F.linear(F.linear(kept, self.lora_A) * self.lora_scale, self.lora_B)
+        with torch.no_grad():
+            now = summed(self.weight, self.lora_A, self.lora_B, self.lora_scale).norm(dim=-1)
+        share = (self.lora_magnitude / now).to(x.dtype)
+        y = share * (F.linear(x, self.weight) + low)
+        return y if self.bias is None else y + self.bias
+
+
+def summed(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """A weight and the product of its adapter, in fp32."""
+    return weight.float() + scale * (b.float() @ a.float())
+
+
 @cache
-def _adapted(cls: type[nn.Module]) -> type[nn.Module]:
+def _adapted(cls: type[nn.Module], kind: type[Lora]) -> type[nn.Module]:
     """One class for all layers of a class, so that blocks share one compiled graph."""
-    return type(f"Lora{cls.__name__}", (Lora, cls), {})
+    return type(f"{kind.__name__}{cls.__name__}", (kind, cls), {})
 
 
 def apply_lora(model: nn.Module, config: AdapterConfig, dtype: torch.dtype) -> None:
@@ -56,13 +80,15 @@ def apply_lora(model: nn.Module, config: AdapterConfig, dtype: torch.dtype) -> N
         adapt_experts(experts, stack, config, scale_of(config))
     for layer in targets.layers.values():
         new = {"device": layer.weight.device, "dtype": torch.float32}
-        layer.register_parameter("lora_A", _empty(config.rank, layer.in_features, new))
-        layer.register_parameter("lora_B", _empty(layer.out_features, config.rank, new))
+        layer.register_parameter("lora_A", _empty((config.rank, layer.in_features), new))
+        layer.register_parameter("lora_B", _empty((layer.out_features, config.rank), new))
         adapted: Any = layer
         adapted.lora_scale = scale_of(config)
         adapted.lora_dropout = config.dropout
-        kind: Any = type(layer)
-        adapted.__class__ = _adapted(kind)
+        if config.dora:
+            layer.register_parameter("lora_magnitude", _empty((layer.out_features,), new))
+        own: Any = type(layer)
+        adapted.__class__ = _adapted(own, Dora if config.dora else Lora)
 
 
 def scale_of(config: AdapterConfig) -> float:
@@ -93,6 +119,14 @@ class Adapter:
     is_stack: bool
     """Whether there is an A and a B for each expert."""
 
+    magnitude: str | None = None
+    """The name of the lengths of rows, where they are trained."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parameters of the adapter."""
+        return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
+
 
 def adapted_modules(model: nn.Module) -> dict[str, Any]:
     """The modules that have adapters, by name."""
@@ -105,7 +139,8 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     for name, module in model.named_modules():
         if isinstance(module, Lora):
             a, b = f"{name}.lora_A", f"{name}.lora_B"
-            found[f"{name}.weight"] = Adapter(a, b, module.lora_scale, is_stack=False)
+            length = f"{name}.lora_magnitude" if isinstance(module, Dora) else None
+            found[f"{name}.weight"] = Adapter(a, b, module.lora_scale, False, length)
         elif isinstance(module, ExpertLora):
             for stack, (first, second) in adapted_stacks(module).items():
                 a, b = f"{name}.{first}", f"{name}.{second}"
@@ -116,20 +151,30 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
 def adapter_params(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of all adapters, by name."""
     adapters = adapters_of(model).values()
-    return {name: model.get_parameter(name) for each in adapters for name in (each.a, each.b)}
+    return {name: model.get_parameter(name) for each in adapters for name in each.names}
 
 
 @torch.no_grad()
 def initialise_adapters(model: nn.Module, seed: int) -> None:
     """First values: A as a linear layer of its shape, B zero, so that training begins with the
     model itself. Each A is seeded by its name, so they are the same on every mesh."""
-    for each in adapters_of(model).values():
+    for weight, each in adapters_of(model).items():
         a, b = model.get_parameter(each.a), model.get_parameter(each.b)
         digest = hashlib.sha256(f"{seed}/{each.a}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         bound = 1 / math.sqrt(a.shape[-1])
         copy_shard(a, torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
         copy_shard(b, torch.zeros(b.shape))
+        if each.magnitude is not None:
+            _take_lengths(model.get_parameter(each.magnitude), model.get_parameter(weight))
+
+
+def _take_lengths(lengths: Tensor, weight: Tensor) -> None:
+    """Fill `lengths` with those of the rows of a weight, which may be sharded in another way."""
+    rows = weight.detach().float().norm(dim=-1)
+    if isinstance(rows, DTensor) and isinstance(lengths, DTensor):
+        rows = rows.redistribute(lengths.device_mesh, lengths.placements).to_local()
+    local_part(lengths).copy_(rows)
 
 
 def count_adapters(
@@ -149,12 +194,18 @@ def count_adapters(
     channels = sum(layers.values()) + round(sum(shares))
     sizes: dict[nn.Module, int] = {**layers, **stacks}
     units = [next(iter_modules(model, unit)) for unit in find_units(model).blocks]
-    largest = max(sum(sizes.get(module, 0) for module in unit.modules()) for unit in units)
+    lengths: dict[nn.Module, int] = {
+        layer: layer.out_features * config.dora for layer in targets.layers.values()
+    }
+    largest = max(
+        sum(config.rank * sizes.get(m, 0) + lengths.get(m, 0) for m in unit.modules())
+        for unit in units
+    )
     return AdapterSpec(
         rank=config.rank,
         num_layers=len(targets.layers) + len(targets.stacks),
-        num_params=config.rank * sum(sizes.values()),
-        largest_unit=config.rank * largest,
+        num_params=config.rank * sum(sizes.values()) + sum(lengths.values()),
+        largest_unit=largest,
         channels=channels,
         left=targets.left,
     )
@@ -164,5 +215,5 @@ def _num_experts(module: nn.Module) -> int:
     return max(len(param) for param in module.parameters(recurse=False))
 
 
-def _empty(rows: int, columns: int, new: dict[str, Any]) -> nn.Parameter:
-    return nn.Parameter(torch.empty(rows, columns, **new))
+def _empty(shape: tuple[int, ...], new: dict[str, Any]) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, **new))

@@ -25,7 +25,6 @@ _PLAIN = {
     "bias": "none",
     "fan_in_fan_out": False,
     "lora_bias": False,
-    "use_dora": False,
     "use_qalora": False,
     "modules_to_save": None,
     "trainable_token_indices": None,
@@ -50,12 +49,14 @@ def peft_names(model: nn.Module) -> dict[str, str]:
             each.a: f"{_PREFIX}{wrapped}.lora_A.weight",
             each.b: f"{_PREFIX}{wrapped}.lora_B.weight",
         }
+        if each.magnitude is not None:
+            names[each.magnitude] = f"{_PREFIX}{module}.lora_magnitude_vector"
     return names
 
 
 def to_peft(name: str, tensor: Tensor) -> Tensor:
     """A parameter as PEFT stores it: experts side by side, A by rows and B by columns."""
-    if tensor.dim() == 2:
+    if tensor.dim() < 3:
         return tensor
     if name.endswith("lora_A"):
         return tensor.reshape(-1, tensor.shape[-1])
@@ -64,7 +65,7 @@ def to_peft(name: str, tensor: Tensor) -> Tensor:
 
 def from_peft(name: str, stored: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse of `to_peft`, for a parameter of this shape."""
-    if len(shape) == 2 or name.endswith("lora_A"):
+    if len(shape) < 3 or name.endswith("lora_A"):
         return stored.reshape(*shape)
     count, width, rank = shape
     return stored.reshape(width, rank, count).permute(2, 0, 1)
@@ -89,6 +90,7 @@ def peft_config(
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
         "use_rslora": config.rslora,
+        "use_dora": config.dora,
         "target_modules": [name.removesuffix(".weight") for name in layers],
         "target_parameters": stacks or None,
     }
@@ -130,7 +132,7 @@ def load_peft(model: nn.Module, directory: Path) -> None:
             copy_shard(param, from_peft(name, file.get_tensor(names[name]), param.shape))
 
 
-_SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora"}
+_SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
 
 
 def _read_config(directory: Path) -> Mapping[str, Any]:

@@ -32,6 +32,11 @@ class AdapterConfig:
     rslora: bool = False
     """Multiply by alpha / sqrt(rank) instead, so that a larger rank does not learn more slowly."""
 
+    dora: bool = False
+    """Also train the length of each row of a weight, and let A and B change its direction alone
+    (DoRA). Each forward computes the lengths of all rows anew, which takes a pass over the
+    weights."""
+
     dropout: float = 0.0
     """Share of the channels that go into A that is dropped in training, 0 to 1."""
 
