@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("torchao"):
             item.add_marker(pytest.mark.skip(reason="torchao is not on the path: make test-float8"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end, so no collection of garbage needs to look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def _waiting_between_computing(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -27,20 +27,25 @@ pytestmark = pytest.mark.dist
 FOR_EVER = range(3, 1000)
 
 
-@pytest.mark.parametrize("bad", [{2}, {0, 4}, {1, 2, 5}, {5, 6, 7}], ids=str)
+@pytest.mark.parametrize("bad", [{0, 4}, {1, 2, 5}, {5, 6, 7}], ids=str)
 def test_a_few_are_skipped(bad: set[int], tmp_path: Path) -> None:
-    run_clean(prepare(tmp_path / "run"), bad)
-    assert skipped(tmp_path / "run") == sorted(bad)
-    assert place(tmp_path / "run") == (STEPS, STEPS + len(bad))
-    steps = [event["step"] for event in events_of(tmp_path / "run", "step")]
-    assert steps == list(range(1, STEPS + 1))
-    assert not events_of(tmp_path / "run", "rollback")
+    assert_skipped(tmp_path / "run", bad)
 
 
 def test_sequences_of_a_skipped_batch_are_named(tmp_path: Path) -> None:
-    run_clean(prepare(tmp_path / "run"), {2})
+    assert_skipped(tmp_path / "run", {2})
     (event,) = events_of(tmp_path / "run", "nonfinite")
     assert (event["step"], event["batch"], event["sequences"]) == (3, 2, [8, 12])
+
+
+def assert_skipped(run_dir: Path, bad: set[int]) -> None:
+    """Train with these bad batches: all steps are made, of the others."""
+    run_clean(prepare(run_dir), bad)
+    assert skipped(run_dir) == sorted(bad)
+    assert place(run_dir) == (STEPS, STEPS + len(bad))
+    steps = [event["step"] for event in events_of(run_dir, "step")]
+    assert steps == list(range(1, STEPS + 1))
+    assert not events_of(run_dir, "rollback")
 
 
 def test_too_many_in_a_row_roll_back(tmp_path: Path) -> None:
