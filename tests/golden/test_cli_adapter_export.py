@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Ask = Callable[..., None]
 pytestmark = pytest.mark.dist
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +40,23 @@ needs_peft = pytest.mark.skipif(
 )
 
 
-def ask_peft(*words: str) -> None:
+@pytest.fixture(scope="module")
+def ask_peft() -> Iterator[Callable[..., None]]:
+    """`ask_peft(verb, ...)`: one process with PEFT answers all questions."""
     environment = {**os.environ, "PYTHONPATH": str(PEFT)}
-    subprocess.run([sys.executable, str(SIDE), *words], env=environment, check=True)
+    command = [sys.executable, str(SIDE)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as side:
+        assert side.stdin is not None and side.stdout is not None
+        ask, answers = side.stdin, side.stdout
+
+        def run(*words: str) -> None:
+            ask.write(json.dumps(words) + "\n")
+            ask.flush()
+            assert answers.readline() == "done\n"
+
+        yield run
+        ask.close()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +100,7 @@ def exported(home: Path, trained: Path, shardwise: Run) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen_by_peft(home: Path, exported: Path) -> dict[str, torch.Tensor]:
+def seen_by_peft(home: Path, exported: Path, ask_peft: Ask) -> dict[str, torch.Tensor]:
     ask_peft("logits", str(home / "base"), str(exported), str(home / "seen.safetensors"))
     return load_file(home / "seen.safetensors")
 
@@ -156,7 +171,9 @@ def experts(home: Path, shardwise: Run) -> Path:
 
 
 @needs_peft
-def test_adapters_of_experts_leave_and_merge(home: Path, experts: Path, shardwise: Run) -> None:
+def test_adapters_of_experts_leave_and_merge(
+    home: Path, experts: Path, shardwise: Run, ask_peft: Ask
+) -> None:
     shardwise("export", str(experts), "--to", str(home / "of-experts"))
     shardwise("export", str(experts), "--to", str(home / "mixed"), "--merge")
     tensors = load_file(home / "of-experts" / "adapter_model.safetensors")
@@ -175,7 +192,7 @@ def test_adapters_of_experts_leave_and_merge(home: Path, experts: Path, shardwis
 
 
 @needs_peft
-def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run) -> None:
+def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask) -> None:
     train(shardwise, home, "dora", "adapter.dora=true", "adapter.targets=[q_proj,down_proj]")
     shardwise("export", str(home / "dora"), "--to", str(home / "of-dora"))
     words = ("--to", str(home / "dora-merged"), "--merge", "--dtype", "fp32")
@@ -191,7 +208,7 @@ def weights_of(place: Path) -> dict[str, torch.Tensor]:
 
 
 @needs_peft
-def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run) -> None:
+def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run, ask_peft: Ask) -> None:
     made = home / "made"
     ask_peft("make", str(home / "base"), str(made))
     still = ("optim.lr=1e-30", "train.steps=1", "adapter.rslora=false")

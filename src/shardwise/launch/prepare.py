@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -91,7 +91,9 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
     if config.adapter.method == "none":
         return model
     code_dir = str(source.directory) if config.model.trust_remote_code else None
-    key = {"model": source.hf_config, "adapter": asdict(config.adapter)}
+    adapter = config.adapter
+    sizes = [adapter.targets, adapter.rank, adapter.dora, adapter.dropout > 0]
+    key = {"model": source.hf_config, "adapter": sizes}
     known = None if code_dir else kept_spec(model.name, key)
     if known is not None:
         return known

@@ -22,7 +22,6 @@ MODEL = (
 @pytest.mark.parametrize(
     "words",
     [
-        ("cluster.name=8xH100", "memory.checkpoint_activations=none"),
         ("cluster.name=8xH100", "memory.checkpoint_activations=selective"),
         ("cluster.name=1xH100", "shard.strategy=no_shard", "memory.checkpoint_activations=none"),
     ],
