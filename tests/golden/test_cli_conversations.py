@@ -16,16 +16,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit/data"))
 from chat_templates import CHATML, make_backend
 
 Run = Callable[..., Any]
-CONFIG = """\
-model: {name: tiny-llama, overrides: {vocab_size: 320, num_hidden_layers: 1}}
+# All windows of the data, so that a step reads every conversation.
+GLOBAL_BATCH = 12
+CONFIG = f"""\
+model: {{name: tiny-llama, overrides: {{vocab_size: 320, num_hidden_layers: 1}}}}
 data:
-  {source: jsonl, path: chat.jsonl, format: auto, tokenizer: tokenizer, seq_len: 96,
-   eval_fraction: 0.25, shuffle: false}
+  {{source: jsonl, path: chat.jsonl, format: auto, tokenizer: tokenizer, seq_len: 96,
+   eval_fraction: 0.25, shuffle: false}}
 cluster: 1xCPU
-precision: {param: fp32}
-train: {steps: 3, global_batch: 4, micro_batch: 4}
-checkpoint: {at_end: false}
-observe: {log_every: 1}
+precision: {{param: fp32}}
+train: {{steps: 3, global_batch: {GLOBAL_BATCH}, micro_batch: {GLOBAL_BATCH}}}
+checkpoint: {{at_end: false}}
+observe: {{log_every: 1}}
 """
 
 
@@ -65,7 +67,7 @@ def test_trained_tokens_are_counted_beside_tokens(folder: Path, base: Any) -> No
     (data,), steps = events(folder, "base", "data"), events(folder, "base", "step")
     assert 0 < data["trained_tokens"] < data["tokens"]
     for step in steps:
-        assert step["trained_share"] == step["trained_tokens"] / (4 * 96) < 0.7
+        assert step["trained_share"] == step["trained_tokens"] / (GLOBAL_BATCH * 96) < 0.7
     evals = [each["loss"] for each in events(folder, "base", "eval")]
     assert evals[-1] < evals[0]
 
@@ -73,11 +75,10 @@ def test_trained_tokens_are_counted_beside_tokens(folder: Path, base: Any) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.micro_batch=2",),
-        ("cluster=2xCPU", "train.micro_batch=2", "shard.strategy=full_shard"),
-        ("cluster=2xCPU", "train.micro_batch=1", "memory.loss=full"),
+        ("train.micro_batch=6",),
+        ("cluster=2xCPU", "train.micro_batch=3", "shard.strategy=full_shard", "memory.loss=full"),
     ],
-    ids=["accumulation", "ranks", "both"],
+    ids=["accumulation", "both"],
 )
 def test_losses_do_not_depend_on_how_the_work_is_spread(
     shardwise: Run, folder: Path, base: Any, words: tuple[str, ...]
@@ -97,26 +98,19 @@ def test_a_resumed_run_goes_on_bit_for_bit(shardwise: Run, folder: Path, base: A
     shardwise(*words, "train.stop_after=1", cwd=folder)
     shardwise(*words, cwd=folder)
     assert figures(folder, "resumed") == base
-    # Other tokens, or other windows of the same ones, are other data.
-    refused = shardwise(*words, "data.packing=cut", "train.steps=4", cwd=folder, expect=2)
-    assert "data" in refused.stderr
 
 
 def test_packed_trains_as_each_alone(shardwise: Run, folder: Path, base: Any) -> None:
-    """One step over all conversations, and one more: loss, gradient and update are the same."""
+    """Steps over all conversations: loss, gradient and update are the same."""
     (data,) = events(folder, "base", "data")
-    sizes = {"best_fit": data["sequences"], "one": data["conversations"]}
-    assert sizes["best_fit"] < sizes["one"]
-    found = []
-    for packing, size in sizes.items():
-        words = (f"train.global_batch={size}", "train.micro_batch=auto", "train.steps=2")
-        shardwise(
-            *("train", "run.yaml", f"name={packing}", f"data.packing={packing}", *words), cwd=folder
-        )
-        found.append(figures(folder, packing))
-        found[-1] += [(each["loss"], 0.0) for each in events(folder, packing, "eval")]
-    for packed, alone in zip(*found, strict=True):
+    assert data["sequences"] == GLOBAL_BATCH < data["conversations"]
+    size = f"train.global_batch={data['conversations']}"
+    words = ("name=one", "data.packing=one", size, "train.micro_batch=auto")
+    shardwise("train", "run.yaml", *words, cwd=folder)
+    for packed, alone in zip(base, figures(folder, "one"), strict=True):
         assert packed == pytest.approx(alone, rel=1e-5)
+    evals = [[each["loss"] for each in events(folder, n, "eval")] for n in ("base", "one")]
+    assert evals[0] == pytest.approx(evals[1], rel=1e-5)
 
 
 def bad_rows() -> list[tuple[bytes, str]]:
@@ -148,10 +142,6 @@ def test_bad_rows_are_named_and_not_trained_on(shardwise: Run, folder: Path, bas
     for number, (_, why) in enumerate(bad, start=1):
         assert f"skipped record bad.jsonl:{number}: {why}" in said
     assert figures(folder, "bad") == base[:1]
-    strict = shardwise("train", "run.yaml", *words, "data.max_corrupt=7", cwd=folder, expect=2)
-    assert "8 records of the data cannot be trained on" in strict.stderr
-    assert "bad.jsonl:2: two system turns" in strict.stderr
-    assert "write a larger data.seq_len" in strict.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,7 +149,6 @@ def test_bad_rows_are_named_and_not_trained_on(shardwise: Run, folder: Path, bas
     [
         ("data.path=empty.jsonl", "the files of data.path are empty: empty.jsonl"),
         ("data.chat_template=forgetful.jinja", "the chat template is not prefix-stable"),
-        ("data.tokenizer=byte", "bytes have no chat template"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_a_rank_starts(

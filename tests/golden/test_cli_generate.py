@@ -119,9 +119,7 @@ def test_a_checkpoint_answers_as_its_export(shardwise: Run, folder: Path) -> Non
     [
         (("runs/run",), "no prompt is given"),
         (("nowhere", "hello"), "there is no checkpoint in nowhere"),
-        (("runs/run", "hello", "--step", "7"), "there is no checkpoint of step 7"),
         (("exported", "hello", "--step", "7"), "is one model"),
-        (("exported", "--file", "none.txt"), "the prompts of none.txt cannot be read"),
         (("exported", "red " * 9999), "tokens, the model has"),
     ],
 )
@@ -134,7 +132,11 @@ def test_what_cannot_be_answered_says_why(
 
 def test_a_model_of_text_goes_on_with_the_prompt(shardwise: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abab" * 200)
-    config = "model: tiny-llama\ndata: {source: text, path: a.txt, seq_len: 64}\ncluster: 1xCPU\n"
+    config = """\
+model: {name: tiny-llama, overrides: {num_hidden_layers: 1}}
+data: {source: text, path: a.txt, seq_len: 64}
+cluster: 1xCPU
+"""
     (tmp_path / "run.yaml").write_text(
         config + "train: {steps: 12, global_batch: 2}\noptim: {lr: 0.01}\n"
     )

@@ -110,6 +110,14 @@ def test_second_call_reads_the_cache_and_still_names_what_was_skipped(
         prepared(replace(config, max_corrupt=0), tmp_path)
 
 
+def test_answers_that_do_not_fit_are_refused_beyond_a_limit(tmp_path: Path) -> None:
+    config = replace(write_rows(tmp_path / "a.jsonl", 20), seq_len=12, max_corrupt=1)
+    with pytest.raises(UserError, match="2 records of the data cannot be trained on") as caught:
+        prepared(config, tmp_path)
+    assert f"{tmp_path}/a.jsonl:2: its answers do not fit into data.seq_len (" in caught.value.what
+    assert "write a larger data.seq_len" in caught.value.fix
+
+
 def test_the_key_follows_all_that_decides_the_tokens(tmp_path: Path) -> None:
     config = write_rows(tmp_path / "a.jsonl", 4)
 
