@@ -225,6 +225,8 @@ def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run, ask_pe
         ({"r": 8}, "write adapter.rank=8"),
         ({"use_dora": True}, "write adapter.dora=true"),
         ({"bias": "all"}, "have bias='all', which is not supported yet"),
+        ({"init_lora_weights": "pissa"}, "have init_lora_weights='pissa'"),
+        ({"use_newer": 1}, "have use_newer=1, which is not supported yet"),
         ({"lora_alpha": 16, "use_rslora": False}, "adapter.alpha=16 adapter.rslora=false"),
     ],
 )

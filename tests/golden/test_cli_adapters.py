@@ -81,6 +81,8 @@ def test_a_checkpoint_holds_adapters_alone(finished: Path, shardwise: Run) -> No
     manifest = json.loads((find_checkpoint(finished) / "manifest.json").read_text())
     assert manifest["base"].startswith("sha256 ")
     shardwise("checkpoint", "verify", str(finished))
+    shown = shardwise("plan", str(finished / "config.yaml")).stdout
+    assert "frozen in fp32" in shown
     plan = json.loads((finished / "plan.json").read_text())
     choice = plan["choices"]["adapter"]
     assert (choice["value"], choice["source"]) == ("lora", "user")

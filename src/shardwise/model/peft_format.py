@@ -19,6 +19,8 @@ from shardwise.model.weights import copy_shard
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# Its names for our settings, which must be the same.
+_SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
 # What the other fields of adapter_config.json must be for adapters to be what they are here.
 _PLAIN = {
     "peft_type": "LORA",
@@ -32,6 +34,16 @@ _PLAIN = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+# Ways to begin that leave the model's own weights as they are; PiSSA, for example, changes them.
+_OWN_STARTS = (True, False, None, "gaussian", "orthogonal")
+# Fields that say where adapters are, which their names say as well, or nothing about them.
+_HARMLESS = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
+        *("task_type", "target_modules", "target_parameters", "exclude_modules", "lora_dropout"),
+        *("layers_pattern", "layers_to_transform", "megatron_core", "qalora_group_size"),
+    )
+)
 
 
 def peft_names(model: nn.Module) -> dict[str, str]:
@@ -132,10 +144,7 @@ def load_peft(model: nn.Module, directory: Path) -> None:
             copy_shard(param, from_peft(name, file.get_tensor(names[name]), param.shape))
 
 
-_SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}
-
-
-def _read_config(directory: Path) -> Mapping[str, Any]:
+def _read_config(directory: Path) -> dict[str, Any]:
     try:
         said = read_json(directory / CONFIG_NAME)
     except (OSError, ValueError) as error:
@@ -145,15 +154,20 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
             fix="name a directory that PEFT or `shardwise export` has written, or leave "
             "adapter.weights_from out",
         ) from error
-    for name, plain in _PLAIN.items():
-        # Empty and absent mean the same to PEFT.
-        if (said.get(name) or None) != (plain or None):
+    if not isinstance(said, dict):
+        raise UserError(f"{directory / CONFIG_NAME} is not a mapping", fix="save the adapters anew")
+    for name, value in {**dict.fromkeys(_PLAIN), **said}.items():
+        # Empty and absent mean the same to PEFT. A field that is not known here may change what
+        # adapters are.
+        is_plain = (value or None) == (_PLAIN.get(name) or None)
+        if name == "init_lora_weights":
+            is_plain = value in _OWN_STARTS
+        if not is_plain and name not in _HARMLESS and name not in _SAME.values():
             raise UserError(
-                f"the adapters in {directory} have {name}={said.get(name)!r}, which is not "
-                "supported yet",
+                f"the adapters in {directory} have {name}={value!r}, which is not supported yet",
                 fix="leave adapter.weights_from out, or name adapters without it",
             )
-    return dict(said)
+    return said
 
 
 def _shapes(directory: Path) -> dict[str, list[int]]:

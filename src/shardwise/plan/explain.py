@@ -34,7 +34,17 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 def memory_rows(plan: Plan) -> list[tuple[str, str]]:
     """(what, bytes) of one rank's expected peak, the total last."""
-    return [(name, held) for name, held in _memory_figures(plan) if held != "0 B"]
+    rows = [(name, held) for name, held in _memory_figures(plan) if held != "0 B"]
+    return [(name, f"{held}{_classes(plan) if name == 'params' else ''}") for name, held in rows]
+
+
+def _classes(plan: Plan) -> str:
+    """What of the parameters is frozen and what is trained, where both are there."""
+    frozen = plan.memory.frozen
+    if not frozen:
+        return ""
+    trained = format_bytes(plan.memory.params - frozen)
+    return f": {format_bytes(frozen)} frozen in {plan.decided.param_dtype}, {trained} trained, fp32"
 
 
 def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[str, str]]:
