@@ -30,6 +30,8 @@ __all__ = [
 
 
 # Every attention that a user may ask for. The first one that a family has is planned.
+# Activations of gates that our kernels compute: silu, and gelu in its form with tanh.
+_GATES = ("silu", "swish", "gelu_pytorch_tanh", "gelu_new")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention")
 
 
@@ -69,8 +71,9 @@ class ModelSpec:
     head_norms: bool = False
     """Whether queries and keys are normed head by head."""
 
-    swiglu: bool = False
-    """Whether every block has one MLP, silu(gate) * up, of layers without a bias."""
+    gated_mlp: bool = False
+    """Whether every block has one MLP, silu(gate) * up or gelu's tanh form of it, of layers without
+    a bias."""
 
     attention_window: int | None = None
     """Tokens that a token sees at most, where every block has such a window."""
@@ -232,7 +235,7 @@ def _llama_shaped_spec(name: str, config: Mapping[str, Any], family: _Family) ->
         num_routers=layers if family.experts else 0,
         router_aux_loss=_router_aux_loss(config) if family.experts else None,
         head_norms=family.head_norms,
-        swiglu=config.get("hidden_act") == "silu"
+        gated_mlp=config.get("hidden_act") in _GATES
         and not family.experts
         and not _enabled(config, family.mlp_bias),
         attention_window=_window(config),

@@ -41,7 +41,8 @@ def kernels_note(plan: Plan) -> str | None:
 
 
 def _swiglu_note(plan: Plan) -> str | None:
-    if not plan.model.swiglu or is_float8(plan.decided.linear) or not on_hopper():
+    is_swiglu = plan.model.gated_mlp and plan.hf_config.get("hidden_act") in ("silu", "swish")
+    if not is_swiglu or is_float8(plan.decided.linear) or not on_hopper():
         return None
     if not has_quack():
         return _SWIGLU_AFTER

@@ -21,7 +21,7 @@ def up_and_product(x: Tensor, weight: Tensor, gate: Tensor) -> tuple[Tensor, Ten
     return made["D"], made["product"]
 
 
-def swiglu_backward(
+def gated_backward(
     grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     made = _with_grads(grad, weight, gate, up=up, config=_TILE, tuned=False)

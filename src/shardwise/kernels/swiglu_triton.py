@@ -10,20 +10,24 @@ from torch import Tensor
 _BLOCK = 2048
 
 
-def product(gate: Tensor, up: Tensor) -> Tensor:
+def product(gate: Tensor, up: Tensor, linear: float = 1.0, cubic: float = 0.0) -> Tensor:
     made = torch.empty_like(up)
     count = up.numel()
-    _product[(triton.cdiv(count, _BLOCK),)](gate, up, made, count, BLOCK=_BLOCK, num_warps=8)
+    _product[(triton.cdiv(count, _BLOCK),)](
+        gate, up, made, count, linear, cubic, BLOCK=_BLOCK, num_warps=8
+    )
     return made
 
 
-def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def gated_backward(
+    gate: Tensor, up: Tensor, grad: Tensor, linear: float = 1.0, cubic: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """The gradient of up, and the product. The gradient of gate overwrites the product's
     gradient."""
     up_grad, product = torch.empty_like(up), torch.empty_like(up)
     count = grad.numel()
-    _swiglu_backward[(triton.cdiv(count, _BLOCK),)](
-        gate, up, grad, up_grad, product, count, BLOCK=_BLOCK, num_warps=8
+    _gated_backward[(triton.cdiv(count, _BLOCK),)](
+        gate, up, grad, up_grad, product, count, linear, cubic, BLOCK=_BLOCK, num_warps=8
     )
     return up_grad, product
 
@@ -44,22 +48,46 @@ def grads_and_product(g, u, d):
 
 
 @triton.jit
-def _product(gate, up, made, count, BLOCK: tl.constexpr):
+def _sigmoid_and_slope(g, LINEAR: tl.constexpr, CUBIC: tl.constexpr):
+    # The sigmoid of a polynomial, and the polynomial's derivative.
+    if CUBIC == 0:
+        s = sigmoid(LINEAR * g)
+        slope = LINEAR + 0 * g
+    else:
+        s = sigmoid(g * (LINEAR + CUBIC * g * g))
+        slope = LINEAR + 3 * CUBIC * g * g
+    return s, slope
+
+
+@triton.jit
+def _product(gate, up, made, count, LINEAR: tl.constexpr, CUBIC: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
-    tl.store(made + at, g * sigmoid(g) * u, mask=inside)
+    s, _ = _sigmoid_and_slope(g, LINEAR, CUBIC)
+    tl.store(made + at, g * s * u, mask=inside)
 
 
 @triton.jit
-def _swiglu_backward(gate, up, grad, up_grad, product, count, BLOCK: tl.constexpr):
+def _gated_backward(
+    gate,
+    up,
+    grad,
+    up_grad,
+    product,
+    count,
+    LINEAR: tl.constexpr,
+    CUBIC: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)
-    for_gate, for_up, made = grads_and_product(g, u, d)
-    tl.store(grad + at, for_gate, mask=inside)
-    tl.store(up_grad + at, for_up, mask=inside)
-    tl.store(product + at, made, mask=inside)
+    s, slope = _sigmoid_and_slope(g, LINEAR, CUBIC)
+    active = g * s
+    tl.store(grad + at, d * u * (s + (active - active * s) * slope), mask=inside)
+    tl.store(up_grad + at, d * active, mask=inside)
+    tl.store(product + at, active * u, mask=inside)

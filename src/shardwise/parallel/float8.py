@@ -20,7 +20,7 @@ from shardwise.model.blocks import Unit, UnitMap
 from shardwise.model.override import override_forward
 from shardwise.model.routers import ROUTER_NAMES
 from shardwise.parallel.float8_linear import Float8GatedMLP, Linear
-from shardwise.parallel.gated_mlp import PARTS, gated_forward, is_swiglu
+from shardwise.parallel.gated_mlp import PARTS, activation_of, gated_forward
 from shardwise.plan.float8 import (
     is_float8,
     no_float8_here,
@@ -92,7 +92,7 @@ def take_own_arithmetic(model: nn.Module, names: set[str]) -> None:
         for name, module in modules.items()
         if all(f"{name}.{part}" in names for part in PARTS)
         and not any(modules[f"{name}.{part}"].bias is not None for part in PARTS)
-        and is_swiglu(module)
+        and activation_of(module) == "silu"
     ]
     override_forward(gated, "Float8", lambda cls: gated_forward(Float8GatedMLP))
 

@@ -19,7 +19,7 @@ _ATTENTIONS = (
     "causal_attention_grad",
 )
 # SwiGLU in a matmul's epilogue, forward and backward.
-EPILOGUES = ("up_and_product", "swiglu_backward")
+EPILOGUES = ("up_and_product", "gated_backward")
 # Their results are made where they are needed.
 _CREATED = (
     *("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "empty", "empty_like"),

@@ -171,4 +171,4 @@ def gathered_params(model: ModelSpec, decided: Decisions) -> int:
 def makes_product_again(model: ModelSpec, decided: Decisions) -> bool:
     """Whether SwiGLU's backward, which is our kernel, recomputes the product, so that forward
     does not save it."""
-    return model.swiglu and decided.own_kernels and not computes_float8(model, decided)
+    return model.gated_mlp and decided.own_kernels and not computes_float8(model, decided)

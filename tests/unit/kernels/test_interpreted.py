@@ -18,7 +18,7 @@ from torch import Tensor
 from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.kernels import adamw, clamped_swiglu, experts, float8
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
-from shardwise.kernels.swiglu import swiglu, swiglu_grads
+from shardwise.kernels.swiglu import ACTIVATIONS, gated, gated_grads
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not set: no kernel was run", allow_module_level=True)
@@ -92,12 +92,15 @@ def test_the_copy_out_of_a_gather(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_swiglu_and_its_backward(shape: tuple[int, int]) -> None:
+def test_gates_and_their_backward(shape: tuple[int, int], activation: str) -> None:
     gate, up, grad = (random(*shape, seed=seed) for seed in range(3))
-    product, grads = swiglu(gate, up), swiglu_grads(gate, up, grad)
-    torch.testing.assert_close(swiglu_triton.product(gate, up), product, rtol=1e-5, atol=1e-6)
-    found = swiglu_triton.swiglu_backward(gate, up, grad)
+    product, grads = gated(gate, up, activation), gated_grads(gate, up, grad, activation)
+    factors = ACTIVATIONS[activation]
+    made = swiglu_triton.product(gate, up, *factors)
+    torch.testing.assert_close(made, product, rtol=1e-5, atol=1e-6)
+    found = swiglu_triton.gated_backward(gate, up, grad, *factors)
     for one, other in zip((grad, *found), (*grads, product), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 

@@ -13,7 +13,13 @@ from kept_tensors import TOKENS, blocks_of, kept_and_gradients
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.kernels.swiglu import swiglu, swiglu_backward, swiglu_grads, up_and_product
+from shardwise.kernels.swiglu import (
+    ACTIVATIONS,
+    gated,
+    gated_backward,
+    gated_grads,
+    up_and_product,
+)
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.gated_mlp import GatedMLP, apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
@@ -26,7 +32,8 @@ HIDDEN, FFN = 32, 80
 def model_of(family: str, **other: object) -> nn.Module:
     config = AutoConfig.for_model(
         family, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64, **other,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, vocab_size=64,
+        pad_token_id=None, **other,
     )  # fmt: skip
     torch.manual_seed(0)
     model: nn.Module = AutoModelForCausalLM.from_config(config)
@@ -98,9 +105,26 @@ def test_what_selective_keeps_where_nothing_is_compiled() -> None:
     assert loss.requires_grad and len(wide) == 3
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma3_text", "phi3", "glm4"])
+def test_gates_of_gelu_and_halves_in_one_layer_are_taken(family: str) -> None:
+    expected = kept_and_gradients(model_of(family))
+    model = model_of(family)
+    apply_gated_mlp(blocks_of(model))
+    kept, found = kept_and_gradients(model)
+    for one, other in zip(found, expected[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert wide_of(kept) == 2 < wide_of(expected[0])
+
+
+def wide_of(kept: list[tuple[int, ...]]) -> int:
+    """How many tensors as wide as the MLP are saved; both halves may be one of them."""
+    sizes = {(FFN,): 1, (2 * FFN,): 2}
+    return sum(sizes.get(shape[-1:], 0) for shape in kept if TOKENS in shape)
+
+
 @pytest.mark.parametrize(
     ("family", "other"),
-    [("gemma", {}), ("llama", {"mlp_bias": True}), ("llama", {"hidden_act": "gelu"})],
+    [("nemotron", {}), ("llama", {"mlp_bias": True}), ("llama", {"hidden_act": "gelu"})],
 )
 def test_an_mlp_of_another_kind_is_left_alone(family: str, other: dict[str, object]) -> None:
     model = model_of(family, **other)
@@ -127,28 +151,33 @@ def test_a_frozen_weight_has_no_gradient() -> None:
         for shape in ((TOKENS, HIDDEN), (FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN))
     )
     up.requires_grad_(False)
-    GatedMLP.apply(x, gate, up, down).sum().backward()
+    GatedMLP.apply(x, gate, up, down, "silu").sum().backward()
     assert up.grad is None and gate.grad is not None and down.grad is not None
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(512, 1024), (70, 130)])
-def test_the_kernels_after_a_matmul(shape: tuple[int, int]) -> None:
+def test_the_kernels_after_a_matmul(shape: tuple[int, int], activation: str) -> None:
     from shardwise.kernels import swiglu_triton
 
     made = torch.Generator().manual_seed(0)
     gate, up, grad = (torch.randn(shape, generator=made).bfloat16() for _ in range(3))
     there = [each.cuda() for each in (gate, up, grad)]
-    found = [swiglu_triton.product(*there[:2]), *swiglu_triton.swiglu_backward(*there), there[2]]
-    product, (gate_grad, up_grad) = swiglu(gate, up), swiglu_grads(gate, up, grad)
+    factors = ACTIVATIONS[activation]
+    made = swiglu_triton.product(*there[:2], *factors)
+    found = [made, *swiglu_triton.gated_backward(*there, *factors), there[2]]
+    product = gated(gate, up, activation)
+    gate_grad, up_grad = gated_grads(gate, up, grad, activation)
     for one, other in zip(found, (product, up_grad, product, gate_grad), strict=True):
         torch.testing.assert_close(one.cpu(), other.bfloat16(), rtol=2**-7, atol=1e-6)
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("hidden", "ffn"), [(512, 1024), (36, 130)])
-def test_the_kernels_of_a_gpu(hidden: int, ffn: int) -> None:
-    """Sizes for which SwiGLU may be inside of a matmul, and for which it may not."""
+def test_the_kernels_of_a_gpu(hidden: int, ffn: int, activation: str) -> None:
+    """Sizes for which a gate may be inside of a matmul, and for which it may not."""
     made, tokens = torch.Generator().manual_seed(0), 1000
     sizes = (tokens, hidden), (tokens, hidden), (tokens, ffn), (ffn, hidden), (hidden, ffn)
     scales = (1, 1, 1, 1 / 16, 1 / 16)
@@ -158,8 +187,8 @@ def test_the_kernels_of_a_gpu(hidden: int, ffn: int) -> None:
     ]
 
     def results(x: Tensor, grad: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> list[Tensor]:
-        half, product = up_and_product(x, up, gate)
-        return [half, product, *swiglu_backward(grad, down, gate, half)]
+        half, product = up_and_product(x, up, gate, activation)
+        return [half, product, *gated_backward(grad, down, gate, half, activation)]
 
     found, expected = (
         results(*map(take, given)) for take in (lambda each: each.cuda(), lambda each: each.float())
