@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,17 @@ def test_planned_bytes_are_those_of_tensors(
     assert memory.allocated == pytest.approx(found.allocated_bytes, rel=0.05)
     # Only adapters have gradients.
     assert found.largest["grads"] == pytest.approx(memory.optimizer / 2, rel=0.001)
+
+
+def test_gradients_of_adapters_alone_are_reduced(tunnel: Callable[..., dict[str, Any]]) -> None:
+    words = ("--cluster", "4xH100", "--device", "fake", "adapter={method: lora, rank: 4}")
+    found = tunnel(*words)
+    named = [(item["kind"], item["unit"], item["num_bytes"]) for item in found["sequence"]]
+    reduced = [item[1:] for item in named if item[0] == "reduce_scatter"]
+    # In fp32, with the rows of B padded to a multiple of the ranks.
+    pairs = [(32, 32), (16, 32), (16, 32), (32, 32), (68, 32), (68, 32), (32, 66)]
+    each = 4 * sum(4 * inner + 4 * width for width, inner in pairs)
+    assert reduced == [("model.layers.1", each), ("model.layers.0", each)]
+    gathered = [unit for kind, unit, _ in named if kind == "all_gather" and unit]
+    units = ["model.embed_tokens", "model.layers.0", "model.layers.1", "[norm, lm_head]"]
+    assert gathered[:4] == units
