@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from forkserver import forkserver
+from signalled import Signalled
 
 SHARDWISE = str(Path(sys.executable).with_name("shardwise"))
 TIMEOUT_S = 240
@@ -31,7 +30,7 @@ def rank_environment() -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-class Command:
+class Command(Signalled):
     """`shardwise WORDS`, forked off. It has as much of subprocess.Popen as tests use."""
 
     def __init__(
@@ -66,14 +65,6 @@ class Command:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("shardwise", timeout or 0.0)
         return self._process.exitcode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def run_forked(

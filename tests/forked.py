@@ -34,6 +34,7 @@ from shardwise.cli.main import main
 from shardwise.launch import holding, local, lookout, ranks, worker
 from shardwise.lease import take
 from shardwise.metrics.events import EventLog
+from signalled import Signalled
 
 # How long a start waits for ranks whose launcher is gone.
 PATIENCE_S = 2.0
@@ -114,7 +115,7 @@ def rank_of(pid: int) -> int | None:
     return int(name[5:]) if name.startswith("rank-") else None
 
 
-class Forked:
+class Forked(Signalled):
     """As much of subprocess.Popen as launchers use."""
 
     def __init__(
@@ -150,17 +151,6 @@ class Forked:
             time.sleep(0.01)
         assert self.returncode is not None
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
 
 
 @contextmanager
