@@ -155,7 +155,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
             "adapter.weights_from out",
         ) from error
     if not isinstance(said, dict):
-        raise UserError(f"{directory / CONFIG_NAME} is not a mapping", fix="save the adapters anew")
+        raise UserError(
+            f"{directory / CONFIG_NAME} is not a mapping", fix="leave adapter.weights_from out"
+        )
     for name, value in {**dict.fromkeys(_PLAIN), **said}.items():
         # Empty and absent mean the same to PEFT. A field that is not known here may change what
         # adapters are.
