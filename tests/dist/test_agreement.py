@@ -67,7 +67,7 @@ def build_from_own_file(folder: str, texts: list[str]) -> str:
         },
     )
     try:
-        session._build_data(plan, replace(World.joined(), local_rank=0))
+        session._build_data(plan, replace(World.joined(), local_rank=0), lambda text: None)
     except UserError as error:
         return str(error)
     return ""
