@@ -14,8 +14,7 @@ from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.data.template import ChatTemplate, load_chat_template
 from shardwise.data.tokenizer import HubTokenizer, Tokenizer, load_tokenizer
 from shardwise.errors import UserError, brief
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from shardwise.parallel.precision import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def _open_checkpoint(path: Path, device: torch.device, code_dir: Path | None) ->
         )
     # A CPU has no use for narrow formats, and masters are in fp32.
     wanted = checkpoint.plan.decided.param_dtype if device.type == "cuda" else "fp32"
-    return Exporter(checkpoint, _DTYPES[wanted], lambda num_bytes: None, code_dir)
+    return Exporter(checkpoint, DTYPES[wanted], lambda num_bytes: None, code_dir)
 
 
 def _load_checkpoint(exporter: Exporter, *, raw: bool, device: torch.device) -> Speaker:

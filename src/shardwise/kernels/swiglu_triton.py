@@ -41,22 +41,23 @@ def sigmoid(x):
 
 
 @triton.jit
-def grads_and_product(g, u, d):
-    s = sigmoid(g)
-    silu = g * s
-    return d * u * (s + silu - silu * s), d * silu, silu * u
-
-
-@triton.jit
 def _sigmoid_and_slope(g, LINEAR: tl.constexpr, CUBIC: tl.constexpr):
     # The sigmoid of a polynomial, and the polynomial's derivative.
     if CUBIC == 0:
         s = sigmoid(LINEAR * g)
-        slope = LINEAR + 0 * g
+        slope = tl.full(g.shape, LINEAR, tl.float32)
     else:
         s = sigmoid(g * (LINEAR + CUBIC * g * g))
         slope = LINEAR + 3 * CUBIC * g * g
     return s, slope
+
+
+@triton.jit
+def grads_and_product(g, u, d, LINEAR: tl.constexpr = 1.0, CUBIC: tl.constexpr = 0.0):
+    s, slope = _sigmoid_and_slope(g, LINEAR, CUBIC)
+    active = g * s
+    steep = active * slope
+    return d * u * (s + steep - steep * s), d * active, active * u
 
 
 @triton.jit
@@ -86,8 +87,7 @@ def _gated_backward(
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)
-    s, slope = _sigmoid_and_slope(g, LINEAR, CUBIC)
-    active = g * s
-    tl.store(grad + at, d * u * (s + (active - active * s) * slope), mask=inside)
-    tl.store(up_grad + at, d * active, mask=inside)
-    tl.store(product + at, active * u, mask=inside)
+    for_gate, for_up, made = grads_and_product(g, u, d, LINEAR, CUBIC)
+    tl.store(grad + at, for_gate, mask=inside)
+    tl.store(up_grad + at, for_up, mask=inside)
+    tl.store(product + at, made, mask=inside)

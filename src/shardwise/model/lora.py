@@ -7,7 +7,6 @@ frozen, in the dtype that the model computes in.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from shardwise.facts.adapter import AdapterSpec
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
+from shardwise.model.seeds import seed_of
 from shardwise.model.weights import copy_shard, local_part
 
 
@@ -160,8 +160,7 @@ def initialise_adapters(model: nn.Module, seed: int) -> None:
     model itself. Each A is seeded by its name, so they are the same on every mesh."""
     for weight, each in adapters_of(model).items():
         a, b = model.get_parameter(each.a), model.get_parameter(each.b)
-        digest = hashlib.sha256(f"{seed}/{each.a}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = torch.Generator().manual_seed(seed_of(f"{seed}/{each.a}"))
         bound = 1 / math.sqrt(a.shape[-1])
         copy_shard(a, torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
         copy_shard(b, torch.zeros(b.shape))

@@ -36,7 +36,7 @@ from shardwise.plan.decisions import (
 )
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
-from shardwise.plan.unit_sizes import gathered_sizes, gathered_total, trained_sizes
+from shardwise.plan.unit_sizes import gathered_sizes, gathered_total, head_params, trained_sizes
 from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
@@ -176,7 +176,7 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     logit_bytes = width if decided.compile or decided.own_kernels else 12 + width
     # An odd head is copied, with rows of zeros below it.
     is_odd = decided.own_kernels and model.vocab_size % EVEN_ROWS
-    copied = width * _head_params(model) if is_odd else 0
+    copied = width * head_params(model) if is_odd else 0
     return copied + max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
@@ -309,10 +309,6 @@ def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     return sum(b.count * ((1 - share) * b.whole + share * entry) for b in blocks)
 
 
-def _head_params(model: ModelSpec) -> int:
-    return model.vocab_size * model.hidden_size
-
-
 def has_reduce_buffer(model: ModelSpec, decided: Decisions, cluster: ClusterSpec) -> bool:
     """Whether one buffer is kept for the inputs of all reduce-scatters on a GPU.
 
@@ -329,7 +325,7 @@ def reduce_buffer_bytes(model: ModelSpec, decided: Decisions, cluster: ClusterSp
     """Bytes of that buffer, 0 where there is none."""
     if not has_reduce_buffer(model, decided, cluster):
         return 0
-    head, params = _head_params(model), gathered_block_params(model, decided)
+    head, params = head_params(model), gathered_block_params(model, decided)
     return max(4 * head, DTYPE_BYTES[decided.reduce_dtype] * max(head, params))
 
 

@@ -18,15 +18,19 @@ class UnitSizes:
     """The embedding."""
 
 
+def head_params(model: ModelSpec) -> int:
+    """Those of the head, tied or not."""
+    return model.vocab_size * model.hidden_size
+
+
 def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     """What a rank gathers for each unit. Frozen weights that every rank has whole are used where
     they are."""
     adapters = 0 if model.adapter is None else model.adapter.largest_unit
     if uses_in_place(model, decided):
         return UnitSizes(adapters, 0, 0)
-    head = model.vocab_size * model.hidden_size
     block = gathered_block_params(model, decided) + adapters
-    return UnitSizes(block, head, model.embedding_params)
+    return UnitSizes(block, head_params(model), model.embedding_params)
 
 
 def gathered_total(model: ModelSpec, decided: Decisions) -> int:
@@ -39,8 +43,8 @@ def trained_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     """What has gradients in each unit."""
     if model.adapter is not None:
         return UnitSizes(model.adapter.largest_unit, 0, 0)
-    head = model.vocab_size * model.hidden_size
-    return UnitSizes(gathered_block_params(model, decided), head, model.embedding_params)
+    block = gathered_block_params(model, decided)
+    return UnitSizes(block, head_params(model), model.embedding_params)
 
 
 def uses_in_place(model: ModelSpec, decided: Decisions) -> bool:
