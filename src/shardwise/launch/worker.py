@@ -30,6 +30,8 @@ from shardwise.training.signals import handle_stop_signals
 @record
 def main(plan_path: str) -> None:
     """Train as the plan says. `record` writes an error for the launcher to show."""
+    # `record` has pointed the fault handler at the console.
+    keep_stacks(os.environ)
     plan = Plan.load(Path(plan_path))
     run_rank(same_plan(plan), plan.settings.train.hang_timeout_s)
 
@@ -37,7 +39,6 @@ def main(plan_path: str) -> None:
 def run_rank(agree: Agree, timeout_s: float | None) -> Plan:
     """The life of one rank; returns the plan that all ranks have agreed on."""
     rank = int(os.environ["RANK"])
-    # torch's `record` has pointed the fault handler at the console.
     Heartbeat(rank, Phase.MEETING, timeout_s=timeout_s, log=keep_stacks(os.environ))
     store = open_store(TIMEOUT)
     plan = agree(Peers(store))
