@@ -132,9 +132,14 @@ class Forked(Signalled):
         self.args = args
         self.returncode: int | None = None
         with _signals_held():
+            ready, becoming = os.pipe()
             self.pid = os.fork()
             if self.pid == 0:
                 _become(args, env, {1: stdout, 2: stderr}, pass_fds)
+            os.close(becoming)
+            # `subprocess` too returns once the process is the program that launchers look for.
+            os.read(ready, 1)
+            os.close(ready)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -191,13 +196,14 @@ def _become(
     for number, stream in streams.items():
         if stream is not None:
             os.dup2(stream if isinstance(stream, int) else stream.fileno(), number)
+    Path("/proc/self/comm").write_text(f"rank-{env['RANK']}", encoding="utf-8")
+    # This also tells the parent that the process has its name.
     for number in (int(name) for name in os.listdir("/proc/self/fd")):
         if number > 2 and number not in kept:
             with suppress(OSError):
                 os.close(number)
     for number in kept:
         os.set_inheritable(number, True)
-    Path("/proc/self/comm").write_text(f"rank-{env['RANK']}", encoding="utf-8")
     at = args.index("-m")
     _run_module(args[at + 1], args[at + 2 :], env)
 
