@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.new_file import write_new_file
 from shardwise.config.reference import (
     TOP_LEVEL,
     FieldDoc,
@@ -21,7 +22,6 @@ from shardwise.config.reference import (
     section_classes,
 )
 from shardwise.errors import UserError
-from shardwise.files import free_name
 
 EXAMPLES_DIR = Path(__file__).parent.parent / "examples"
 
@@ -62,7 +62,7 @@ def copy_example(
     """
     example = _find_example(name)
     target = dest / example.name if dest.is_dir() else dest
-    _write_new_file(target, example.read_text(encoding="utf-8"))
+    write_new_file(target, example.read_text(encoding="utf-8"))
     typer.echo(f"wrote {target}\nnext: shardwise plan {quote(str(target))}")
 
 
@@ -132,24 +132,6 @@ def _find_example(name: str) -> Path:
         if near
         else "see what there is: shardwise config ls",
     )
-
-
-def _write_new_file(target: Path, text: str) -> None:
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise UserError(
-            f"{target} exists already, and is left as it is",
-            fix=f"name another file, such as {quote(str(free_name(target)))}",
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"{target} cannot be written: {error.strerror}",
-            fix="name a file in a directory that you may write to"
-            if target.parent.is_dir()
-            else f"mkdir -p {quote(str(target.parent))}",
-        ) from error
 
 
 def _find_fields(path: str) -> list[FieldDoc]:

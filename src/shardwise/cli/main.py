@@ -18,6 +18,7 @@ from shardwise.cli import (
     export,
     fabric,
     generate,
+    migrate,
     observe,
     plan,
     profile,
@@ -57,6 +58,7 @@ app.command("profile")(profile.profile)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("generate")(generate.generate)
+app.command("migrate", context_settings=_OVERRIDES)(migrate.migrate)
 app.add_typer(config.app)
 app.add_typer(data.app)
 app.add_typer(checkpoint.app)
