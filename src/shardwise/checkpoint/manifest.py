@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.checkpoint.files import Fingerprint, read_small, validate_absent
+from shardwise.checkpoint.held_out import HeldOut, held_out_of
 from shardwise.files import parse_json
 
 MANIFEST_NAME = "manifest.json"
@@ -21,8 +22,9 @@ PLAN_NAME = "plan.json"
 SIGNATURE_NAME = "manifest.hmac"
 FORMAT = 1
 _FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
-# Texts that older versions did not write.
-_LATER = ("data", "base")
+# What older versions did not write.
+_LATER_TEXTS = ("data", "base")
+_LATER = (*_LATER_TEXTS, "held_out")
 # A manifest has a few kilobytes per rank; anything larger is not one.
 _MAX_BYTES = 64 * 2**20
 
@@ -62,6 +64,9 @@ class Manifest:
     base: str | None = None
     """The identity of the frozen weights, which the checkpoint does not hold. None where it holds
     all."""
+
+    held_out: HeldOut | None = None
+    """What evaluations had found by this step. None where there was none."""
 
     @property
     def total_bytes(self) -> int:
@@ -109,7 +114,9 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"created is {values['created']!r}")
     if values["loss"] is not None and not _is_number(values["loss"]):
         raise ValueError(f"loss is {values['loss']!r}")
-    _validate_texts(values["versions"], *(values[name] for name in _LATER))
+    _validate_texts(values["versions"], *(values[name] for name in _LATER_TEXTS))
+    if values["held_out"] is not None:
+        values["held_out"] = held_out_of(values["held_out"])
     scale = values["loss_scale"]
     if scale is not None and not all(_is_number(scale[key]) for key in ("scale", "held")):
         raise ValueError(f"loss_scale is {scale!r}")
@@ -122,7 +129,7 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
 def _validate_texts(versions: Any, *texts: Any) -> None:
     if type(versions) is not dict or not all(type(text) is str for text in versions.values()):
         raise ValueError(f"versions is {versions!r}")
-    for name, text in zip(_LATER, texts, strict=True):
+    for name, text in zip(_LATER_TEXTS, texts, strict=True):
         if text is not None and type(text) is not str:
             raise ValueError(f"{name} is {text!r}")
 

@@ -16,7 +16,14 @@ from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import MANIFEST_NAME, PLAN_NAME
 from shardwise.checkpoint.signature import why_not_signed
 from shardwise.checkpoint.storage import open_piece
-from shardwise.checkpoint.store import Entry, list_entries, validate_kept, validate_readable
+from shardwise.checkpoint.store import (
+    Checkpoint,
+    Entry,
+    best_of,
+    list_entries,
+    validate_kept,
+    validate_readable,
+)
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.plan.plan import Plan
 
@@ -30,17 +37,23 @@ class VerifiedCheckpoint:
     index: Index
 
 
-def find_checkpoint(run: Path, step: int | None = None) -> Path:
-    """The newest checkpoint of a run directory, or that of `step`. `run` may be a checkpoint too.
+def find_checkpoint(run: Path, step: int | None = None, *, best: bool = False) -> Path:
+    """The newest checkpoint of a run directory, that of `step`, or the best one. `run` may be a
+    checkpoint too.
 
     A damaged one is found like any other: skipping it would silently give an older model. One that
     cannot be read is an error.
     """
+    if best and step is not None:
+        raise UserError(
+            f"--best and --step {step} are both given", fix="leave --best out, or leave --step out"
+        )
     if (run / MANIFEST_NAME).exists() or run.name.startswith("step-"):
-        if step is not None:
+        if step is not None or best:
+            asked = "--best" if best else f"--step {step}"
             raise UserError(
-                f"{run} is one checkpoint, and --step {step} was asked for",
-                fix=f"leave --step out, or name the run directory {run.parent.parent}",
+                f"{run} is one checkpoint, and {asked} was asked for",
+                fix=f"leave {asked.split()[0]} out, or name the run directory {run.parent.parent}",
             )
         if not run.is_dir():
             raise UserError(
@@ -49,6 +62,8 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
             )
         return run
     entries = _published(run)
+    if best:
+        return _best(run, entries).path
     found = [entry for entry in entries if step is None or entry.step == step]
     if not found:
         raise UserError(
@@ -60,6 +75,25 @@ def find_checkpoint(run: Path, step: int | None = None) -> Path:
         )
     validate_readable(found[-1])
     return found[-1].path
+
+
+def _best(run: Path, entries: list[Entry]) -> Checkpoint:
+    """The checkpoint with the lowest held-out loss, or an error that says why there is none."""
+    whole = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
+    found = best_of(whole)
+    if found is not None:
+        return found
+    held_out = whole[-1].manifest.held_out if whole else None
+    if held_out is None or held_out.best_step is None:
+        why = "no checkpoint there was evaluated"
+    else:
+        why = f"the best step was {held_out.best_step}, and it has {_steps(entries)}"
+    raise UserError(
+        f"there is no best checkpoint in {run}",
+        why=why,
+        fix="train with train.eval_every=100 data.eval_fraction=0.02 checkpoint.keep_best=true, or "
+        "leave --best out",
+    )
 
 
 def verify_checkpoint(path: Path, key: bytes | None = None) -> VerifiedCheckpoint:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwise.checkpoint.base import validate_base
+from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.manifest import Damaged
 from shardwise.checkpoint.own_plan import read_own_plan
 from shardwise.checkpoint.store import Checkpoint, Entry, list_entries, validate_readable
@@ -36,6 +37,8 @@ NAMES = (
     "data.tokenizer",
     "data.eval_fraction",
 )
+# These decide which text is evaluated.
+HELD_OUT = ("data.eval_fraction", "data.eval_sequences")
 # What the numbers of adapters mean depends on these.
 ADAPTER = ("method", "targets", "rank", "alpha", "rslora", "dora")
 # The place of a run is no part of what it trains.
@@ -73,6 +76,18 @@ class Resumption:
     def position(self) -> int:
         """The global batch that is read next."""
         return 0 if self.restarts_data else self.checkpoint.manifest.position
+
+    @property
+    def forgets_held_out(self) -> bool:
+        """Whether losses are of other text than before, so that they cannot be compared."""
+        has_other = any(change.name in HELD_OUT for change in self.changes)
+        return self.checkpoint.manifest.held_out is not None and (self.restarts_data or has_other)
+
+    @property
+    def held_out(self) -> HeldOut:
+        """What earlier evaluations say of the text that is evaluated now."""
+        found = None if self.forgets_held_out else self.checkpoint.manifest.held_out
+        return found or HeldOut()
 
 
 def validate_resume(plan: Plan) -> None:

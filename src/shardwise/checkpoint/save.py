@@ -10,7 +10,7 @@ import platform
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from shardwise.checkpoint.base import base_identity
 from shardwise.checkpoint.check import check_written
 from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
+from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.state import optimizer_tensors, saved_tensors
@@ -64,6 +65,8 @@ class Progress:
     loss_scale: dict[str, float] | None
     data: str | None = None
     """The identity of the training tokens."""
+
+    held_out: HeldOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +270,10 @@ class Saver:
                 if wrong:
                     quarantine(final, wrong)
                 elif unread is None:
-                    remove(self.root, outdated(self.root, self.plan.settings.checkpoint.keep))
+                    kept = self.plan.settings.checkpoint
+                    remove(
+                        self.root, outdated(self.root, kept.keep, keep_best=kept.keep_best is True)
+                    )
         return f"the disk does not hold what was written: {'; '.join(wrong)}" if wrong else unread
 
     def _begin(self, step: int) -> Path:
@@ -296,7 +302,7 @@ class Saver:
 
     def _manifest(self, progress: Progress, files: dict[str, Fingerprint]) -> Manifest:
         return Manifest(
-            **asdict(progress),
+            **{item.name: getattr(progress, item.name) for item in fields(progress)},
             global_batch=self.plan.decided.global_batch,
             seed=self.plan.settings.train.seed,
             base=self.base,

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,9 +225,25 @@ def validate_kept(path: Path) -> None:
         )
 
 
-def outdated(root: Path, keep: int) -> list[Checkpoint]:
-    """The oldest whole checkpoints beyond `keep`; the last whole one is never among them."""
-    return list_checkpoints(root)[: -max(1, keep)]
+def best_of(found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The best of these by their held-out losses, as the newest of them knows; None where it was
+    not evaluated or not kept.
+
+    No checkpoint is marked as the best: a mark would have to move, and nothing in a published
+    checkpoint is ever changed.
+    """
+    held_out = found[-1].manifest.held_out if found else None
+    if held_out is None:
+        return None
+    return next((each for each in found if held_out.is_best_at(each.step)), None)
+
+
+def outdated(root: Path, keep: int, *, keep_best: bool = False) -> list[Checkpoint]:
+    """The oldest whole checkpoints beyond `keep`; the last whole one is never among them, nor with
+    `keep_best` the best one."""
+    found = list_checkpoints(root)
+    best = best_of(found) if keep_best else None
+    return [each for each in found[: -max(1, keep)] if each is not best]
 
 
 def remove(root: Path, old: Iterable[Checkpoint]) -> None:

@@ -13,9 +13,16 @@ import typer
 
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.files import stats_below
-from shardwise.checkpoint.manifest import MANIFEST_NAME
+from shardwise.checkpoint.manifest import MANIFEST_NAME, Manifest
 from shardwise.checkpoint.signature import read_key, sign, why_not_signed
-from shardwise.checkpoint.store import Checkpoint, Entry, clear_partials, list_entries, remove
+from shardwise.checkpoint.store import (
+    Checkpoint,
+    Entry,
+    best_of,
+    clear_partials,
+    list_entries,
+    remove,
+)
 from shardwise.cli.checkpoint_verdict import SHOWN, JudgedCheckpoint, as_listed, judge, refuse_bad
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.lease.take import hold_run
@@ -32,7 +39,7 @@ app = typer.Typer(
 Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo, or one checkpoint.")]
 # Rounds of listing, in which every listed checkpoint was removed before it could be read.
 _MOST_ROUNDS = 5
-_HEADER = ("step", "size", "age", "state", "ranks", "loss", "reason")
+_HEADER = ("step", "size", "age", "state", "ranks", "loss", "held-out", "reason")
 
 
 @app.command("ls")
@@ -58,7 +65,8 @@ def list_checkpoints_of(
         typer.echo(f"{run} has no checkpoints yet")
         return
     judged = [judge(entry) if verify_bytes else as_listed(entry) for entry in entries]
-    rows = [_row(each) for each in judged if each.state != "gone"]
+    best = best_of([entry.checkpoint for entry in entries if entry.checkpoint is not None])
+    rows = [_row(each, best) for each in judged if each.state != "gone"]
     _echo_table([_HEADER, *(row for row in rows if row is not None)])
     refuse_bad(run, judged)
 
@@ -144,7 +152,8 @@ def prune_run(
 ) -> None:
     """Remove the oldest whole checkpoints, and what unfinished saves left behind.
 
-    One of those that stay is verified first, so the last good one is never removed. While a job
+    One of those that stay is verified first, so the last good one is never removed. The one with
+    the lowest held-out loss stays too. While a job
     uses the run directory, unfinished saves stay: one of them may be its own.
 
     \b
@@ -155,7 +164,8 @@ def prune_run(
     """
     entries = _entries_of(run)
     good = [entry.checkpoint for entry in entries if entry.checkpoint is not None]
-    oldest = good[:-keep]
+    best = best_of(good)
+    oldest = [found for found in good[:-keep] if found is not best]
     old = {found.path for found in oldest}
     if old:
         _validate_one_stays(run, good[-keep:])
@@ -222,7 +232,7 @@ def _validate_one_stays(run: Path, kept: list[Checkpoint]) -> None:
         )
 
 
-def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
+def _row(judged: JudgedCheckpoint, best: Checkpoint | None) -> tuple[str, ...] | None:
     """The row of a checkpoint, or None where it was removed meanwhile."""
     entry, manifest = judged.entry, judged.entry.manifest
     try:
@@ -236,8 +246,18 @@ def _row(judged: JudgedCheckpoint) -> tuple[str, ...] | None:
         judged.state,
         str(manifest.world_size) if manifest else "-",
         f"{manifest.loss:.4f}" if manifest and manifest.loss is not None else "-",
+        _held_out(manifest, is_best=best is not None and best.path == entry.path),
         printable("; ".join(judged.problems or filter(None, [judged.note]))),
     )
+
+
+def _held_out(manifest: Manifest | None, *, is_best: bool) -> str:
+    """The held-out loss, where the step of the checkpoint was evaluated before it was saved."""
+    found = None if manifest is None else manifest.held_out
+    is_of_step = found is not None and manifest is not None and found.step == manifest.step
+    loss = found.loss if found is not None and is_of_step else None
+    shown = "-" if loss is None else f"{loss:.4f}"
+    return f"{shown} best" if is_best else shown
 
 
 def _size_of(directory: Path) -> int:

@@ -42,6 +42,9 @@ def export(  # noqa: PLR0913  (each is an option)
     run: Annotated[Path, typer.Argument(help="Run directory, or one checkpoint in it.")],
     to: Annotated[Path, typer.Option(help="Directory to make; absent or empty.")],
     step: Annotated[int | None, typer.Option(help="Step to export; else the newest.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the lowest held-out loss.")
+    ] = False,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Cast weights; else they stay as they were saved.")
     ] = None,
@@ -71,6 +74,7 @@ def export(  # noqa: PLR0913  (each is an option)
     Examples:
       shardwise export runs/demo --to exported
       shardwise export runs/demo --to exported --step 1000 --dtype bf16
+      shardwise export runs/demo --to exported --best
       shardwise export runs/demo --to exported --key signing.key
       shardwise export runs/lora --to merged --merge
     Next: AutoModelForCausalLM.from_pretrained("exported")
@@ -85,7 +89,7 @@ def export(  # noqa: PLR0913  (each is an option)
             why="it has no config.json",
             fix="name the directory of the model, with config.json and its .py files: --code DIR",
         )
-    path = find_checkpoint(run, step)
+    path = find_checkpoint(run, step, best=best)
     quieten_transformers()
     import torch
 

@@ -23,6 +23,9 @@ def generate(  # noqa: PLR0913  (each is an option)
     ] = None,
     file: Annotated[Path | None, typer.Option(help="A file with one prompt on each line.")] = None,
     step: Annotated[int | None, typer.Option(help="Step to load; else the newest.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the lowest held-out loss.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0 takes the likeliest token; else tokens are drawn.")
@@ -65,7 +68,7 @@ def generate(  # noqa: PLR0913  (each is an option)
 
     quieten_transformers()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    speaker = load_speaker(place, step, raw=raw, device=device, code_dir=code)
+    speaker = load_speaker(place, step, best=best, raw=raw, device=device, code_dir=code)
     how = Sampling(max_tokens, temperature, top_p, seed)
     for answer in answer_all(speaker, asked, how, batch):
         if as_json:

@@ -34,6 +34,13 @@ def next_lines(plan: Plan, config: str, overrides: Sequence[str], step: int) -> 
     yield "      shardwise config ls   (models and examples)"
 
 
+def early_lines(plan: Plan) -> Iterator[str]:
+    """Commands after a run that ended because its held-out loss fell no more."""
+    run = quote(str(plan.run_dir))
+    yield f"next: shardwise export {run} --to exported --best   (the best step as a model)"
+    yield f"      shardwise report {run}   (plots, gates, the plan)"
+
+
 def _without_stop(config: str, overrides: Sequence[str]) -> list[str]:
     """The user's changes, without a stop before the end: not here, and not in the file."""
     kept = [word for word in overrides if not word.startswith("train.stop_after=")]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwise.checkpoint.store import list_checkpoints
 from shardwise.metrics.events import read_whole_events
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, format_count
@@ -34,6 +35,7 @@ def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
         fall = evals[0]["loss"] - evals[-1]["loss"]
         first, final = evals[0]["loss"], evals[-1]["loss"]
         yield f"  held-out loss  {first:.4f} -> {final:.4f}  (fell by {fall:.2f} nats)"
+    yield from _best_lines(plan, evals)
     yield _speed_line(plan, steps)
     yield _memory_line(last)
     yield from _gate_lines(gates)
@@ -44,6 +46,22 @@ def last_step(plan: Plan) -> int | None:
     """The last step that the record has; None for a run that made none."""
     steps = _of(read_whole_events(plan.run_dir / "events.jsonl"), "step")
     return steps[-1]["step"] if steps else None
+
+
+def has_ended_early(plan: Plan) -> bool:
+    """Whether the run ended because its held-out loss fell no more."""
+    ends = _of(read_whole_events(plan.run_dir / "events.jsonl"), "end")
+    return bool(ends) and ends[-1].get("early") is True
+
+
+def _best_lines(plan: Plan, evals: Events) -> Iterator[str]:
+    """The best step, where it is not the last one or was kept on purpose."""
+    best = [event for event in evals if event.get("best") is True]
+    if best and (best[-1] is not evals[-1] or plan.settings.checkpoint.keep_best is True):
+        step, loss = best[-1]["step"], best[-1]["loss"]
+        kept = {found.step for found in list_checkpoints(plan.run_dir / "checkpoints")}
+        how = "kept; --best names it" if step in kept else "not kept"
+        yield f"  best           {loss:.4f} at step {step} ({how})"
 
 
 def _speed_line(plan: Plan, steps: Events) -> str:

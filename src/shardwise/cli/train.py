@@ -62,8 +62,8 @@ def _show(plan: Plan) -> None:
 
 def _conclude(plan: Plan, config: str, overrides: list[str]) -> None:
     """Judge the run by its gates, write that down, and say how it went."""
-    from shardwise.cli.next_steps import next_lines
-    from shardwise.cli.summary import last_step, summary_lines
+    from shardwise.cli.next_steps import early_lines, next_lines
+    from shardwise.cli.summary import has_ended_early, last_step, summary_lines
     from shardwise.launch.say import say_on_console
     from shardwise.verify.judge import judge_run, record_gates, validate_passed
 
@@ -73,7 +73,8 @@ def _conclude(plan: Plan, config: str, overrides: list[str]) -> None:
         say_on_console(line)
     step = last_step(plan)
     if step is not None:
-        for line in next_lines(plan, config, overrides, step):
+        early = has_ended_early(plan)
+        for line in early_lines(plan) if early else next_lines(plan, config, overrides, step):
             say_on_console(line)
     if plan.config.gates.enforce:
         validate_passed(plan.run_dir, gates)

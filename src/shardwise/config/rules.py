@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardwise.config.adapter_rules import ADAPTER_RULES
 from shardwise.config.data_rules import DATA_RULES
+from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
@@ -165,7 +166,7 @@ RULES: tuple[Rule, ...] = (
     *at_least(2, "data.seq_len"),
     *at_least(16, "precision.float8_min_features"),
     *at_least(0, "shard.forward_prefetch", "shard.backward_prefetch", "data.max_corrupt"),
-    *at_least(0, "checkpoint.every", "train.eval_every", "train.seed", "optim.warmup_steps"),
+    *at_least(0, "checkpoint.every", "train.seed", "optim.warmup_steps"),
     *at_least(0, "optim.weight_decay", "train.max_nonfinite", "train.max_restarts"),
     *at_least(0, "train.compare_replicas_every"),
     *at_least(0, "train.router_aux_loss", "train.router_z_loss", "checkpoint.wait_for_room_s"),
@@ -313,6 +314,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *DATA_RULES,
     *ADAPTER_RULES,
+    *EVAL_RULES,
     Rule(
         "profile-within-steps",
         "observe.profile",

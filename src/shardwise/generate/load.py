@@ -31,6 +31,7 @@ def load_speaker(
     place: Path,
     step: int | None,
     *,
+    best: bool = False,
     raw: bool,
     device: torch.device,
     code_dir: Path | None = None,
@@ -40,13 +41,14 @@ def load_speaker(
     `code_dir` holds the code of a model that has its own, which the user trusts.
     """
     if (place / "config.json").is_file():
-        if step is not None:
+        if step is not None or best:
+            asked = "--best" if best else f"--step {step}"
             raise UserError(
-                f"{place} is one model, and --step {step} was asked for",
-                fix="leave --step out, or name a run directory (runs/NAME)",
+                f"{place} is one model, and {asked} was asked for",
+                fix=f"leave {asked.split()[0]} out, or name a run directory (runs/NAME)",
             )
         return _load_directory(place, raw=raw, device=device)
-    exporter = _open_checkpoint(find_checkpoint(place, step), device, code_dir)
+    exporter = _open_checkpoint(find_checkpoint(place, step, best=best), device, code_dir)
     return _load_checkpoint(exporter, raw=raw, device=device)
 
 

@@ -60,3 +60,4 @@ def _settled(config: RunConfig, decided: Decisions) -> Iterator[tuple[str, Any]]
     yield "model.weights", "random" if decided.weights == "random" else "pretrained"
     yield "shard.all_gather_limit", 1 + max(decided.forward_prefetch, decided.backward_prefetch)
     yield "optim.decay_steps", config.train.steps // 10
+    yield "checkpoint.keep_best", config.train.patience > 0

@@ -133,6 +133,8 @@ def state_of(run: RunRecord, now: float) -> str:
         return "not started"
     last = life[-1]
     if last["event"] == "end":
+        if last.get("early", False):
+            return "stopped early: the held-out loss fell no more"
         return "finished" if last.get("finished", True) else "ended as train.stop_after says"
     if last["event"] == "stopped":
         return f"stopped by {last.get('reason', 'a signal')}, and saved"

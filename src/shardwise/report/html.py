@@ -18,7 +18,7 @@ from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.plots import colour_class, draw_plot
 from shardwise.report.spent import draw_spent, goodput_share, spent_by
 from shardwise.report.timeline import draw_timeline
-from shardwise.report.values import clock, number, of_kind, percent, plain, short_seconds
+from shardwise.report.values import clock, number, of_kind, percent, plain, short_seconds, whole
 from shardwise.units import format_bytes, format_count
 from shardwise.version import __version__
 
@@ -141,6 +141,7 @@ def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
     yield "tokens", "-" if tokens is None else format_count(tokens)
     yield "training loss", _from_to([number(event, "loss") for event in run.steps])
     yield "held-out loss", _from_to([number(event, "loss") for event in run.history("eval")])
+    yield "best held-out loss", _best(run)
     speed = tables.median_of(run, "tokens_per_s")
     yield "median speed", "-" if speed is None else f"{format_count(speed)} tok/s per device"
     step_s = tables.median_of(run, "step_s")
@@ -151,8 +152,19 @@ def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
     yield "goodput", percent(goodput_share(run))
     starts, restarts = (len(of_kind(run.events, kind)) for kind in ("start", "restart"))
     yield "starts", f"{starts}, {restarts} of them after a failure" if restarts else f"{starts}"
-    whole = sum(kept.checkpoint is not None for kept in run.checkpoints)
-    yield "checkpoints", f"{whole} whole of {len(run.checkpoints)}" if run.checkpoints else "none"
+    good = sum(kept.checkpoint is not None for kept in run.checkpoints)
+    yield "checkpoints", f"{good} whole of {len(run.checkpoints)}" if run.checkpoints else "none"
+
+
+def _best(run: RunRecord) -> str:
+    """The lowest held-out loss of the run, where it was, and whether that step was kept."""
+    found = [event for event in run.history("eval") if event.get("best") is True]
+    loss = number(found[-1], "loss") if found else None
+    if loss is None:
+        return "-"
+    step = whole(found[-1], "step")
+    is_kept = any(kept.checkpoint is not None and kept.step == step for kept in run.checkpoints)
+    return f"{loss:.4f} at step {step}, {'kept' if is_kept else 'not kept'}"
 
 
 def _from_to(losses: Sequence[float | None]) -> str:

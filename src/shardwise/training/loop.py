@@ -11,7 +11,6 @@ import torch.distributed as dist
 from shardwise.checkpoint.resume import Resumption, validate_begin, validate_resume
 from shardwise.checkpoint.save import software_versions
 from shardwise.checkpoint.store import Checkpoint
-from shardwise.data.loader import eval_batches
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import UNFENCED, Fence
@@ -25,6 +24,7 @@ from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
 from shardwise.training.documents import masks_by_position
+from shardwise.training.evaluating import Evaluating
 from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
@@ -47,7 +47,7 @@ from shardwise.training.session import (
     build_session,
 )
 from shardwise.training.signals import stop_requests
-from shardwise.training.step import Stepper, evaluate
+from shardwise.training.step import Stepper
 from shardwise.training.surroundings import (
     device_name,
     fast_attention,
@@ -139,6 +139,7 @@ class Loop:
         self.replicas = Replicas(session.model, session.optimizer, session.mesh)
         self.profiler = StepProfiler(session.plan, session.model, session.units, self.mesh.world)
         self.saving = Saving(session, self.replicas, self.stepper.scale, channels)
+        self.evaluating = Evaluating(session, channels, timer)
         self.outer_step = outer_step
         self.reached = Reached()
         self.stopping = False
@@ -151,9 +152,11 @@ class Loop:
             self._resume(accepted)
         attach_training_loss(self.session, self.say)
         start, end = self.reached.step, self._end_step()
-        if start >= end:
+        if self._is_over(end):
             self.heartbeat.enter(Phase.DONE)
-            self.say(f"nothing to do: step {start} of {self.plan.settings.train.steps} is done")
+            steps, early = self.plan.settings.train.steps, self.evaluating.ends_early(self.reached)
+            why = f"; {self.evaluating.why_early(self.reached)}" if early else ""
+            self.say(f"nothing to do: step {start} of {steps} is done{why}")
             return
         self.events.write(
             "start",
@@ -169,12 +172,12 @@ class Loop:
         attention = fast_attention(self.session.device, reads_positions=masks)
         with steady_collector(), attention, oom:
             self.saving.compare_replicas(self.reached.step)
-            if start == 0:
-                self._evaluate()
+            if start == 0 or self.evaluating.is_due(self.reached):
+                self.evaluating.evaluate(self.reached)
             self.heartbeat.enter(Phase.COMPILING)
-            while self.reached.step < end:
+            while not self._is_over(end):
                 self._read_and_step(end)
-            self._finish(end)
+            self._finish()
 
     def _read_and_step(self, end: int) -> None:
         """Take steps until `end`, or until the run has gone back to a checkpoint and must read
@@ -186,7 +189,7 @@ class Loop:
         with prefetching(loader, first, first + 2**40, pin_memory=pin) as batches:
             window = self._window(batches)
             just_started = True
-            while self.reached.step < end:
+            while not self._is_over(end):
                 with self.profiler.step(self.reached.step + 1):
                     has_stepped = self._step(batches, window)
                 if not has_stepped:
@@ -274,26 +277,39 @@ class Loop:
             and done % settings.train.compare_replicas_every == 0
         ):
             self.replicas.compare(done)
-        evaluates = settings.train.eval_every > 0 and done % settings.train.eval_every == 0
-        saves = settings.checkpoint.every > 0 and done % settings.checkpoint.every == 0
+        evaluates = self.evaluating.is_due(self.reached)
         if evaluates:
-            self._evaluate()
-        if saves:
+            self.evaluating.evaluate(self.reached)
+        saves = settings.checkpoint.every > 0 and done % settings.checkpoint.every == 0
+        if saves or self.evaluating.is_worth_saving(self.reached):
             self.saving.save_at_edge(self.reached)
         return profiled or evaluates or saves
 
-    def _finish(self, end: int) -> None:
-        steps = self.plan.settings.train.steps
-        self._evaluate()
-        if self.plan.settings.checkpoint.at_end or end < steps:
-            self.saving.save_for_good(self.reached, waits=True)
+    def _finish(self) -> None:
+        """Evaluate and save the last step, and say why it is the last."""
+        reached, steps = self.reached, self.plan.settings.train.steps
+        end = reached.step
+        self.evaluating.evaluate(reached)
+        early = end < steps and self.evaluating.ends_early(reached)
+        is_best = self.evaluating.is_worth_saving(reached)
+        if self.plan.settings.checkpoint.at_end or end < steps or is_best:
+            self.saving.save_for_good(reached, waits=True)
         self.saving.finish()
         self.heartbeat.enter(Phase.DONE)
-        self.events.write("end", step=end, finished=end == steps, loss=self.reached.last_loss)
-        if end < steps:
+        self.events.write(
+            "end", step=end, finished=end == steps, early=early, loss=reached.last_loss
+        )
+        if early:
+            self.say(
+                f"stopped early after step {end} of {steps}: {self.evaluating.why_early(reached)}"
+            )
+        elif end < steps:
             self.say(f"stopped after step {end} of {steps}, as train.stop_after says")
         else:
             self.say(f"finished {steps} steps")
+
+    def _is_over(self, end: int) -> bool:
+        return self.reached.step >= end or self.evaluating.ends_early(self.reached)
 
     def _stop_here(self) -> None:
         """Save and end with the exit code for a stop, because some rank was asked to stop."""
@@ -312,7 +328,7 @@ class Loop:
 
     def _resume(self, accepted: Resumption) -> None:
         self._restore(accepted.checkpoint)
-        self.reached.position = accepted.position
+        self.reached.position, self.reached.held_out = accepted.position, accepted.held_out
         announce_resume(accepted, self.channels)
 
     def _restore(self, found: Checkpoint) -> None:
@@ -331,20 +347,3 @@ class Loop:
         tell_step(report, self.channels)
         if self.plan.settings.observe.collectives:
             tell_collectives(self.timer, step, report.step_s, self.channels)
-
-    def _evaluate(self) -> None:
-        data = self.session.data.eval
-        if data is None:
-            return
-        batches = eval_batches(
-            data,
-            num_sequences=self.plan.settings.data.eval_sequences,
-            micro_batch=self.plan.decided.micro_batch,
-            rank=self.mesh.data_rank,
-            num_ranks=self.mesh.data_degree,
-        )
-        self.timer.enter("eval")
-        with self.heartbeat.during(Phase.EVALUATING):
-            loss = evaluate(self.session.model, list(batches), self.session.device, self.mesh)
-        self.say(f"eval at step {self.reached.step}: loss {loss:.4f} on held-out text")
-        self.events.write("eval", step=self.reached.step, loss=loss)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from shardwise.checkpoint.held_out import HeldOut
 
 
 @dataclass(slots=True)
@@ -16,6 +18,9 @@ class Reached:
 
     last_loss: float | None = None
     """The loss that was logged last."""
+
+    held_out: HeldOut = field(default_factory=HeldOut)
+    """What evaluations have found so far."""
 
     bad_in_a_row: int = 0
     rollbacks: int = 0

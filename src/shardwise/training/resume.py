@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.resume import Resumption, judge_resume
 from shardwise.checkpoint.store import Checkpoint
@@ -33,7 +34,13 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
     world, manifest = session.mesh.world, found.manifest
     restore_checkpoint(found, session.plan, session.model, session.optimizer, world)
     scale.restore(manifest.loss_scale)
-    return Reached(found.step, manifest.position, manifest.tokens, manifest.loss)
+    return Reached(
+        step=found.step,
+        position=manifest.position,
+        tokens=manifest.tokens,
+        last_loss=manifest.loss,
+        held_out=manifest.held_out or HeldOut(),
+    )
 
 
 def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> UserError:
@@ -81,6 +88,8 @@ def announce_resume(accepted: Resumption, channels: Channels) -> None:
     if accepted.restarts_data:
         data = "restarted"
         say("the data is read from its start, as data.on_change=restart says")
+    if accepted.forgets_held_out:
+        say("the held-out text is another one: the best step is looked for anew")
     say(f"resumed at step {found.step} from {found.path}")
     channels.events.write(
         "resume",

@@ -100,6 +100,7 @@ class Saving:
             loss=reached.last_loss,
             loss_scale=self.scale.to_dict(),
             data=self.data,
+            held_out=None if reached.held_out.step is None else reached.held_out,
         )
         with self.channels.heartbeat.during(Phase.SAVING):
             outcomes = self.saver.start(progress, hurried=hurried)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.checkpoint.files import Fingerprint
+from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, Manifest, read_manifest
 
 
@@ -43,6 +44,7 @@ def write(directory: Path, text: bytes) -> Path:
         {"loss": 1e-300},
         {"files": {}},
         {"data": "sha256:ab"},
+        {"held_out": HeldOut(step=60, loss=2.5, best_step=40, best_loss=2.25, reference=2.25)},
     ],
 )
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path, changes: dict[str, Any]) -> None:

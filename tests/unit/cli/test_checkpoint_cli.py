@@ -61,16 +61,16 @@ def test_ls_shows_every_state(run: Path, capsys: Cli, monkeypatch: pytest.Monkey
     assert shardwise(monkeypatch, "ls", run) == 5
     output = capsys.readouterr()
     header, first, second, third, fourth = (
-        line.split(maxsplit=7) for line in output.out.splitlines()
+        line.split(maxsplit=8) for line in output.out.splitlines()
     )
-    assert header == ["step", "size", "age", "state", "ranks", "loss", "reason"]
+    assert header == ["step", "size", "age", "state", "ranks", "loss", "held-out", "reason"]
     assert first[0] == "20"
     assert first[4:6] == ["quarantined", "-"]
-    assert first[7] == f"{SHARD}: has 1 bytes; plan.json: is gone"
+    assert first[8] == f"{SHARD}: has 1 bytes; plan.json: is gone"
     assert second[0] == "40"
-    assert second[3:] == ["2h00m", "not", "verified", "8", "2.5000"]
+    assert second[3:] == ["2h00m", "not", "verified", "8", "2.5000", "-"]
     assert (third[0], third[4]) == ("60", "damaged")
-    assert third[7] == f"{SHARD}: has 5 bytes, {SHARD_BYTES} were written"
+    assert third[8] == f"{SHARD}: has 5 bytes, {SHARD_BYTES} were written"
     assert fourth[:3] == ["80", "2.0", "KiB"]
     assert fourth[4] == "partial"
     assert "step 60" in output.err
@@ -82,7 +82,8 @@ def test_ls_of_whole_ones_ends_well(
     save(run, 80, loss=None)
     quarantine(shard_of(run, 20).parent, ["set aside long ago"])
     assert shardwise(monkeypatch, "ls", run) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[-4:] == ["not", "verified", "8", "-"]
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last[-5:] == ["not", "verified", "8", "-", "-"]
 
 
 def flip(path: Path) -> None:

@@ -75,6 +75,7 @@ def test_the_fix_holds_when_typed(train: Train) -> None:
         (("checkpoint.every=0", "checkpoint.at_end=false"), 0),
         (("checkpoint.keep=1",), 2),
         (("checkpoint.keep=9",), 6),
+        (("checkpoint.keep_best=true", "train.eval_every=7", "data.eval_fraction=0.1"), 5),
     ],
 )
 def test_what_the_run_will_hold_is_needed(

@@ -80,6 +80,15 @@ class TrainConfig:
     eval_every: int = 0
     """Steps between evaluations on the held-out split; 0: only at the end, where there is one."""
 
+    patience: int = 0
+    """How many evaluations in a row may pass without a fall of the held-out loss. After that many
+    the run saves and ends. 0: it goes on to its last step. It needs `train.eval_every` and
+    `data.eval_fraction`."""
+
+    min_gain: float = 0.0
+    """With `patience`: the least fall of the held-out loss that counts, in nats. Smaller ones add
+    up until they do."""
+
     max_nonfinite: int = 3
     """How many batches in a row may give a loss or gradient that is not finite. Each is skipped and
     named. After one more, the run goes back to the newest checkpoint and skips these batches."""

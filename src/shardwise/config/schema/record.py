@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardwise.config.schema.words import Auto
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
@@ -15,6 +17,10 @@ class CheckpointConfig:
 
     keep: int = 3
     """How many are kept; the oldest go first."""
+
+    keep_best: bool | Auto = "auto"
+    """Save after each evaluation that has the lowest held-out loss so far, and keep the newest of
+    these saves beside the `keep` newest. `auto`: where `train.patience` is set."""
 
     at_end: bool = True
     """Save after the last step."""
