@@ -16,6 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
+from shardwise.errors import UserError
+from shardwise.generate.adapted import load_adapted
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Ask = Callable[..., None]
 pytestmark = pytest.mark.dist
@@ -154,6 +158,19 @@ def test_merged_weights_compute_the_same(
     assert torch.allclose(logits_of(wide), expected, atol=1e-5)
 
 
+def test_a_checkpoint_computes_the_same_unmerged(home: Path, trained: Path, exported: Path) -> None:
+    checkpoint = verify_checkpoint(find_checkpoint(trained))
+    where: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    moved = Path(shutil.copytree(home / "base", home / "moved"))
+    for base in (None, moved):
+        model: Any = load_adapted(checkpoint, **where, base=base, code_dir=None).eval()
+        with torch.no_grad():
+            logits = model(input_ids=IDS).logits
+        assert torch.allclose(logits, adapted_logits(home / "base", exported), atol=1e-5)
+    with pytest.raises(UserError, match="does not hold the weights that the adapters were"):
+        load_adapted(checkpoint, **where, base=_with_one_more(home, "other"), code_dir=None)
+
+
 @pytest.fixture(scope="module")
 def experts(home: Path, shardwise: Run) -> Path:
     """Adapters in stacked experts, over files with a tensor for each expert."""
@@ -241,12 +258,18 @@ def test_other_adapters_are_refused(
 
 
 def test_other_weights_are_not_merged_into(home: Path, trained: Path, shardwise: Run) -> None:
-    other = Path(shutil.copytree(home / "base", home / "changed"))
-    file = sorted(other.glob("*.safetensors"))[0]
-    tensors = load_file(file)
-    next(iter(tensors.values())).add_(1)
-    save_file(tensors, file, {"format": "pt"})
+    other = _with_one_more(home, "changed")
     words = ("--to", str(home / "wrong"), "--merge", "--base", str(other))
     said = shardwise("export", str(trained), *words, expect=5)
     assert "does not hold the weights that the adapters were trained over" in said.stderr
     assert not (home / "wrong").exists()
+
+
+def _with_one_more(home: Path, name: str) -> Path:
+    """The same model with other values in one tensor."""
+    other = Path(shutil.copytree(home / "base", home / name))
+    file = sorted(other.glob("*.safetensors"))[0]
+    tensors = load_file(file)
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, file, {"format": "pt"})
+    return other

@@ -143,3 +143,10 @@ cluster: 1xCPU
     shardwise("train", "run.yaml", cwd=tmp_path)
     said = shardwise("generate", "runs/run", "abab", "--max-tokens", "4", cwd=tmp_path).stdout
     assert said == "abab\n"
+    adapted = ("adapter.method=lora", "train.steps=1", "name=adapted")
+    shardwise("train", "run.yaml", *adapted, cwd=tmp_path)
+    said = shardwise(
+        "generate", "runs/adapted", "abab", "--max-tokens", "4", "--json", cwd=tmp_path
+    )
+    assert json.loads(said.stdout)["num_tokens"] == 4
+    shardwise("generate", "runs/run", "abab", "--base", ".", cwd=tmp_path, expect=2)

@@ -49,5 +49,16 @@ def validate_base(found: Checkpoint, plan: Plan) -> None:
     )
 
 
+def validate_under(place: Path, saved: str | None) -> None:
+    """Raise where a directory or file does not hold the weights that a manifest names."""
+    if (now := describe_base(place)) != saved:
+        raise UserError(
+            f"{place} does not hold the weights that the adapters were trained over",
+            why=f"those were {saved}, and these are {now}",
+            fix="name the directory that has them: --base DIR",
+            code=ExitCode.VERIFY_FAILED,
+        )
+
+
 def _kind(base: str | None) -> str:
     return "whole models" if base is None else "adapters"

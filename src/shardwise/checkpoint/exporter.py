@@ -226,7 +226,7 @@ class Exporter:
 
 def build_checked(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
     """The model of a checkpoint on meta, with its adapters, whose tensors the checkpoint holds."""
-    model = _build_model(checkpoint, code_dir)
+    model = build_plain(checkpoint, code_dir)
     adapter = checkpoint.plan.settings.adapter
     if adapter.method != "none":
         apply_lora(model, adapter, torch.float32)
@@ -235,7 +235,8 @@ def build_checked(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreT
     return model
 
 
-def _build_model(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
+def build_plain(checkpoint: VerifiedCheckpoint, code_dir: Path | None) -> PreTrainedModel:
+    """The model of a checkpoint on meta, without adapters."""
     plan = checkpoint.plan
     if plan.settings.model.trust_remote_code and code_dir is None:
         raise UserError(

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from shardwise.checkpoint.adapter_export import read_adapters
-from shardwise.checkpoint.base import describe_base
+from shardwise.checkpoint.base import validate_under
 from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
 from shardwise.checkpoint.export import Exported
 from shardwise.checkpoint.export_target import written_aside
@@ -152,13 +152,7 @@ def _find_base(checkpoint: VerifiedCheckpoint, given: Path | None) -> Path:
             fix="save the model with save_pretrained, and name that directory: --base DIR; or "
             "export the adapters without --merge",
         )
-    if (now := describe_base(place)) != saved:
-        raise UserError(
-            f"{place} does not hold the weights that the adapters were trained over",
-            why=f"those were {saved}, and these are {now}",
-            fix="name the directory that has them: --base DIR",
-            code=ExitCode.VERIFY_FAILED,
-        )
+    validate_under(place, saved)
     return found
 
 

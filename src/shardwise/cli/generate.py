@@ -42,6 +42,9 @@ def generate(  # noqa: PLR0913  (each is an option)
         Path | None,
         typer.Option(help="Directory of the model's own code, which you trust and which is run."),
     ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="Directory of the weights under adapters, if it was moved.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each answer.")] = False,
 ) -> None:
     """Answer prompts with a checkpoint or an exported model, on one device.
@@ -68,7 +71,7 @@ def generate(  # noqa: PLR0913  (each is an option)
 
     quieten_transformers()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    speaker = load_speaker(place, step, best=best, raw=raw, device=device, code_dir=code)
+    speaker = load_speaker(place, step, best=best, raw=raw, device=device, code_dir=code, base=base)
     how = Sampling(max_tokens, temperature, top_p, seed)
     for answer in answer_all(speaker, asked, how, batch):
         if as_json:

@@ -10,10 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shardwise.checkpoint.exporter import Exporter
-from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
+from shardwise.checkpoint.read import VerifiedCheckpoint, find_checkpoint, verify_checkpoint
 from shardwise.data.template import ChatTemplate, load_chat_template
 from shardwise.data.tokenizer import HubTokenizer, Tokenizer, load_tokenizer
 from shardwise.errors import UserError, brief
+from shardwise.generate.adapted import load_adapted
 from shardwise.parallel.precision import DTYPES
 
 
@@ -35,10 +36,12 @@ def load_speaker(
     raw: bool,
     device: torch.device,
     code_dir: Path | None = None,
+    base: Path | None = None,
 ) -> Speaker:
     """The model of a run's checkpoint, or of a directory that `export` or `save_pretrained` made.
 
-    `code_dir` holds the code of a model that has its own, which the user trusts.
+    `code_dir` holds the code of a model that has its own, which the user trusts. `base` holds the
+    weights under adapters, where they were moved.
     """
     if (place / "config.json").is_file():
         if step is not None or best:
@@ -47,9 +50,28 @@ def load_speaker(
                 f"{place} is one model, and {asked} was asked for",
                 fix=f"leave {asked.split()[0]} out, or name a run directory (runs/NAME)",
             )
+        _refuse_base(base, place)
         return _load_directory(place, raw=raw, device=device)
-    exporter = _open_checkpoint(find_checkpoint(place, step, best=best), device, code_dir)
-    return _load_checkpoint(exporter, raw=raw, device=device)
+    model: Any
+    checkpoint = verify_checkpoint(find_checkpoint(place, step, best=best))
+    tokenizer, template = _read_tokenizer(checkpoint, raw=raw)
+    # A CPU has no use for narrow formats, and masters are in fp32.
+    wanted = DTYPES[checkpoint.plan.decided.param_dtype if device.type == "cuda" else "fp32"]
+    if checkpoint.plan.decided.adapter != "none":
+        model = load_adapted(checkpoint, wanted, device, base=base, code_dir=code_dir)
+    else:
+        _refuse_base(base, checkpoint.path)
+        model = _load_whole(Exporter(checkpoint, wanted, lambda num_bytes: None, code_dir))
+    return Speaker(model.to(device).eval(), tokenizer, template)
+
+
+def _refuse_base(base: Path | None, place: Path) -> None:
+    if base is not None:
+        raise UserError(
+            f"--base {base} is for checkpoints of adapters",
+            why=f"{place} holds a whole model",
+            fix="leave --base out",
+        )
 
 
 def _load_directory(place: Path, *, raw: bool, device: torch.device) -> Speaker:
@@ -67,35 +89,25 @@ def _load_directory(place: Path, *, raw: bool, device: torch.device) -> Speaker:
     return Speaker(loaded.to(device).eval(), tokenizer, template)
 
 
-def _open_checkpoint(path: Path, device: torch.device, code_dir: Path | None) -> Exporter:
+def _load_whole(exporter: Exporter) -> Any:
     """The weights as an export would write them."""
-    checkpoint = verify_checkpoint(path)
-    if checkpoint.plan.decided.adapter != "none":
-        raise UserError(
-            f"{path} holds adapters without the weights that they belong to",
-            fix=f"merge them: `shardwise export {path} --to DIR --merge`, and name that directory",
-        )
-    # A CPU has no use for narrow formats, and masters are in fp32.
-    wanted = checkpoint.plan.decided.param_dtype if device.type == "cuda" else "fp32"
-    return Exporter(checkpoint, DTYPES[wanted], lambda num_bytes: None, code_dir)
-
-
-def _load_checkpoint(exporter: Exporter, *, raw: bool, device: torch.device) -> Speaker:
-    settings = exporter.checkpoint.plan.settings
-    data, model = settings.data, settings.model
-    loaded: Any = type(exporter.model).from_pretrained(
+    return type(exporter.model).from_pretrained(
         None,
         config=exporter.model.config,
         state_dict=exporter.read(),
         dtype=exporter.main_dtype,
     )
+
+
+def _read_tokenizer(
+    checkpoint: VerifiedCheckpoint, *, raw: bool
+) -> tuple[Tokenizer, ChatTemplate | None]:
+    data, model = checkpoint.plan.settings.data, checkpoint.plan.settings.model
     if data.tokenizer == "none":
         raise UserError(
-            f"the model of {exporter.checkpoint.path} was trained on made-up tokens, which are no "
-            "text",
+            f"the model of {checkpoint.path} was trained on made-up tokens, which are no text",
             fix="name a run that was trained on text: `shardwise generate RUN PROMPT`",
         )
     tokenizer = load_tokenizer(data.tokenizer, model.name, revision=model.revision)
     chats = data.format != "text" and not raw
-    template = load_chat_template(tokenizer, data.chat_template) if chats else None
-    return Speaker(loaded.to(device).eval(), tokenizer, template)
+    return tokenizer, load_chat_template(tokenizer, data.chat_template) if chats else None
