@@ -11,13 +11,9 @@ from tiny_runs import Tally
 TALLY = Tally()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """`ranks(2)`: two ranks, started when they are first used.
-
-    They end with the file. A rank keeps every group that a test has made, and a thread of each
-    wakes up a hundred times a second: idle ranks with 70 groups took half of two cores.
-    """
+    """`ranks(2)`: two ranks, started when they are first used."""
     pools: dict[int, Ranks] = {}
     yield lambda world: pools.setdefault(world, Ranks(world))
     for pool in pools.values():

@@ -1,4 +1,4 @@
-"""Build a 216M-parameter model on a rank, and say how far its resident memory rose."""
+"""Build a 70M-parameter model on a rank, and say how far its resident memory rose."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shardwise.parallel.mesh import build_mesh
 from shardwise.training.session import build_model
 
 SHAPE = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
     "num_hidden_layers": 9,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
     "head_dim": 64,
     "vocab_size": 32000,
 }

@@ -27,7 +27,7 @@ def assert_within_bound(ranks: list[dict[str, float]]) -> None:
         bound = 1.3 * (row["shard"] + row["largest_unit"])
         mib = {key: row[key] / 2**20 for key in ("growth", "shard", "largest_unit")}
         print(f"rank {rank}: {mib}, share of the bound {row['growth'] / bound:.2f}")
-        assert row["params"] >= 200e6
+        assert row["params"] >= 70e6
         assert row["growth"] <= bound
 
 
@@ -44,7 +44,7 @@ def test_pretrained_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
     with torch.no_grad():
         for param in model.parameters():
             param.uniform_(-1, 1)
-    model.save_pretrained(tmp_path / "model", max_shard_size="300MB")
+    model.save_pretrained(tmp_path / "model", max_shard_size="100MB")
     expected = sum(float(p.double().abs().sum()) for p in model.parameters())
     ranks = build_on_four_ranks(str(tmp_path / "model"))
     assert_within_bound(ranks)

@@ -120,7 +120,7 @@ OPTIONS: list[tuple[int, Settings]] = [
     (2, {**FULL, "memory.loss": "full"}),
     (2, {**FULL, "memory.loss": "chunked", "memory.loss_chunk_tokens": 7}),
     (2, {**FULL, "shard.reshard_after_forward": False}),
-    (4, {**FULL, "shard.reshard_after_forward": True}),
+    (2, {**FULL, "shard.reshard_after_forward": True}),
     (4, {**FULL, "shard.reshard_after_forward": 2}),
     (2, {**FULL, "shard.forward_prefetch": 2, "shard.backward_prefetch": 2}),
     (2, {**FULL, "shard.backward_prefetch": 0}),

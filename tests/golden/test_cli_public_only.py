@@ -33,8 +33,11 @@ observe: {log_every: 1}
     ("words", "parts"),
     [
         pytest.param(["cluster=1xCPU"], [REDUCTIONS], id="one rank"),
-        pytest.param(["cluster=2xCPU", "observe.collectives=false"], [], id="no timer"),
-        pytest.param(["cluster=2xCPU", "shard.gather_in_place=true"], [GATHERS], id="in place"),
+        pytest.param(
+            ["cluster=2xCPU", "shard.gather_in_place=true", "observe.collectives=false"],
+            [GATHERS],
+            id="in place, no timer",
+        ),
     ],
 )
 def test_a_run_by_public_paths_has_the_same_losses_and_says_so(

@@ -224,8 +224,8 @@ def test_what_a_file_holds_is_not_run_again(tmp_path: Path) -> None:
 def test_tiny_families_go_from_plan_to_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     options = ["--device", "cpu", "--steps", "1", "--warm", "2", "--profile"]
-    options += ["--families", "gemma-3-12b", "qwen3-30b-a3b", "--settings", "2-selective@8192"]
-    options += ["--rows", "gemma*/8/*", "qwen*/1/*", "--trainer", "liger"]
+    options += ["--families", "qwen3-30b-a3b", "--settings", "2-selective@8192"]
+    options += ["--rows", "qwen*/8/*", "--trainer", "liger"]
     options += ["--json", str(file), "--logs", str(tmp_path / "logs")]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "SHARDWISE_CACHE": str(tmp_path)}
     command = [sys.executable, str(BENCHMARKS / "families.py")]
@@ -234,11 +234,9 @@ def test_tiny_families_go_from_plan_to_table(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]
-    names = ["gemma-3-12b/8", "qwen3-30b-a3b/1"]
-    assert [row["row"] for row in rows] == [f"{name}/2-selective@128" for name in names]
-    for row in rows:
-        assert not row.get("problem"), row["problem"]
-        assert row["tok_s"] > 0 and row["limit_tok_s"] > 0 and row["kernels"]
+    assert [row["row"] for row in rows] == ["qwen3-30b-a3b/8/2-selective@128"]
+    assert not rows[0].get("problem"), rows[0]["problem"]
+    assert rows[0]["tok_s"] > 0 and rows[0]["limit_tok_s"] > 0 and rows[0]["kernels"]
     assert markdown(json.loads(file.read_text())) in done.stdout
     table = subprocess.run(
         [*command, "--table", str(file)], capture_output=True, text=True, check=True

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+from forkserver import forkserver
+from shardwise.launch import rank, worker
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
-ABORTED_EARLY = """
-import os
-from shardwise.launch import rank, worker
-worker.Plan.load = lambda path: os.abort()
-rank.start("plan.json")
-"""
+
+def abort_early(folder: Path) -> None:
+    """In a process of its own: be a rank that is aborted while it reads its plan."""
+    os.dup2(os.open(folder / "console", os.O_WRONLY | os.O_CREAT), 2)
+    os.environ |= {"RANK": "0", HEARTBEAT_VARIABLE: str(folder)}
+    worker.Plan.load = lambda path: os.abort()  # type: ignore[method-assign]
+    rank.start("plan.json")
 
 
 def test_a_rank_that_is_aborted_while_it_reads_its_plan_spares_the_console(tmp_path: Path) -> None:
-    rank = subprocess.run(
-        [sys.executable, "-c", ABORTED_EARLY],
-        env={**os.environ, "RANK": "0", HEARTBEAT_VARIABLE: str(tmp_path)},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert rank.returncode == -signal.SIGABRT
-    assert "Fatal Python error" not in rank.stderr
+    process = forkserver().Process(target=abort_early, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGABRT
+    assert "Fatal Python error" not in (tmp_path / "console").read_text()
     (stacks,) = tmp_path.glob("stacks-*")
     assert "Fatal Python error: Aborted" in stacks.read_text()
