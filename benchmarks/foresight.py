@@ -34,12 +34,13 @@ class Bar:
 
     name: str
     median: float
-    ninth_decile: float
+    ninth_decile: float | None = None
 
 
 CALIBRATED = Bar("calibrated stacks", 0.06, 0.15)
 NEVER_SEEN = Bar("stacks never seen", 0.12, 0.30)
 NO_PROFILE = Bar("stacks without a profile", 0.08, 0.25)
+ADAPTERS = Bar("LoRA and QLoRA, stacks never seen", 0.10)
 # How far each term is usually off, as a standard deviation of its logarithm: matmuls hardly, what
 # hides behind what a lot.
 _DOUBT = {
@@ -134,6 +135,7 @@ def report(path: Path, table: Table, profiles: Profiles, worst: int) -> None:
     print_verdict(CALIBRATED, calibrated)
     print_verdict(NEVER_SEEN, unseen)
     print_verdict(NO_PROFILE, without)
+    print_verdict(ADAPTERS, [outcome for outcome in unseen if outcome.run.traits.frozen])
 
 
 def _foresee(run: Run, parameters: Parameters) -> Outcome:
@@ -184,10 +186,14 @@ def print_verdict(bar: Bar, outcomes: Sequence[Outcome]) -> None:
         print(f"{bar.name}: no rows")
         return
     median, ninth_decile = _median(outcomes), _ninth_decile(outcomes)
-    passes = median <= bar.median and ninth_decile <= bar.ninth_decile
+    passes = median <= bar.median
+    asked = ""
+    if bar.ninth_decile is not None:
+        passes = passes and ninth_decile <= bar.ninth_decile
+        asked = f" (bar {bar.ninth_decile:.0%})"
     print(
         f"{'PASS' if passes else 'FAIL'}  {bar.name}: {len(outcomes)} rows, median {median:.1%} "
-        f"(bar {bar.median:.0%}), 90th percentile {ninth_decile:.1%} (bar {bar.ninth_decile:.0%})"
+        f"(bar {bar.median:.0%}), 90th percentile {ninth_decile:.1%}{asked}"
     )
 
 
