@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shardwise.model.lora import adapter_params, adapters_of
+from shardwise.model.lora import whole_params as trained_whole
 from shardwise.model.weights import copy_shard
 from shardwise.training.session import Session, build_loader
 
@@ -101,6 +102,8 @@ def train_adapted_plainly(settings: Settings) -> Trained:
         setattr(base.get_submodule(parent), last, module)
     steps = range(session.plan.config.train.steps)
     batches = [one_batch(loader.step_batches(step)) for step in steps]
-    frozen = {n: value for n, value in whole_params(session.model).items() if n not in added}
+    for name in trained_whole(session.model):
+        params[name] = base.get_parameter(name).requires_grad_()
+    frozen = {n: value for n, value in whole_params(session.model).items() if n not in params}
     trained = train_batches(_Adapters(base, params), session.plan, batches)
     return Trained(trained.losses, trained.norms, {**trained.params, **frozen})

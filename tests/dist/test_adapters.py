@@ -101,6 +101,17 @@ def test_some_layers_and_another_scale(ranks: Pools, tally: Tally) -> None:
     assert_close(spread(ranks, 2, {**settings, **FULL}), reference, tally)
 
 
+@pytest.mark.parametrize(("model", "tied"), [("tiny-llama", False), ("tiny-qwen", True)])
+def test_modules_that_are_trained_whole(ranks: Pools, tally: Tally, model: str, tied: bool) -> None:
+    """Tied or not, with the head in the chunked loss, sharded and used in place."""
+    settings = {**LORA, "model.name": model, "adapter.modules_to_save": ["lm_head", "*norm"]}
+    reference = ranks(1).run(train_adapted_plainly, {**settings, "train.steps": 2})[0]
+    assert ("lm_head.weight" in reference.params) is not tied
+    for world, mesh in [(1, {}), *MESHES]:
+        found = spread(ranks, world, {**settings, "train.steps": 2, **mesh})
+        assert_close(found, reference, tally)
+
+
 def test_dora_learns_as_in_one_process(ranks: Pools, tally: Tally) -> None:
     settings = {**LORA, "adapter.dora": True, "model.name": "tiny-qwen"}
     reference = ranks(1).run(train_adapted_plainly, settings)[0]

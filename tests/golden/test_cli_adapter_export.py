@@ -74,14 +74,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def make_tiny() -> Any:
+def make_tiny(**changes: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 300}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).to(torch.bfloat16)
-    model.lm_head.to(torch.float32)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **changes)).to(torch.bfloat16)
+    if not changes.get("tie_word_embeddings"):
+        model.lm_head.to(torch.float32)
     return model
 
 
@@ -219,6 +220,46 @@ def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask)
     assert torch.allclose(logits_of(home / "dora-merged"), load_file(seen)["logits"], atol=1e-5)
 
 
+@needs_peft
+@pytest.mark.parametrize("tied", [False, True])
+def test_modules_that_are_trained_whole_leave_and_merge(
+    home: Path, shardwise: Run, ask_peft: Ask, tied: bool
+) -> None:
+    """The tied table also gets rows for new tokens."""
+    name, head = f"whole-{tied}", "model.embed_tokens.weight" if tied else "lm_head.weight"
+    make_tiny(tie_word_embeddings=tied).save_pretrained(home / f"base-{name}")
+    words = [f"model.name={home / f'base-{name}'}", "adapter.modules_to_save=[lm_head,model.norm]"]
+    words += ["model.overrides.vocab_size=308"] * tied
+    said = train(shardwise, home, name, *words, "train.stop_after=1")
+    assert tied == ("has 8 new rows, which begin with the mean of the others" in said.stdout)
+    train(shardwise, home, name, *words)
+    shardwise("export", str(home / name), "--to", str(home / f"of-{name}"))
+    merged = ("--to", str(home / f"merged-{name}"), "--merge", "--dtype", "fp32")
+    shardwise("export", str(home / name), *merged)
+    tensors = load_file(home / f"of-{name}" / "adapter_model.safetensors")
+    own = {key.removeprefix("base_model.model.") for key in tensors if "lora_" not in key}
+    assert own == {"lm_head.weight", "model.norm.weight", head}
+    before, after = (weights_of(home / f"{place}-{name}") for place in ("base", "merged"))
+    changed = {key for key in after if not torch.equal(after[key], before[key].float())}
+    assert changed == {key for key in after if "proj" in key} | {head, "model.norm.weight"}
+    assert len(after[head]) == (308 if tied else 300)
+    seen = home / f"{name}.safetensors"
+    ask_peft("logits", str(home / f"base-{name}"), str(home / f"of-{name}"), str(seen))
+    logits = load_file(seen)["logits"]
+    assert torch.allclose(logits_of(home / f"merged-{name}"), logits, atol=1e-5)
+    checkpoint = verify_checkpoint(find_checkpoint(home / name))
+    where: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
+    model: Any = load_adapted(checkpoint, **where, base=None, code_dir=None).eval()
+    with torch.no_grad():
+        assert torch.allclose(model(input_ids=IDS).logits, logits, atol=1e-5)
+
+
+def test_new_rows_that_would_stay_frozen_are_refused(home: Path, shardwise: Run) -> None:
+    words = ("model.overrides.vocab_size=308", "adapter.modules_to_save=[lm_head]")
+    said = train(shardwise, home, "frozen", *words, expect=2)
+    assert "model.embed_tokens.weight has 8 more rows than its file" in said.stderr
+
+
 def weights_of(place: Path) -> dict[str, torch.Tensor]:
     files = sorted(place.glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -227,8 +268,9 @@ def weights_of(place: Path) -> dict[str, torch.Tensor]:
 @needs_peft
 def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run, ask_peft: Ask) -> None:
     made = home / "made"
-    ask_peft("make", str(home / "base"), str(made))
-    still = ("optim.lr=1e-30", "train.steps=1", "adapter.rslora=false")
+    ask_peft("make", str(home / "base"), str(made), "lm_head", "embed_tokens")
+    still = ("adapter.modules_to_save=[embed_tokens,lm_head]",)
+    still += ("optim.lr=1e-30", "train.steps=1", "adapter.rslora=false")
     train(shardwise, home, "begun", *still, f"adapter.weights_from={made}")
     shardwise("export", str(home / "begun"), "--to", str(home / "again"))
     theirs, ours = (load_file(p / "adapter_model.safetensors") for p in (made, home / "again"))

@@ -23,7 +23,7 @@ from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
-from shardwise.model.lora import adapters_of, summed
+from shardwise.model.lora import adapters_of, summed, whole_params
 from shardwise.model.pretrained import stored_parts
 from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights, open_weights
 
@@ -44,8 +44,10 @@ class Merger:
         self.model, self.adapters = read_adapters(checkpoint, code_dir)
         self.files = _files_of(self.place)
         self.of_weights = adapters_of(self.model)
+        self.whole = {n: first for first, names in whole_params(self.model).items() for n in names}
         parts = stored_parts(self.model, open_weights(self.place.parent))
-        self.parts = {key: part for key, part in parts.items() if part[0] in self.of_weights}
+        changed = self.of_weights.keys() | self.whole.keys()
+        self.parts = {key: part for key, part in parts.items() if part[0] in changed}
         self.num_bytes = sum(file.stat().st_size for file in self.files)
 
     def write(self, target: Path, dtype: torch.dtype | None, advance: Advance) -> Exported:
@@ -63,7 +65,7 @@ class Merger:
             if self.code_dir is not None:
                 copy_code(self.code_dir, aside)
             notes = [
-                f"{len(merged)} adapters merged into {self.place.parent}",
+                f"{len(self.of_weights)} adapters merged into {self.place.parent}",
                 *copy_tokenizer(plan, aside),
             ]
             num_files = len(list(aside.iterdir()))
@@ -78,7 +80,7 @@ class Merger:
         merged: list[tuple[str, Tensor]] = []
         with safe_open(source, framework="pt") as file, target.open("xb") as out:
             keys = list(file.keys())
-            found = [(key, _like(file.get_slice(key), dtype)) for key in keys]
+            found = [(key, self._output(key, file.get_slice(key), dtype)) for key in keys]
             # Wider dtypes come first, so that all tensors are aligned.
             outputs = dict(sorted(found, key=lambda item: -item[1].itemsize))
             out.write(safetensors_header(outputs))
@@ -92,9 +94,17 @@ class Merger:
                 advance(tensor.nbytes)
         return merged
 
+    def _output(self, key: str, stored: Any, dtype: torch.dtype | None) -> Tensor:
+        """A tensor without data, as it will be written. Tables may have got more rows."""
+        like = _like(stored, dtype)
+        name = self.parts[key][0] if key in self.parts else None
+        return like.new_empty(self.adapters[self.whole[name]].shape) if name in self.whole else like
+
     def _merged(self, key: str, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """The sum of a weight and its adapter, rounded once, and checked by other arithmetic."""
         name, box = self.parts[key]
+        if name in self.whole:
+            return self.adapters[self.whole[name]]
         each, (*experts, rows, columns) = self.of_weights[name], box.slices
         a = self.adapters[each.a][(*experts, slice(None), columns)]
         b = self.adapters[each.b][(*experts, rows, slice(None))]
@@ -120,7 +130,11 @@ class Merger:
     def _validate_merged(self, merged: Mapping[str, Sequence[Tensor]]) -> None:
         """Raise unless every adapter went into all of its weight."""
         sizes = {name: sum(part.numel() for part in parts) for name, parts in merged.items()}
-        whole = {name: self.model.get_parameter(name).numel() for name in self.of_weights}
+        # Of tied names, files may have one or all.
+        own = {name: self.whole.get(name, name) for name in merged}
+        sizes |= {own[name]: size for name, size in sizes.items()}
+        names = (*self.of_weights, *self.whole.values())
+        whole = {name: self.model.get_parameter(name).numel() for name in names}
         if missing := sorted(name for name, size in whole.items() if sizes.get(name) != size):
             raise UserError(
                 f"{len(missing)} of {len(whole)} adapters were not merged",

@@ -17,10 +17,20 @@ class AdapterSpec:
     """Parameters that are trained."""
 
     largest_unit: int
-    """The most of them in one block."""
+    """The most of them in one block, outside of which are only modules that are trained whole."""
 
     channels: int
     """Channels of a token that go into such layers and come out of them, over the whole model."""
 
     left: tuple[str, ...] = ()
     """Kinds of layers without adapters, each with the reason."""
+
+    whole: tuple[str, ...] = ()
+    """Modules that are trained themselves."""
+
+    whole_params: int = 0
+    """Their parameters, which `num_params` counts too."""
+
+    table: int = 0
+    head: int = 0
+    """Those of the embedding and of the head; tied, they are the same ones."""

@@ -51,7 +51,7 @@ def flops_per_token(spec: ModelSpec, seq_len: int) -> float:
         matmuls = 6.0 * spec.matmul_params_per_token
     else:
         adapters = spec.adapter.rank * spec.adapter.channels
-        matmuls = 4.0 * spec.matmul_params_per_token + 6.0 * adapters
+        matmuls = 4.0 * spec.matmul_params_per_token + 6.0 * adapters + 2.0 * spec.adapter.head
     return matmuls + 3.0 * attention_flops(spec, seq_len)
 
 

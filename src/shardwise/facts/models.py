@@ -149,7 +149,8 @@ class ModelSpec:
         head = HeadForm(**data.get("head", {}))
         adapter = data.get("adapter")
         if adapter is not None:
-            adapter = AdapterSpec(**{**adapter, "left": tuple(adapter["left"])})
+            names = {name: tuple(adapter.get(name, ())) for name in ("left", "whole")}
+            adapter = AdapterSpec(**{**adapter, **names})
         made = {"attentions": attentions, "kinds": kinds, "head": head, "adapter": adapter}
         return cls(**{**data, **made})
 

@@ -29,6 +29,8 @@ class Targets:
     """Stacks of experts by the name of the parameter: the module, and what it calls the stack."""
 
     left: tuple[str, ...] = ()
+    whole: dict[str, nn.Module] = field(default_factory=dict)
+    """Modules that are trained themselves."""
 
 
 def find_targets(model: nn.Module, config: AdapterConfig) -> Targets:
@@ -53,15 +55,46 @@ def find_targets(model: nn.Module, config: AdapterConfig) -> Targets:
         if any(linears.get(name) is head for name in meant):
             raise _refuse_head(pattern)
         found |= meant
+    whole = _find_whole(model, config.modules_to_save)
     targets = Targets(
         {name: module for name, module in linears.items() if name in found},
         {name: place for name, place in stacks.items() if name in found},
-        _left_out([*linears, *stacks], found),
+        _left_out([n for n in (*linears, *stacks) if n not in whole], found),
+        whole,
     )
     _validate_experts(targets, config)
     if config.dora:
         _validate_dora(targets)
     return targets
+
+
+def _find_whole(model: nn.Module, patterns: list[str]) -> dict[str, nn.Module]:
+    """The modules that are trained whole. Raises where a pattern matches none that may be."""
+    head = head_of(model)
+    possible = {
+        name: module
+        for name, module in model.named_modules()
+        if module is head or isinstance(module, nn.Embedding) or _is_norm(module)
+    }
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in possible if _matches(name, pattern)}
+        if not matched:
+            names = list(dict.fromkeys(map(_last, possible)))
+            raise UserError(
+                f"adapter.modules_to_save: {pattern} matches no module that may be trained whole",
+                why=f"embeddings, the head and norms may; the model's are {', '.join(names)}",
+                fix=f"write adapter.modules_to_save=[{','.join(names[:1])}], or leave "
+                "adapter.modules_to_save out",
+            )
+        found |= matched
+    return {name: module for name, module in possible.items() if name in found}
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether all that it has is a weight for each channel, and perhaps a bias."""
+    own = dict(module.named_parameters())
+    return "weight" in own and own.keys() <= {"weight", "bias"} and own["weight"].ndim == 1
 
 
 def _find_stacks(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:

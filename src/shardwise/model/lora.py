@@ -1,13 +1,14 @@
 """Low-rank adapters in linear layers: y = x W^T + scale (x A^T) B^T.
 
 A layer stays the same module with two more parameters, and gets a subclass with another forward. So
-the names of all other parameters stay as they are. A and B are fp32 and trained. Everything else is
-frozen, in the dtype that the model computes in.
+the names of all other parameters stay as they are. A and B are fp32 and trained, and so are modules
+that are trained whole. Everything else is frozen, in the dtype that the model computes in.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,8 +23,9 @@ from shardwise.facts.adapter import AdapterSpec
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
+from shardwise.model.head import head_of
 from shardwise.model.seeds import seed_of
-from shardwise.model.weights import copy_shard, local_part
+from shardwise.model.weights import copy_shard, local_part, tied_names
 
 
 class Lora:
@@ -75,7 +77,7 @@ def _adapted(cls: type[nn.Module], kind: type[Lora]) -> type[nn.Module]:
 def apply_lora(model: nn.Module, config: AdapterConfig, dtype: torch.dtype) -> None:
     """Freeze the model in `dtype`, and give its targets adapters on the same device."""
     targets = find_targets(model, config)
-    freeze(model, dtype)
+    freeze(model, dtype, but={id(p) for m in targets.whole.values() for p in m.parameters()})
     for experts, stack in targets.stacks.values():
         adapt_experts(experts, stack, config, scale_of(config))
     for layer in targets.layers.values():
@@ -96,11 +98,14 @@ def scale_of(config: AdapterConfig) -> float:
     return config.alpha / (math.sqrt(config.rank) if config.rslora else config.rank)
 
 
-def freeze(model: nn.Module, dtype: torch.dtype) -> None:
-    """Take gradients from all parameters and cast them; tied ones stay tied."""
+def freeze(model: nn.Module, dtype: torch.dtype, but: Collection[int] = ()) -> None:
+    """Take gradients from all parameters and cast them, but those with these identities; tied ones
+    stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(param) in but:
+                continue
             if id(param) not in made:
                 wanted = dtype if param.is_floating_point() else param.dtype
                 made[id(param)] = nn.Parameter(param.detach().to(wanted), requires_grad=False)
@@ -154,6 +159,16 @@ def adapter_params(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: model.get_parameter(name) for each in adapters for name in each.names}
 
 
+def whole_params(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter that is trained whole, by its first name."""
+    added = adapter_params(model).keys()
+    return {
+        names[0]: list(names)
+        for names in tied_names(model)
+        if names[0] not in added and model.get_parameter(names[0]).requires_grad
+    }
+
+
 @torch.no_grad()
 def initialise_adapters(model: nn.Module, seed: int) -> None:
     """First values: A as a linear layer of its shape, B zero, so that training begins with the
@@ -192,22 +207,35 @@ def count_adapters(
     shares = (experts_per_token * size / _num_experts(module) for module, size in stacks.items())
     channels = sum(layers.values()) + round(sum(shares))
     sizes: dict[nn.Module, int] = {**layers, **stacks}
+    whole = {id(param): param for m in targets.whole.values() for param in m.parameters()}
     units = [next(iter_modules(model, unit)) for unit in find_units(model).blocks]
     lengths: dict[nn.Module, int] = {
         layer: layer.out_features * config.dora for layer in targets.layers.values()
     }
     largest = max(
         sum(config.rank * sizes.get(m, 0) + lengths.get(m, 0) for m in unit.modules())
+        + sum(param.numel() for param in unit.parameters() if id(param) in whole)
         for unit in units
     )
     return AdapterSpec(
         rank=config.rank,
         num_layers=len(targets.layers) + len(targets.stacks),
-        num_params=config.rank * sum(sizes.values()) + sum(lengths.values()),
+        num_params=config.rank * sum(sizes.values())
+        + sum(lengths.values())
+        + sum(param.numel() for param in whole.values()),
         largest_unit=largest,
         channels=channels,
         left=targets.left,
+        whole=tuple(targets.whole),
+        whole_params=sum(param.numel() for param in whole.values()),
+        table=_size_of(model.get_input_embeddings(), whole),  # type: ignore[operator]
+        head=_size_of(head_of(model), whole),
     )
+
+
+def _size_of(module: Any, whole: Mapping[int, nn.Parameter]) -> int:
+    """The parameters of a table, where it is trained whole."""
+    return module.weight.numel() if id(getattr(module, "weight", None)) in whole else 0
 
 
 def _num_experts(module: nn.Module) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardwise.config.schema import AdapterConfig
 from shardwise.errors import UserError
 from shardwise.files import read_json
-from shardwise.model.lora import adapter_params, adapters_of
+from shardwise.model.lora import adapter_params, adapters_of, whole_params
 from shardwise.model.weights import copy_shard
 
 CONFIG_NAME = "adapter_config.json"
@@ -28,7 +28,6 @@ _PLAIN = {
     "fan_in_fan_out": False,
     "lora_bias": False,
     "use_qalora": False,
-    "modules_to_save": None,
     "trainable_token_indices": None,
     "layer_replication": None,
     "rank_pattern": {},
@@ -41,28 +40,37 @@ _HARMLESS = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
         *("task_type", "target_modules", "target_parameters", "exclude_modules", "lora_dropout"),
-        *("layers_pattern", "layers_to_transform", "megatron_core", "qalora_group_size"),
+        *(
+            "modules_to_save",
+            "layers_pattern",
+            "layers_to_transform",
+            "megatron_core",
+            "qalora_group_size",
+        ),
     )
 )
 
 
-def peft_names(model: nn.Module) -> dict[str, str]:
-    """PEFT's names for the parameters of our adapters, by ours.
+def peft_names(model: nn.Module) -> dict[str, list[str]]:
+    """PEFT's names for all that is trained, by ours.
 
-    PEFT wraps a module of experts once for each stack, the last one outermost.
+    PEFT wraps a module of experts once for each stack, the last one outermost. It copies modules
+    that it trains whole, so tied ones are two there.
     """
     adapters = adapters_of(model)
     last = {weight.rpartition(".")[0]: weight for weight in adapters}
-    names: dict[str, str] = {}
+    names = {
+        first: [f"{_PREFIX}{name}" for name in tied] for first, tied in whole_params(model).items()
+    }
     for weight, each in adapters.items():
         module = weight.rpartition(".")[0]
         wrapped = module if weight == last[module] else f"{module}.base_layer"
         names |= {
-            each.a: f"{_PREFIX}{wrapped}.lora_A.weight",
-            each.b: f"{_PREFIX}{wrapped}.lora_B.weight",
+            each.a: [f"{_PREFIX}{wrapped}.lora_A.weight"],
+            each.b: [f"{_PREFIX}{wrapped}.lora_B.weight"],
         }
         if each.magnitude is not None:
-            names[each.magnitude] = f"{_PREFIX}{module}.lora_magnitude_vector"
+            names[each.magnitude] = [f"{_PREFIX}{module}.lora_magnitude_vector"]
     return names
 
 
@@ -91,6 +99,8 @@ def peft_config(
     adapters = adapters_of(model)
     layers = [name for name, each in adapters.items() if not each.is_stack]
     stacks = [name for name, each in adapters.items() if each.is_stack]
+    tied = [name for names in whole_params(model).values() for name in names]
+    whole = list(dict.fromkeys(name.rpartition(".")[0] for name in tied))
     return {
         **_PLAIN,
         "task_type": "CAUSAL_LM",
@@ -105,6 +115,7 @@ def peft_config(
         "use_dora": config.dora,
         "target_modules": [name.removesuffix(".weight") for name in layers],
         "target_parameters": stacks or None,
+        "modules_to_save": whole or None,
     }
 
 
@@ -124,24 +135,45 @@ def validate_peft(directory: Path, config: AdapterConfig, model: nn.Module) -> N
         )
     stored, names = _shapes(directory), peft_names(model)
     wanted = {
-        names[name]: list(to_peft(name, torch.empty(param.shape, device="meta")).shape)
-        for name, param in adapter_params(model).items()
+        theirs: list(to_peft(name, torch.empty(param.shape, device="meta")).shape)
+        for name, param in _trained(model).items()
+        for theirs in names[name]
     }
     for problem in _differences(stored, wanted):
         raise UserError(
             f"{directory / WEIGHTS_NAME} does not hold the adapters of this configuration",
             why=problem,
-            fix="write the adapter.targets that they were trained with, or leave "
-            "adapter.weights_from out",
+            fix="write the adapter.targets and adapter.modules_to_save that they were trained "
+            "with, or leave adapter.weights_from out",
         )
+    _validate_tied(directory, names)
 
 
 def load_peft(model: nn.Module, directory: Path) -> None:
-    """Fill this rank's part of all adapters."""
+    """Fill this rank's part of all that is trained."""
     names = peft_names(model)
     with _opened(directory / WEIGHTS_NAME) as file:
-        for name, param in adapter_params(model).items():
-            copy_shard(param, from_peft(name, file.get_tensor(names[name]), param.shape))
+        for name, param in _trained(model).items():
+            copy_shard(param, from_peft(name, file.get_tensor(names[name][0]), param.shape))
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    whole = {name: model.get_parameter(name) for name in whole_params(model)}
+    return {**adapter_params(model), **whole}
+
+
+def _validate_tied(directory: Path, names: Mapping[str, Sequence[str]]) -> None:
+    """Raise where PEFT has trained tied modules apart."""
+    with _opened(directory / WEIGHTS_NAME) as file:
+        for first, *others in names.values():
+            for other in others:
+                if not torch.equal(file.get_tensor(first), file.get_tensor(other)):
+                    raise UserError(
+                        f"{first} and {other} differ in {directory}, and the model ties them",
+                        why="PEFT trains a copy of each module that it saves",
+                        fix="write model.overrides.tie_word_embeddings=false over weights that "
+                        "have both, or leave adapter.weights_from out",
+                    )
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from shardwise.model.boxes import Box, cover_once, whole_box
 from shardwise.model.dequantised import open_dequantised
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.lora import adapter_params
+from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
 
@@ -52,15 +53,28 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
             continue
         wanted[found[0]] = matched.tensors[first]
         keys = [matched.plain[name] for name in found if name in matched.plain]
-        _validate_equal(files, keys, local_box(matched.tensors[first]))
+        _validate_equal(files, keys, matched.tensors[first])
     _validate_all_there(model, missing, place, files)
     validate_leftovers(matched.left, model, files, place, ignore)
     # A fusion may fill several parameters, so the loop is over fusions.
+    tables = table_params(model)
     return sum(
-        _read_plain(files, matched.plain[source], tensor)
+        _read_plain(files, matched.plain[source], tensor, may_grow=id(tensor) in tables)
         for source, tensor in wanted.items()
         if source in matched.plain
     ) + sum(_read_fused(files, fusion, wanted) for fusion in matched.fusions)
+
+
+def new_rows(model: nn.Module, place: Path) -> dict[str, int]:
+    """The tables that have more rows than the files, and how many."""
+    files = open_dequantised(place)
+    matched, tables = _match_keys(model, files), table_params(model)
+    counts = {
+        name: num_new_rows(tuple(files.shape(key)), tuple(matched.tensors[name].shape))
+        for name, key in matched.plain.items()
+        if id(matched.tensors[name]) in tables
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def stored_parts(model: nn.Module, files: StoredWeights) -> dict[str, tuple[str, Box]]:
@@ -214,12 +228,13 @@ def _tied_names(model: nn.Module) -> list[list[str]]:
     return list(names.values())
 
 
-def _validate_equal(files: StoredWeights, keys: Sequence[str], part: Box) -> None:
+def _validate_equal(files: StoredWeights, keys: Sequence[str], param: Tensor) -> None:
     """Raise where a file holds two tensors for names that the model ties: it is of another
     model."""
     for key in keys[1:]:
         first = keys[0]
         _validate_shape(key, files.shape(key), files.shape(first))
+        part = local_box(param).overlap(whole_box(files.shape(first)))
         if not torch.equal(files.read(first, part), files.read(key, part)):
             raise UserError(
                 f"{first} and {key} differ in the files, and the model ties them",
@@ -229,8 +244,10 @@ def _validate_equal(files: StoredWeights, keys: Sequence[str], part: Box) -> Non
             )
 
 
-def _read_plain(files: StoredWeights, key: str, param: Tensor) -> int:
+def _read_plain(files: StoredWeights, key: str, param: Tensor, *, may_grow: bool = False) -> int:
     """Fill `param` from one stored tensor; returns the bytes read."""
+    if may_grow and num_new_rows(tuple(files.shape(key)), tuple(param.shape)):
+        return read_with_new_rows(files, key, param)
     _validate_shape(key, files.shape(key), param.shape)
     part = files.read(key, local_box(param))
     _copy(key, part, local_part(param))

@@ -8,6 +8,8 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice
 from shardwise.units import format_count
 
+_MOST_NAMED = 4
+
 
 def choose_adapter(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[str]:
     """The user's method, and how much of the model it trains."""
@@ -20,6 +22,10 @@ def choose_adapter(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         f"{adapter.num_layers} layers",
         "all others are frozen, without gradients, masters and Adam",
     ]
+    if adapter.whole:
+        names = ", ".join(adapter.whole[:_MOST_NAMED])
+        more = len(adapter.whole) - _MOST_NAMED
+        parts.append(f"trained whole: {names}{f' and {more} more' if more > 0 else ''}")
     if adapter.left:
         parts.append(f"no adapters in {', '.join(adapter.left)}")
     if cluster.device == "cuda" and config.train.kernels != "torch":

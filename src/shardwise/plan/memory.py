@@ -125,7 +125,8 @@ def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
     """Bytes of a rank's frozen weights. They are stored as they are computed with."""
     if model.adapter is None:
         return 0
-    return -(-model.total_params // decided.shard) * DTYPE_BYTES[decided.param_dtype]
+    frozen = model.total_params - model.adapter.whole_params
+    return -(-frozen // decided.shard) * DTYPE_BYTES[decided.param_dtype]
 
 
 def _adam_bytes(decided: Decisions) -> int:

@@ -28,21 +28,25 @@ def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     they are."""
     adapters = 0 if model.adapter is None else model.adapter.largest_unit
     if uses_in_place(model, decided):
-        return UnitSizes(adapters, 0, 0)
+        return trained_sizes(model, decided)
     block = gathered_block_params(model, decided) + adapters
     return UnitSizes(block, head_params(model), model.embedding_params)
 
 
 def gathered_total(model: ModelSpec, decided: Decisions) -> int:
     """The same for the whole model."""
-    adapters = 0 if model.adapter is None else model.adapter.num_params
-    return adapters + (0 if uses_in_place(model, decided) else gathered_params(model, decided))
+    if model.adapter is None:
+        return gathered_params(model, decided)
+    if uses_in_place(model, decided):
+        return model.adapter.num_params
+    added = model.adapter.num_params - model.adapter.whole_params
+    return added + gathered_params(model, decided)
 
 
 def trained_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     """What has gradients in each unit."""
     if model.adapter is not None:
-        return UnitSizes(model.adapter.largest_unit, 0, 0)
+        return UnitSizes(model.adapter.largest_unit, model.adapter.head, model.adapter.table)
     block = gathered_block_params(model, decided)
     return UnitSizes(block, head_params(model), model.embedding_params)
 

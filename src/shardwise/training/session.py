@@ -183,15 +183,28 @@ def _fill_adapters(model: Any, plan: Plan, say: Say) -> None:
 def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:
     # This is imported on need: it relies on parts of transformers that change between releases.
     from shardwise.model.dequantised import stored_quantization
-    from shardwise.model.pretrained import load_pretrained
+    from shardwise.model.pretrained import load_pretrained, new_rows
     from shardwise.model.stored import find_weights, unread_state
 
+    for name, count in new_rows(model, place).items():
+        if not model.get_parameter(name).requires_grad:
+            raise _refuse_frozen_rows(name, count)
+        say(f"{name} has {count} new rows, which begin with the mean of the others")
     num_bytes = load_pretrained(model, place, ignore)
     quantization = stored_quantization(place)
     how = f", dequantised from {quantization.method}" if quantization else ""
     say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}{how}")
     if unread := unread_state(place):
         say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")
+
+
+def _refuse_frozen_rows(name: str, count: int) -> UserError:
+    return UserError(
+        f"{name} has {count} more rows than its file, and adapters leave it frozen",
+        why="model.overrides has another vocab_size, and rows of new tokens must be trained",
+        fix="name all tables: adapter.modules_to_save=[embed_tokens,lm_head], or leave "
+        "model.overrides out",
+    )
 
 
 def _build_on_meta(plan: Plan) -> PreTrainedModel:

@@ -46,6 +46,20 @@ def test_states_are_those_of_parameter_classes() -> None:
     assert memory.states == 2 * frozen + 16 * trained
 
 
+def test_modules_that_are_trained_whole_are_not_frozen_too() -> None:
+    table = LLAMA.vocab_size * LLAMA.hidden_size
+    sizes = {"whole": ("lm_head",), "whole_params": table, "head": table}
+    spec = replace(ADAPTER, num_params=ADAPTER.num_params + table, **sizes)
+    model = replace(LLAMA, adapter=spec)
+    memory = estimate_memory(model, EIGHT, DECIDED)
+    frozen, trained = -(-(LLAMA.total_params - table) // 8), spec.num_params // 8
+    assert memory.states == 2 * frozen + 16 * trained
+    # The head has a gradient in fp32.
+    assert memory.loss >= estimate_memory(LORA, EIGHT, DECIDED).loss + 4 * table // 2
+    more = flops_per_token(model, 4096) - flops_per_token(LORA, 4096)
+    assert more == pytest.approx(2 * table)
+
+
 def test_nothing_is_reduced_for_frozen_weights() -> None:
     whole, lora = (estimate_memory(each, EIGHT, DECIDED) for each in (LLAMA, LORA))
     assert reduce_buffer_bytes(LLAMA, DECIDED, EIGHT) > 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ALL_LINEAR = "all-linear"
@@ -39,6 +39,10 @@ class AdapterConfig:
 
     dropout: float = 0.0
     """Share of the channels that go into A that is dropped in training, 0 to 1."""
+
+    modules_to_save: list[str] = field(default_factory=list)
+    """Embeddings, the head and norms that are trained whole beside the adapters, in fp32: patterns
+    of names, as for `targets`. `[embed_tokens, lm_head]` is for new tokens or another language."""
 
     weights_from: str | None = None
     """A directory in PEFT's format, with adapter_config.json and adapter_model.safetensors, whose
