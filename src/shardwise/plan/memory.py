@@ -172,9 +172,9 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
         # fp32. The head's gradient comes after them.
         return max(12 * whole, width * whole + 2 * width * head)
     logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size
-    # Logits are overwritten by their gradient. Without our kernel there are three fp32 copies on
-    # the way.
-    logit_bytes = width if decided.compile or decided.own_kernels else 12 + width
+    # Logits are overwritten by their gradient. Without our kernel and the compiler there are four
+    # fp32 copies on the way.
+    logit_bytes = width if decided.compile or decided.own_kernels else 16 + width
     # An odd head is copied, with rows of zeros below it.
     is_odd = decided.own_kernels and model.vocab_size % EVEN_ROWS
     copied = width * head_params(model) if is_odd else 0

@@ -11,11 +11,10 @@ from shardwise.plan.plan import Plan
 from shardwise.tunnel.fake import run_fake
 from shardwise.tunnel.links import Links
 
-# Large enough for its blocks to be counted. Fake tensors run without the compiler and our kernels,
-# and the logits of a slice are few beside activations.
+# Large enough for its blocks to be counted. Fake tensors run without the compiler and our kernels.
 MODEL = (
     "model={name: llama-3.2-1b, overrides: {num_hidden_layers: 4}}",
-    *("adapter={method: lora, rank: 16}", "data.seq_len=2048", "memory.loss_chunk_tokens=256"),
+    *("adapter={method: lora, rank: 16}", "data.seq_len=2048"),
     *("memory.compile=false", "train.kernels=torch", "shard.gather_in_place=false"),
 )
 
