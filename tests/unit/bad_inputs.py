@@ -103,7 +103,7 @@ RULES = (
             ("shard.unit_min_params", 0), ("memory.loss_chunk_tokens", 0), ("data.seq_len", 1),
             ("precision.float8_min_features", 8), ("shard.forward_prefetch", -1),
             ("shard.backward_prefetch", -1), ("data.max_corrupt", -1), ("checkpoint.every", -1),
-            ("train.patience", -1), ("train.min_gain", -1),
+            ("train.patience", -1), ("data.workers", -1), ("train.min_gain", -1),
             ("train.eval_every", -1), ("train.seed", -1), ("optim.warmup_steps", -1),
             ("optim.weight_decay", -1), ("train.max_nonfinite", -1), ("train.max_restarts", -1),
             ("cluster.peak_tflops", 0), ("train.hang_timeout_s", 0), ("optim.lr", 0),

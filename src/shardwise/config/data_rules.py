@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from shardwise.config.rule import Rule
+from shardwise.config.rule import Rule, at_least
 
 _SOURCES_WITH_PATH = ("text", "jsonl", "parquet", "datasets")
 _SOURCES_OF_RECORDS = ("jsonl", "parquet", "datasets")
 
 DATA_RULES: tuple[Rule, ...] = (
+    *at_least(0, "data.workers"),
     Rule(
         "source-needs-path",
         "data.path",

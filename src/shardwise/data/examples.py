@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.conversation import read_conversation
@@ -12,6 +14,7 @@ from shardwise.data.masking import Example, build_example
 from shardwise.data.records import CorruptRecord
 from shardwise.data.rows import read_conversation_rows
 from shardwise.data.template import ChatTemplate
+from shardwise.data.workers import make_in_order, usable_cores
 from shardwise.errors import UserError
 
 OnSkip = Callable[[str, CorruptRecord], None]
@@ -21,17 +24,38 @@ def read_examples(
     config: DataConfig, template: ChatTemplate, on_skip: OnSkip, max_rows: int | None = None
 ) -> Iterator[Example]:
     """An example for each row that has something to train on. The others go to `on_skip`."""
-    # Where windows may cut a conversation, it has any length.
-    seq_len = None if config.packing == "cut" else config.seq_len
+    make = ExampleMaker(config, template)
     with readable_data():
-        for name, row in islice(read_conversation_rows(config), max_rows):
-            try:
-                if isinstance(row, CorruptRecord):
-                    raise row
-                conversation = read_conversation(row, config.format)
-                yield build_example(conversation, template, seq_len, name)
-            except CorruptRecord as fault:
-                on_skip(name, fault)
+        rows = islice(read_conversation_rows(config), max_rows)
+        for name, made in make_in_order(rows, make, config.workers or usable_cores()):
+            if isinstance(made, CorruptRecord):
+                on_skip(name, made)
+            elif isinstance(made, UserError):
+                raise made
+            else:
+                yield made
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleMaker:
+    """Makes the example of one row, in whatever process. Faults are results: they are counted in
+    the order of the rows."""
+
+    config: DataConfig
+    template: ChatTemplate
+
+    def __call__(self, named: tuple[str, Any]) -> tuple[str, Example | CorruptRecord | UserError]:
+        """The name of the row, and what became of it."""
+        name, row = named
+        # Where windows may cut a conversation, it has any length.
+        seq_len = None if self.config.packing == "cut" else self.config.seq_len
+        try:
+            if isinstance(row, CorruptRecord):
+                raise row
+            conversation = read_conversation(row, self.config.format)
+            return name, build_example(conversation, self.template, seq_len, name)
+        except (CorruptRecord, UserError) as fault:
+            return name, fault
 
 
 def nothing_left(config: DataConfig, skipped: Iterable[str]) -> UserError:

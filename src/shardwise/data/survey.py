@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwise.config.schema import DataConfig, ModelConfig
 from shardwise.data.examples import nothing_left, read_examples
+from shardwise.data.files import find_files
 from shardwise.data.masking import Example
 from shardwise.data.packing import pack, packing_of
 from shardwise.data.records import CorruptRecord
@@ -98,6 +99,9 @@ def survey_examples(
 def share_in_words(config: DataConfig, model: ModelConfig) -> str:
     """What the first rows say of all: how much is trained on, and how much is padding."""
     try:
+        if config.source != "datasets":
+            # A tokenizer of the hub takes long to be missed; files do not.
+            find_files(config)
         tokenizer = load_tokenizer(config.tokenizer, model.name, revision=model.revision)
         template = load_chat_template(tokenizer, config.chat_template)
         found = survey_examples(config, template, num_samples=0, max_rows=_SAMPLED_ROWS)

@@ -107,6 +107,10 @@ class DataConfig:
     """How many records that cannot be read or trained on may be skipped (each is named) before the
     run is refused."""
 
+    workers: int = 0
+    """Processes that render and tokenise conversations, once some thousands of rows are done. The
+    tokens are the same whatever their number. 0: one for each core, at most 16."""
+
     on_change: Literal["refuse", "restart"] = "refuse"
     """What a resume does where the training tokens or their order changed. `refuse` ends it with
     the changes; `restart` keeps weights, optimizer and step, and reads the data from its start."""
