@@ -34,7 +34,7 @@ from shardwise.errors import ExitCode
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 RUNS, KILLS = (6, 5) if LONG else (1, 1)
-STEPS = 30 + 20 * KILLS
+STEPS = 20 + 10 * KILLS
 SIGNALS = ["SIGTERM", "SIGUSR1", "SIGINT"] if LONG else ["SIGTERM"]
 TIMEOUT_S = 300.0
 

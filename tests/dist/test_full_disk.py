@@ -195,8 +195,8 @@ model: {{name: tiny-llama, overrides: {json.dumps(SHAPE)}}}
 data: {{source: synthetic, seq_len: 16}}
 cluster: 2xCPU
 shard: {{strategy: full_shard}}
-train: {{steps: 120, global_batch: 4}}
-checkpoint: {{every: 30, keep: 2}}
+train: {{steps: 80, global_batch: 4}}
+checkpoint: {{every: 20, keep: 2}}
 """
 
 
@@ -246,16 +246,16 @@ class Training:
 def test_training_waits_for_room_and_goes_on(disk: Path) -> None:
     make_room(disk)
     training = Training(disk)
-    training.read_until("saved step 30")
+    training.read_until("saved step 20")
     training.fill()
     training.read_until("training waits up to 600 s for room")
     training.empty()
     assert training.finish() == 0, training.said
-    assert "ALERT: step 60 was not saved: [Errno 28] No space left on device" in training.said
-    assert [event["step"] for event in training.events("checkpoint_failed")] == [60, 90]
-    assert [event["step"] for event in training.events("checkpoint")] == [30, 90, 120]
+    assert "ALERT: step 40 was not saved: [Errno 28] No space left on device" in training.said
+    assert [event["step"] for event in training.events("checkpoint_failed")] == [40, 60]
+    assert [event["step"] for event in training.events("checkpoint")] == [20, 60, 80]
     assert set(states(disk).values()) == {"not verified"}
-    assert check_checkpoint(final_path(disk, 120)) == []
+    assert check_checkpoint(final_path(disk, 80)) == []
 
 
 @pytest.mark.slow
@@ -263,23 +263,23 @@ def test_a_disk_that_stays_full_ends_the_run_and_nothing_is_trained_twice(disk: 
     make_room(disk)
     patience = {"checkpoint.wait_for_room_s": 1}
     training = Training(disk, **patience)
-    training.read_until("saved step 30")
+    training.read_until("saved step 20")
     training.fill()
     assert training.finish() == ExitCode.ENVIRONMENT, training.said
-    tensors = read_index(final_path(disk, 30)).values()
+    tensors = read_index(final_path(disk, 20)).values()
     needed = sum(one.piece_bytes(piece) for one in tensors for piece in one.pieces)
     assert (
-        f"step 90 cannot be saved: a checkpoint needs {format_bytes(needed)}, 0 B are free in "
+        f"step 60 cannot be saved: a checkpoint needs {format_bytes(needed)}, 0 B are free in "
         f"{disk}"
     ) in training.said
     assert training.events("restart") == []
-    assert states(disk) == {"step-00000030": "not verified"}
+    assert states(disk) == {"step-00000020": "not verified"}
     training.empty()
-    again = Training(disk, **patience, **{"train.steps": 75})
-    again.read_until("resumed at step 30")
+    again = Training(disk, **patience, **{"train.steps": 50})
+    again.read_until("resumed at step 20")
     again.fill()
     # The last save fails too, and is no reason to train the steps before it again.
     assert again.finish() == ExitCode.ENVIRONMENT, again.said
     assert "cannot be saved" in again.said
     assert len(again.events("start")) == 2
-    assert states(disk) == {"step-00000030": "not verified"}
+    assert states(disk) == {"step-00000020": "not verified"}
