@@ -22,7 +22,9 @@ from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.data.loader import MicroBatch
 from shardwise.data.tokenizer import ByteTokenizer
+from shardwise.kernels.nf4 import floats_of
 from shardwise.launch.prepare import choose_plan
+from shardwise.model.packed import is_packed
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.decisions import Choice
@@ -194,7 +196,7 @@ def plain_twin(session: Session, without: Collection[str] = ()) -> Any:
     config = AutoConfig.for_model(**session.plan.hf_config)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
     named = session.model.named_parameters()
-    weights = {name: whole(param) for name, param in named if name not in without}
+    weights = {name: _as_floats(param) for name, param in named if name not in without}
     with torch.no_grad():
         for name, param in model.named_parameters():
             param.copy_(weights.pop(name))
@@ -203,6 +205,11 @@ def plain_twin(session: Session, without: Collection[str] = ()) -> Any:
         assert torch.equal(buffer, buffers.pop(name)), f"buffer {name} is not the family's own"
     assert not weights and not buffers
     return model
+
+
+def _as_floats(param: Tensor) -> Tensor:
+    """A whole parameter, made floats where it is packed."""
+    return floats_of(whole(param), torch.float32) if is_packed(param) else whole(param)
 
 
 class Apart:

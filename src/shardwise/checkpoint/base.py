@@ -9,15 +9,20 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.files import free_name
 from shardwise.plan.plan import Plan
 
+# What the identity of weights ends with that were quantised when they were read.
+_IN_NF4 = ", in NF4"
+
 
 def base_identity(plan: Plan) -> str | None:
-    """What tells these weights from others: a hash of their files, or the seed that they come from.
-    None where nothing is frozen."""
+    """What tells these weights from others: a hash of their files, or the seed that they come from,
+    and their format where it is not the files'. None where nothing is frozen."""
     if plan.decided.adapter == "none":
         return None
     if plan.weights_dir is None:
-        return f"random weights of seed {plan.settings.train.seed}"
-    return describe_base(Path(plan.weights_dir))
+        read = f"random weights of seed {plan.settings.train.seed}"
+    else:
+        read = describe_base(Path(plan.weights_dir))
+    return read + _IN_NF4 if plan.settings.adapter.base == "nf4" else read
 
 
 def describe_base(place: Path) -> str:
@@ -50,8 +55,9 @@ def validate_base(found: Checkpoint, plan: Plan) -> None:
 
 
 def validate_under(place: Path, saved: str | None) -> None:
-    """Raise where a directory or file does not hold the weights that a manifest names."""
-    if (now := describe_base(place)) != saved:
+    """Raise where a directory or file does not hold the weights that a manifest names, whatever
+    format they had in training."""
+    if (now := describe_base(place)) != (saved or "").removesuffix(_IN_NF4):
         raise UserError(
             f"{place} does not hold the weights that the adapters were trained over",
             why=f"those were {saved}, and these are {now}",

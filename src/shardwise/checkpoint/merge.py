@@ -31,6 +31,10 @@ Advance = Callable[[int], None]
 # Rounding of a sum to its dtype is at most half of this, relative.
 _ROUNDINGS = 2.0
 _PROBES = 4
+_NOT_IN_NF4 = (
+    "they were trained over these weights in NF4, and are merged into the weights as their files "
+    "have them"
+)
 
 
 class Merger:
@@ -66,6 +70,7 @@ class Merger:
                 copy_code(self.code_dir, aside)
             notes = [
                 f"{len(self.of_weights)} adapters merged into {self.place.parent}",
+                *([_NOT_IN_NF4] if plan.settings.adapter.base == "nf4" else []),
                 *copy_tokenizer(plan, aside),
             ]
             num_files = len(list(aside.iterdir()))

@@ -40,7 +40,7 @@ NAMES = (
 # These decide which text is evaluated.
 HELD_OUT = ("data.eval_fraction", "data.eval_sequences")
 # What the numbers of adapters mean depends on these.
-ADAPTER = ("method", "targets", "rank", "alpha", "rslora", "dora", "modules_to_save")
+ADAPTER = ("method", "targets", "base", "rank", "alpha", "rslora", "dora", "modules_to_save")
 # The place of a run is no part of what it trains.
 PLACE = ("name", "runs_dir")
 # Fields of config.json that do not describe the model.

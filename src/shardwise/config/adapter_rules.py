@@ -52,6 +52,13 @@ ADAPTER_RULES: tuple[Rule, ...] = (
         "write adapter.targets=all-linear, or adapter.targets=[q_proj,v_proj]",
     ),
     Rule(
+        "nf4-without-dora",
+        "adapter.dora",
+        lambda c: not (c.adapter.dora and c.adapter.base == "nf4"),
+        "the lengths of rows are not yet computed from weights in NF4",
+        "leave adapter.dora out, or adapter.base",
+    ),
+    Rule(
         "adapters-are-not-float8",
         "precision.linear",
         lambda c: c.adapter.method == "none" or c.precision.linear not in FLOAT8_FORMATS,

@@ -22,6 +22,15 @@ class AdapterSpec:
     channels: int
     """Channels of a token that go into such layers and come out of them, over the whole model."""
 
+    packed_params: int = 0
+    """Frozen weights that are stored in NF4."""
+
+    packed_bytes: int = 0
+    """Their bytes, with scales."""
+
+    largest_packed: int = 0
+    """Weights of the largest tensor of them. They are floats while a layer computes with them."""
+
     left: tuple[str, ...] = ()
     """Kinds of layers without adapters, each with the reason."""
 

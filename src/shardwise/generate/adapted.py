@@ -20,6 +20,7 @@ from shardwise.model.weights import (
     initialise_buffers,
     initialise_weights,
 )
+from shardwise.parallel.adapters import apply_adapters
 
 
 def load_adapted(
@@ -31,12 +32,14 @@ def load_adapted(
     code_dir: Path | None,
 ) -> PreTrainedModel:
     """The frozen weights from where training read them, or from `base`, and the adapters of the
-    checkpoint, all in `dtype`."""
+    checkpoint, all in `dtype`, or in NF4 where they were in training."""
     plan = checkpoint.plan
     place = base or (Path(plan.weights_dir) if plan.weights_dir else None)
     if place is not None:
         validate_under(place, read_manifest(checkpoint.path).base)
-    model, adapters = read_adapters(checkpoint, code_dir)
+    _, adapters = read_adapters(checkpoint, code_dir)
+    model = build_plain(checkpoint, code_dir)
+    apply_adapters(model, plan)
     freeze(model, dtype)
     allocate_shards(model, device, buffers_on=device)
     twin = build_plain(checkpoint, code_dir)

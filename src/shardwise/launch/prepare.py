@@ -93,7 +93,7 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
     code_dir = str(source.directory) if config.model.trust_remote_code else None
     adapter = config.adapter
     sizes = [adapter.targets, adapter.rank, adapter.dora, adapter.dropout > 0]
-    sizes += [adapter.modules_to_save]
+    sizes += [adapter.modules_to_save, adapter.base]
     key = {"model": source.hf_config, "adapter": sizes}
     known = None if code_dir else kept_spec(model.name, key)
     if known is not None:

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm
 
 from shardwise.config.schema import AdapterConfig
+from shardwise.kernels.nf4 import Nf4GroupedProduct
 from shardwise.model.expert_forms import STACKS
 from shardwise.model.expert_rows import sort_by_expert
+from shardwise.model.packed import floats_shape, is_packed
 
 _A, _B = "{}_lora_A", "{}_lora_B"
 
 
 class ExpertLora:
-    """What adapted experts have besides their own class: plain SwiGLU, with or without adapters in
-    each of the two stacks."""
+    """What adapted or quantised experts have besides their own class: plain SwiGLU, with or without
+    adapters in each of the two stacks."""
 
     gate_up_proj: nn.Parameter
     down_proj: nn.Parameter
@@ -41,13 +43,20 @@ class ExpertLora:
         return (made * shares[:, None])[places].sum(1)
 
     def _product(self, stack: str, rows: Tensor, ends: Tensor) -> Tensor:
-        y = grouped_mm(rows, getattr(self, stack).mT, offs=ends)
+        y = _grouped(rows, getattr(self, stack), ends)
         a, b = (getattr(self, part.format(stack), None) for part in (_A, _B))
         if a is None or b is None:
             return y
         kept = F.dropout(rows, self.lora_dropout, self.training) if self.lora_dropout else rows
         narrow = grouped_mm(kept, a.mT, offs=ends) * self.lora_scale
         return y + grouped_mm(narrow, b.mT, offs=ends)
+
+
+def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    if not is_packed(weight):
+        return grouped_mm(rows, weight.mT, offs=ends)
+    y: Tensor = Nf4GroupedProduct.apply(rows, weight, ends)
+    return y
 
 
 @cache
@@ -59,15 +68,21 @@ def adapt_experts(experts: nn.Module, stack: str, config: AdapterConfig, scale: 
     """Give one stack of a module of experts A and B, on the same device."""
     adapted: Any = experts
     weight = getattr(experts, stack)
-    count, width, inner = weight.shape
+    count, width, inner = floats_shape(weight)
     new: dict[str, Any] = {"device": weight.device, "dtype": torch.float32}
     a, b = (count, config.rank, inner), (count, width, config.rank)
     experts.register_parameter(_A.format(stack), nn.Parameter(torch.empty(a, **new)))
     experts.register_parameter(_B.format(stack), nn.Parameter(torch.empty(b, **new)))
+    adapted.lora_scale, adapted.lora_dropout = scale, config.dropout
+    take_over(experts)
+
+
+def take_over(experts: nn.Module) -> None:
+    """Compute plain SwiGLU experts by our forward."""
     if not isinstance(experts, ExpertLora):
-        adapted.lora_scale, adapted.lora_dropout = scale, config.dropout
+        changed: Any = experts
         kind: Any = type(experts)
-        adapted.__class__ = _adapted(kind)
+        changed.__class__ = _adapted(kind)
 
 
 def adapted_stacks(experts: ExpertLora) -> dict[str, tuple[str, str]]:

@@ -28,8 +28,9 @@ from shardwise.model.dequantised import open_dequantised
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.lora import adapter_params
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
+from shardwise.model.packed import floats_shape, is_packed
 from shardwise.model.stored import StoredWeights
-from shardwise.model.weights import copy_shard, local_box, local_part, stored_tensors
+from shardwise.model.weights import copy_shard, local_box, local_part, put, stored_tensors
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
 
@@ -248,9 +249,9 @@ def _read_plain(files: StoredWeights, key: str, param: Tensor, *, may_grow: bool
     """Fill `param` from one stored tensor; returns the bytes read."""
     if may_grow and num_new_rows(tuple(files.shape(key)), tuple(param.shape)):
         return read_with_new_rows(files, key, param)
-    _validate_shape(key, files.shape(key), param.shape)
+    _validate_shape(key, files.shape(key), floats_shape(param))
     part = files.read(key, local_box(param))
-    _copy(key, part, local_part(param))
+    _copy(key, part, param)
     return part.nbytes
 
 
@@ -270,7 +271,7 @@ def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tens
         return _read_stack(files, fusion, params[fusion.target])
     made = fusion.convert(lambda key: files.read(key, whole_box(files.shape(key))))
     for name, param in params.items():
-        _validate_shape(name, made[name].shape, param.shape)
+        _validate_shape(name, made[name].shape, floats_shape(param))
         copy_shard(param, made[name])
     return sum(value.nbytes for value in made.values())
 
@@ -278,8 +279,8 @@ def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tens
 def _read_stack(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
     """Fill `param` from the parts of stored tensors that this rank keeps."""
     boxes = fusion.stack(files)
-    _validate_stack(fusion.target, boxes.values(), param.shape)
-    mine, local = local_box(param), local_part(param)
+    _validate_stack(fusion.target, boxes.values(), floats_shape(param))
+    mine = local_box(param)
     num_bytes = 0
     for key, box in boxes.items():
         common = mine.overlap(box)
@@ -288,20 +289,23 @@ def _read_stack(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
             inside = common.seen_from(box)
             # Stored tensors have no dim for the row.
             part = files.read(key, Box(inside.offsets[1:], inside.sizes[1:]))
-            _copy(key, part, local[common.seen_from(mine).slices][0])
+            _copy(key, part, param, common.seen_from(mine))
             num_bytes += part.nbytes
     return num_bytes
 
 
-def _copy(key: str, part: Tensor, target: Tensor) -> None:
-    """Copy what was read, unless it is whole numbers that stand for other values."""
-    if target.is_floating_point() and not part.is_floating_point():
+def _copy(key: str, part: Tensor, param: Tensor, inside: Box | None = None) -> None:
+    """Copy what was read to this rank's part of `param`, or to one row of it, unless it is whole
+    numbers that stand for other values."""
+    wants_floats = param.is_floating_point() or is_packed(param)
+    if wants_floats and not part.is_floating_point():
         raise UserError(
             f"{key} is stored as {str(part.dtype).removeprefix('torch.')}, the model needs floats",
             why="such weights are quantised, and config.json does not say how",
             fix="name a copy whose weights are bf16 or fp32: model.weights_from=DIR",
         )
-    target.copy_(part)
+    local = local_part(param)
+    put(local if inside is None else local[inside.slices][0], part)
 
 
 def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> None:

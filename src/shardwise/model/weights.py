@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
 from shardwise.internals.hugging_face import initialise_module
+from shardwise.kernels.nf4 import pack_into
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
+from shardwise.model.packed import floats_shape, is_packed
 from shardwise.model.seeds import seed_generators
 
 
@@ -131,7 +133,16 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def copy_shard(target: Tensor, full: Tensor) -> None:
     """Copy this rank's part of `full` into `target`, which may be sharded."""
-    local_part(target).copy_(full[local_box(target).slices])
+    put(local_part(target), full[local_box(target).slices])
+
+
+def put(target: Tensor, values: Tensor) -> None:
+    """Copy floats into a tensor of this rank, or quantise them where it is the bytes of a packed
+    parameter."""
+    if target.dtype == torch.uint8 and values.is_floating_point():
+        pack_into(target, values)
+    else:
+        target.copy_(values)
 
 
 def local_part(param: Tensor) -> Tensor:
@@ -141,8 +152,12 @@ def local_part(param: Tensor) -> Tensor:
 
 
 def local_box(param: Tensor) -> Box:
-    """Which part of `param` this rank keeps."""
-    return shard_box(param) if isinstance(param, DTensor) else whole_box(param.shape)
+    """Which part of `param` this rank keeps, as files have it: of a packed parameter, the floats
+    that its rows are made of."""
+    box = shard_box(param) if isinstance(param, DTensor) else whole_box(param.shape)
+    if not is_packed(param):
+        return box
+    return Box(box.offsets, (*box.sizes[:-1], floats_shape(param)[-1]))
 
 
 def shard_box(param: DTensor) -> Box:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 from torch.distributed.tensor import Shard
 
+from shardwise.model.packed import is_packed
 from shardwise.plan.mesh import MAX_PADDING, padding
 
 
@@ -24,4 +25,10 @@ def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:
 
 def placement_over(num_shards: int) -> Callable[[nn.Parameter], Shard]:
     """The function that `fully_shard` calls for each parameter."""
-    return lambda param: Shard(choose_shard_dim(param.shape, num_shards))
+
+    def place(param: nn.Parameter) -> Shard:
+        # The bytes of a row belong together.
+        shape = param.shape[:-1] if is_packed(param) else param.shape
+        return Shard(choose_shard_dim(shape, num_shards))
+
+    return place

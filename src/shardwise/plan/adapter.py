@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from shardwise.config.schema import RunConfig
+from shardwise.facts.adapter import AdapterSpec
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice
-from shardwise.units import format_count
+from shardwise.units import format_bytes, format_count
+
+
+def _say_packed(adapter: AdapterSpec) -> str:
+    """What is stored in NF4."""
+    bits = 8 * adapter.packed_bytes / adapter.packed_params
+    return (
+        f"{format_count(adapter.packed_params)} frozen weights are in NF4, {bits:.2f} bits each "
+        f"({format_bytes(adapter.packed_bytes)}), and become floats in each layer's forward and "
+        "backward"
+    )
+
 
 _MOST_NAMED = 4
 
@@ -26,6 +38,8 @@ def choose_adapter(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         names = ", ".join(adapter.whole[:_MOST_NAMED])
         more = len(adapter.whole) - _MOST_NAMED
         parts.append(f"trained whole: {names}{f' and {more} more' if more > 0 else ''}")
+    if adapter.packed_params:
+        parts.append(_say_packed(adapter))
     if adapter.left:
         parts.append(f"no adapters in {', '.join(adapter.left)}")
     if cluster.device == "cuda" and config.train.kernels != "torch":

@@ -79,8 +79,9 @@ def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
     """The least host memory of one node that offload takes: the node's share of all states."""
     states = 16 * model.trained_params
     if model.adapter is not None:
-        # Frozen weights are stored in the format that they are computed with.
-        states += 2 * model.total_params
+        # Other frozen weights are stored in the format that they are computed with.
+        states += 2 * (model.total_params - model.adapter.packed_params)
+        states += model.adapter.packed_bytes
     return states * min(1.0, cluster.devices_per_node / cluster.world_size)
 
 

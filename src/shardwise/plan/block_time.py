@@ -121,7 +121,7 @@ class _Seconds:
         weights = work.matmul_flops / 2
         ends = sum(each.rows * each.count * (each.inner + each.width) for each in work.matmuls)
         besides = decided.tokens * (self._float8_bytes + self._adapter_bytes(ends))
-        besides += 2 * software.unpack_passes * weights
+        besides += 2 * software.unpack_passes * self._packed(weights)
         kernels = whole.kernels / _COUNTED_KERNELS[decided.compile]
         return BlockTime(
             *self._matmuls(matmul, self._trained(work)),
@@ -151,7 +151,7 @@ class _Seconds:
         if decided.compile and makes_product_again(model, decided):
             # In any case, so that norms alone are left.
             again = decided.tokens * software.norm_passes * model.hidden_size
-        moved += 2 * software.unpack_passes * weights
+        moved += 2 * software.unpack_passes * self._packed(weights)
         return BlockTime(
             *self._matmuls(matmul),
             *self._attention((attention,)),
@@ -288,6 +288,12 @@ class _Seconds:
         heads = model.head_dim * (model.num_heads + model.num_kv_heads)
         ends = 4 * model.hidden_size + 2 * heads + vectors * (model.hidden_size + ffn)
         return moved + self._float8_bytes + self._adapter_bytes(ends)
+
+    def _packed(self, weights: float) -> float:
+        """Weights of a block that are made floats before each use: those that are known to be
+        packed, or `weights`."""
+        adapter = self.model.adapter
+        return weights if adapter is None else adapter.packed_params / self.model.num_layers
 
     def _adapter_bytes(self, ends: float) -> float:
         """Bytes of a token's adapters at so many channels, or at those that are known to have

@@ -44,7 +44,9 @@ def _classes(plan: Plan) -> str:
     if not frozen:
         return ""
     trained = format_bytes(plan.memory.params - frozen)
-    return f": {format_bytes(frozen)} frozen in {plan.decided.param_dtype}, {trained} trained, fp32"
+    packed = plan.model.adapter is not None and plan.model.adapter.packed_params
+    stored = f"nf4 and {plan.decided.param_dtype}" if packed else plan.decided.param_dtype
+    return f": {format_bytes(frozen)} frozen in {stored}, {trained} trained, fp32"
 
 
 def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[str, str]]:

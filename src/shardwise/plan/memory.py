@@ -36,7 +36,14 @@ from shardwise.plan.decisions import (
 )
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
-from shardwise.plan.unit_sizes import gathered_sizes, gathered_total, head_params, trained_sizes
+from shardwise.plan.unit_sizes import (
+    frozen_bytes,
+    gathered_sizes,
+    gathered_total,
+    head_params,
+    trained_sizes,
+    unpacked_bytes,
+)
 from shardwise.units import GIB
 
 # Master weights, gradient shards and the two Adam moments are fp32.
@@ -121,14 +128,6 @@ def estimate_memory(
     )
 
 
-def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes of a rank's frozen weights. They are stored as they are computed with."""
-    if model.adapter is None:
-        return 0
-    frozen = model.total_params - model.adapter.whole_params
-    return -(-frozen // decided.shard) * DTYPE_BYTES[decided.param_dtype]
-
-
 def _adam_bytes(decided: Decisions) -> int:
     return ADAM_BYTES // 2 if decided.optimizer_state == "bf16" else ADAM_BYTES
 
@@ -188,6 +187,7 @@ def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Mom
     gathered = _gathered_bytes(model, decided)
     # The block and the one before it are gathered.
     own = width * (0 if decided.keeps_gathered else 2 * sizes.block)
+    own += unpacked_bytes(model, decided)
     kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
     again, states = _inside_block(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
@@ -231,6 +231,7 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     first = kept / model.num_layers
     gathered = _gathered_bytes(model, decided) / model.num_layers
     own = width * (0 if decided.keeps_gathered else sizes.block)
+    own += unpacked_bytes(model, decided)
     # A tied table is gathered, and has a gradient since the loss.
     waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import Decisions, gathered_block_params, gathered_params
+from shardwise.plan.decisions import (
+    DTYPE_BYTES,
+    Decisions,
+    gathered_block_params,
+    gathered_params,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,13 @@ def head_params(model: ModelSpec) -> int:
 
 
 def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
-    """What a rank gathers for each unit. Frozen weights that every rank has whole are used where
-    they are."""
+    """What a rank gathers for each unit, in numbers of the format that it computes with. Frozen
+    weights that every rank has whole are used where they are."""
     adapters = 0 if model.adapter is None else model.adapter.largest_unit
     if uses_in_place(model, decided):
         return trained_sizes(model, decided)
     block = gathered_block_params(model, decided) + adapters
+    block -= _spared(model, decided) // model.num_layers
     return UnitSizes(block, head_params(model), model.embedding_params)
 
 
@@ -40,7 +46,30 @@ def gathered_total(model: ModelSpec, decided: Decisions) -> int:
     if uses_in_place(model, decided):
         return model.adapter.num_params
     added = model.adapter.num_params - model.adapter.whole_params
-    return added + gathered_params(model, decided)
+    return added + gathered_params(model, decided) - _spared(model, decided)
+
+
+def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of a rank's frozen weights. Those that are not packed are stored as they are computed
+    with."""
+    if model.adapter is None:
+        return 0
+    kept = model.total_params - model.adapter.whole_params - _spared(model, decided)
+    return -(-kept // decided.shard) * DTYPE_BYTES[decided.param_dtype]
+
+
+def unpacked_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """Bytes of the floats that a layer makes of its packed weight, and frees when it is done."""
+    largest = 0 if model.adapter is None else model.adapter.largest_packed
+    return largest * DTYPE_BYTES[decided.param_dtype]
+
+
+def _spared(model: ModelSpec, decided: Decisions) -> int:
+    """By how many numbers of the format that it computes with packed weights are smaller."""
+    if model.adapter is None:
+        return 0
+    width = DTYPE_BYTES[decided.param_dtype]
+    return model.adapter.packed_params - -(-model.adapter.packed_bytes // width)
 
 
 def trained_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.facts.head_form import PLAIN, HeadForm
-from shardwise.kernels import adamw, clamped_swiglu, experts, float8
+from shardwise.kernels import adamw, clamped_swiglu, experts, float8, nf4
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import ACTIVATIONS, gated, gated_grads
 
@@ -30,6 +30,7 @@ from shardwise.kernels import (
     cross_entropy_triton,
     experts_triton,
     float8_triton,
+    nf4_triton,
     swiglu_triton,
     unit_copies_triton,
 )
@@ -90,6 +91,15 @@ def test_the_copy_out_of_a_gather(dtype: torch.dtype) -> None:
         unit_copies_triton.copy_out(gathered, tensor, size, start)
         start += size
     assert all(map(torch.equal, found, gathered.split(sizes, dim=1)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_floats_of_nf4(dtype: torch.dtype) -> None:
+    """Not in bf16, which the interpreter cuts off and a GPU rounds."""
+    # Less than a piece of a row, and one and a half.
+    for shape in ((2, 3, 64), (3, 3072)):
+        packed = nf4.pack(random(*shape))
+        assert torch.equal(nf4_triton.floats_of(packed, dtype), nf4.floats_of(packed, dtype))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -78,6 +78,32 @@ def test_a_whole_frozen_model_is_used_where_it_is(keeps: bool) -> None:
     assert offloaded.gathered + offloaded.buffers > LLAMA.vocab_size * LLAMA.hidden_size * 2
 
 
+def test_packed_weights_are_stored_and_gathered_as_bytes() -> None:
+    packed = 32 * 218_103_808  # the linear layers of the blocks
+    num_bytes = packed * 52 // 100
+    small = replace(
+        ADAPTER, packed_params=packed, packed_bytes=num_bytes, largest_packed=4096 * 14336
+    )
+    qlora = replace(LLAMA, adapter=small)
+    floats, four_bits = (estimate_memory(each, EIGHT, DECIDED) for each in (LORA, qlora))
+    rest = 2 * (LLAMA.total_params - packed)
+    assert four_bits.frozen == pytest.approx((rest + num_bytes) / 8, rel=1e-6)
+    # Two blocks are gathered, and the floats of one layer exist beside them.
+    kept = replace(DECIDED, reshard_after_forward=False)
+    assert estimate_memory(qlora, EIGHT, kept).gathered < 0.45 * (
+        estimate_memory(LORA, EIGHT, kept).gathered
+    )
+    assert four_bits.buffers < floats.buffers + 2 * 4096 * 14336
+    step, plain = (
+        estimate_time(each, EIGHT.fabric, DECIDED, rates(), software_of("cuda", each, DECIDED))
+        for each in (qlora, LORA)
+    )
+    # Each weight is made a float twice: at least 2.5 bytes of memory traffic each time.
+    least = 2 * 2.5 * packed / rates().memory_bytes_per_s
+    assert least < step.elementwise - plain.elementwise < 1.3 * least
+    assert ModelSpec.from_dict(qlora.to_dict()) == qlora
+
+
 def rates() -> Rates:
     found = rates_for(EIGHT)
     assert found is not None

@@ -23,6 +23,12 @@ class AdapterConfig:
     Experts that are stacked in one tensor get adapters where a pattern such as `experts.*` matches
     them, and a router only where a pattern names it without a `*`."""
 
+    base: Literal["param", "nf4"] = "param"
+    """The format that frozen linear layers are stored and gathered in. `param` is that of
+    `precision.param`. `nf4` is four bits for each weight (QLoRA): layers make floats of them where
+    they compute. The head, embeddings, norms and routers stay in the format of
+    `precision.param`."""
+
     rank: int = 16
     """Rows of A and columns of B."""
 

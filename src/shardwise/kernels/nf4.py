@@ -1,0 +1,137 @@
+"""Weights in NF4, the four-bit format of QLoRA: packed, and made floats again where they are used.
+
+A block of 64 weights is divided by its largest magnitude, and each quotient becomes the nearest of
+sixteen values. The magnitudes of a row's blocks are rounded too, to multiples of 1/255 of the
+row's largest: this is what QLoRA calls double quantisation. `facts/nf4.py` has the layout of bytes.
+
+Floats are a product of three numbers without a sum, so all devices make the same ones to the last
+bit. On a GPU a Triton kernel makes them, on a CPU plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+from torch.nn.functional import grouped_mm
+
+from shardwise.facts.nf4 import BLOCK, STEP_BYTES, row_bytes, width_of
+
+# As published with QLoRA: quantiles of a normal distribution, with an exact zero.
+CODE_BOOK = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_MOST = 255
+# Weights that are quantised at once, so that what is made on the way stays small.
+_AT_ONCE = 2**24
+
+
+@torch.no_grad()
+def pack_into(target: Tensor, rows: Tensor) -> None:
+    """Quantise `rows`, on the device of the bytes that they become."""
+    bytes_of = target.view(-1, target.shape[-1])
+    given = rows.reshape(-1, rows.shape[-1])
+    count = max(1, _AT_ONCE // rows.shape[-1])
+    for start in range(0, len(given), count):
+        part = given[start : start + count].to(target.device)
+        bytes_of[start : start + count].copy_(pack(part))
+
+
+def pack(rows: Tensor) -> Tensor:
+    """Weights (…, width) as bytes (…, row_bytes(width))."""
+    width = rows.shape[-1]
+    blocks = rows.float().unflatten(-1, (-1, BLOCK))
+    largest = blocks.abs().amax(-1)
+    step = largest.amax(-1, keepdim=True) / _MOST
+    # A block that is not zero keeps the smallest scale. Zeros divided by zero are zeros.
+    scales = torch.where(largest > 0, (largest / step).round_().clamp_(min=1), largest)
+    shares = torch.where(largest[..., None] > 0, blocks / largest[..., None], blocks)
+    codes = torch.bucketize(shares, _thresholds(rows.device), out_int32=True).byte().flatten(-2)
+    # As in bitsandbytes, the first of two weights has the upper four bits.
+    packed = codes[..., 0::2] << 4 | codes[..., 1::2]
+    made = packed.new_zeros(*rows.shape[:-1], row_bytes(width))
+    made[..., : width // 2] = packed
+    made[..., width // 2 : width // 2 + width // BLOCK] = scales.byte()
+    made[..., -STEP_BYTES:] = step.view(torch.uint8)
+    return made
+
+
+@custom_op("shardwise::nf4_floats", mutates_args=(), device_types="cpu")
+def floats_of(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
+    """The weights of packed rows.
+
+    `after` is not read. It is a gradient that ties this operator to backward: the compiler would
+    make the floats once, in forward, and keep them.
+    """
+    width = width_of(packed.shape[-1])
+    pairs = packed[..., : width // 2]
+    scales = packed[..., width // 2 : width // 2 + width // BLOCK].float()
+    scales *= packed[..., -STEP_BYTES:].contiguous().view(torch.float32)
+    byte = torch.arange(256)
+    book = torch.tensor(CODE_BOOK)
+    both = torch.stack([book[byte >> 4], book[byte & 15]], dim=1)
+    values = both[pairs.int()].flatten(-2).unflatten(-1, (-1, BLOCK))
+    return (values * scales[..., None]).flatten(-2).to(dtype)
+
+
+@floats_of.register_fake
+def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
+    return packed.new_empty(*packed.shape[:-1], width_of(packed.shape[-1]), dtype=dtype)
+
+
+# This module imports Triton, which is missing where there is no GPU.
+
+
+@floats_of.register_kernel("cuda")
+def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
+    from shardwise.kernels import nf4_triton
+
+    return nf4_triton.floats_of(packed, dtype)
+
+
+@torch.compiler.allow_in_graph
+class Nf4Product(torch.autograd.Function):
+    """x @ W.T, where W is packed and has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        """The bytes are saved, not the floats that they become."""
+        ctx.save_for_backward(packed)
+        return F.linear(x, floats_of(packed, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of x."""
+        (packed,) = ctx.saved_tensors
+        (grad,) = grads
+        return grad @ floats_of(packed, grad.dtype, grad), None, None
+
+
+@torch.compiler.allow_in_graph
+class Nf4GroupedProduct(torch.autograd.Function):
+    """The same for experts: rows are sorted by expert, and those of expert e end at ends[e]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, packed: Tensor, ends: Tensor) -> Tensor:
+        """One grouped matmul over the weights of all experts."""
+        ctx.save_for_backward(packed, ends)
+        return grouped_mm(rows, floats_of(packed, rows.dtype).mT, offs=ends)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the rows."""
+        packed, ends = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        return grouped_mm(grad, floats_of(packed, grad.dtype, grad), offs=ends), None, None
+
+
+def _thresholds(device: torch.device) -> Tensor:
+    """The middles between the values. What is above one becomes the larger value."""
+    book = torch.tensor(CODE_BOOK, dtype=torch.float64, device=device)
+    return ((book[1:] + book[:-1]) / 2).float()
