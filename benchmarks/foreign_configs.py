@@ -72,7 +72,7 @@ def show(migrated: list[tuple[Path, Migration]], refused: list[tuple[Path, str]]
     print(f"{'kind':14}" + "".join(f"{name:>16}" for name in columns))
     for kind, count in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
         print(f"{kind:14}" + "".join(f"{count[name]:16}" for name in columns))
-    print(f"{len(refused)} files refused with an error, because they are no training configuration")
+    print(f"{len(refused)} files refused, each with an error that says why")
 
 
 def show_unknown(migrated: list[tuple[Path, Migration]]) -> None:

@@ -36,8 +36,8 @@ def migrate(
 ) -> None:
     """Write our YAML for a configuration of another tool, and say what became of every key.
 
-    Accelerate (FSDP 1 and 2, DeepSpeed), DeepSpeed, HF TrainingArguments. The tool is told by the
-    keys of the file.
+    Accelerate (FSDP 1 and 2, DeepSpeed), DeepSpeed, HF TrainingArguments and TRL, axolotl,
+    LLaMA-Factory, torchtune and torchtitan. The tool is told by the keys of the file.
 
     \b
     Examples:

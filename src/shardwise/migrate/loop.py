@@ -57,8 +57,10 @@ def _warmup_ratio(value: Any, source: Source) -> Outcome:
     if ratio == 0:
         return mapped({"optim.warmup_steps": 0}, "no warm-up")
     if steps is None:
-        return dropped("it is a share of the steps, which the file does not say: "
-                       "give train.steps, or set optim.warmup_steps")  # fmt: skip
+        return dropped(
+            "it is a share of the steps, which the file does not say: "
+            "give train.steps, or set optim.warmup_steps"
+        )
     settings = {"optim.warmup_steps": round(ratio * steps)}
     return mapped(settings, f"this share of {steps} steps")
 

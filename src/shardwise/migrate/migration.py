@@ -38,7 +38,7 @@ def migrate_file(file: Path, kind: str | None, overrides: Sequence[str]) -> Migr
         raise UserError(f"{file} is empty", fix="name a file with keys: `shardwise migrate FILE`")
     reader = reader_named(kind) if kind else recognise(document.tree, file)
     given = read_given(overrides)
-    lines = list(_translated(reader, Source(document.tree, file, given)))
+    lines = list(_translated(reader, Source(reader.prepare(document.tree), file, given)))
     lines, settings = settle(lines, given)
     return Migration(reader, lines, settings, dump_settings(settings, f"{reader.title}'s {file}"))
 

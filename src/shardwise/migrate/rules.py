@@ -16,12 +16,14 @@ from shardwise.migrate.line import (
     changed,
     dropped,
     mapped,
+    other_task,
 )
 from shardwise.migrate.source import Leaf, Source
 from shardwise.migrate.values import Convert
 
 Translate = Callable[[Any, Source], Outcome]
 _OFF = (False, 0, "", "no", "none", "off", "false", "disabled")
+_NONE_HERE = "it is off in the file, and there is none here"
 _UNSET = "it is unset in the file"
 
 
@@ -55,6 +57,9 @@ class Reader:
     assumed: tuple[Assumed, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     """Keys that hold, or name the file of, a configuration of another tool, and its kind."""
+
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = lambda tree: tree
+    """What the tool itself does to the tree before it reads it."""
 
     auto: str = "`auto` leaves it to the tool; here the plan or the default decides"
 
@@ -143,15 +148,20 @@ def unless(why: str, *off: Any) -> KeyRule:
     def decide(value: Any, _: Source) -> Outcome:
         still = value.strip().lower() if isinstance(value, str) else value
         if still in (*_OFF, *off):
-            return always("it is off in the file, and there is none here")
+            return always(_NONE_HERE)
         return dropped(why)
 
     return KeyRule(decide)
 
 
-def choice(outcomes: Mapping[Any, Outcome], convert: Convert) -> KeyRule:
-    """One outcome for each value that there may be; `convert` refuses all others."""
-    return KeyRule(lambda value, _: outcomes[convert(value)])
+def task(why: str) -> KeyRule:
+    """What the file asks for is another task than ours."""
+
+    def decide(value: Any, _: Source) -> Outcome:
+        still = value.strip().lower() if isinstance(value, str) else value
+        return always(_NONE_HERE) if still in _OFF else other_task(why)
+
+    return KeyRule(decide)
 
 
 def each(rule: KeyRule, keys: str | Iterable[str], prefix: str = "") -> dict[str, KeyRule]:

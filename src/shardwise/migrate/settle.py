@@ -81,9 +81,11 @@ def _without(line: Line, reasons: Mapping[str, str]) -> Line:
         return line
     left = {path: val for path, val in line.outcome.settings.items() if path not in reasons}
     outcome = Outcome(
-        "changed" if left else "dropped", "; ".join(dict.fromkeys(found)), left,
+        "changed" if left else "dropped",
+        "; ".join(dict.fromkeys(found)),
+        left,
         line.outcome.is_other_task,
-    )  # fmt: skip
+    )
     return replace(line, outcome=outcome)
 
 

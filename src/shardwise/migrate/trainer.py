@@ -19,7 +19,8 @@ from shardwise.migrate.rules import (
     unless,
 )
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import flag, names, number, positive, text, whole
+from shardwise.migrate.trl import TRL
+from shardwise.migrate.values import flag, names, number, positive, whole
 
 _HUB = "`shardwise export` writes a directory, which `hf upload` takes"
 _LOADER = "the loader reads ahead by itself"
@@ -57,17 +58,6 @@ def _low_bits(value: Any, _: Source) -> Outcome:
 
 def _peft(value: Any, _: Source) -> Outcome:
     return mapped({"adapter.method": "lora" if flag(value) else "none"}, "what is trained")
-
-
-def _packing(value: Any, _: Source) -> Outcome:
-    if flag(value):
-        return always("sequences are packed")
-    return mapped({"data.packing": "one"}, "each conversation has a sequence of its own")
-
-
-def _dataset(value: Any, _: Source) -> Outcome:
-    settings = {"data.source": "datasets", "data.path": text(value)}
-    return changed(settings, "data.format says what a record is: text, or auto for conversations")
 
 
 LORA: dict[str, KeyRule] = {
@@ -175,46 +165,6 @@ TRAINING: dict[str, KeyRule] = {
         "split_batches dispatch_batches torchdynamo ray_scope evaluation_strategy",
     ),
 }
-_SFT: dict[str, KeyRule] = {
-    "model_name_or_path": to("model.name", text, "a hub id or a directory"),
-    "model_revision": to("model.revision", text, "the revision of the hub"),
-    "trust_remote_code": to("model.trust_remote_code", flag, "code that comes with the model"),
-    **each(otherwise("precision.param is the format of compute"), "dtype torch_dtype"),
-    "model_init_kwargs.*": drop("model.overrides changes fields of config.json"),
-    "router_aux_loss_coef": to("train.router_aux_loss", number, "of a mixture of experts"),
-    "dataset_name": KeyRule(_dataset),
-    "dataset_config": to("data.name", text, "the configuration of the dataset"),
-    "dataset_train_split": to("data.split", text, "the split"),
-    "dataset_test_split": otherwise("data.eval_fraction holds sequences out of the training split"),
-    "dataset_streaming": otherwise("data is indexed once, and then read in any order"),
-    "dataset_text_field": to("data.field", text, "the column of the text"),
-    **each(
-        KeyRule(lambda value, _: mapped({"data.seq_len": positive(value)}, "tokens of a sequence")),
-        "max_length max_seq_length",
-    ),
-    "packing": KeyRule(_packing),
-    "packing_strategy": otherwise("data.packing has best_fit, one and cut"),
-    "eval_packing": otherwise("evaluation packs as training does"),
-    "padding_free": kept("there is no padding between packed sequences"),
-    "completion_only_loss": otherwise("data.format=prompt trains on completions alone"),
-    "assistant_only_loss": otherwise("data.format=chat trains on the assistant's turns alone"),
-    "chat_template_path": to("data.chat_template", text, "a file with a Jinja template"),
-    "shuffle_dataset": to("data.shuffle", flag, "by a seed"),
-    "loss_type": otherwise("cross-entropy over all valid tokens"),
-    "activation_offloading": KeyRule(
-        lambda value, _: mapped(
-            {"memory.offload_activations": 1.0 if flag(value) else 0.0},
-            "the share of blocks whose activations are in host memory",
-        )
-    ),
-    **each(
-        drop("the tokenizer's own is used"),
-        "eos_token pad_token pad_to_multiple_of",
-    ),
-    "truncation_mode": otherwise("conversations that do not fit are named and left out"),
-    "ignore_bias_buffers": otherwise("FSDP2 is not DDP, and needs no such setting"),
-    **LORA,
-}
 # What changes numbers, and differs from our defaults.
 TRAINER_ASSUMED: tuple[Assumed, ...] = (
     Assumed(("learning_rate",), 5e-5, {"optim.lr": 5e-5}, "the Trainer's default"),
@@ -240,7 +190,7 @@ TRAINER_ASSUMED: tuple[Assumed, ...] = (
 TRAINER = Reader(
     "trainer",
     "HF TrainingArguments",
-    {**TRAINING, **_SFT},
+    {**TRAINING, **TRL, **LORA},
     TRAINER_ASSUMED,
     links={"deepspeed": "deepspeed"},
     auto="`auto` leaves it to the Trainer; here the plan or the default decides",
