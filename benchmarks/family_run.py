@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from family_forks import Answer, Call, run_calls
 from family_limits import kernels_of, limit_s, measure_kernels
@@ -43,6 +43,14 @@ _ROW_S = 150.0
 _TIMES = ("step_ms", "tok_s", "mfu", "limit_tok_s")
 
 
+class Named(Protocol):
+    """A row of a scoreboard. Its text is its name."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What it is, as the results have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Board:
     """The results so far, said and written down as they come: a run may be ended at any time."""
@@ -56,11 +64,11 @@ class Board:
         known = json.loads(file.read_text("utf-8"))["rows"] if file and file.exists() else []
         return cls({"machine": machine, "rows": known}, file)
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: Named) -> bool:
         """Whether it was measured."""
         return any(each["row"] == str(row) and "tok_s" in each for each in self.results["rows"])
 
-    def put(self, row: Row, found: dict[str, Any]) -> None:
+    def put(self, row: Named, found: dict[str, Any]) -> None:
         """Write one down, in the place of an earlier one of the same name."""
         rows, new = self.results["rows"], {**row.names, **found}
         known = [place for place, each in enumerate(rows) if each["row"] == str(row)]

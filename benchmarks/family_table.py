@@ -26,10 +26,10 @@ def markdown(data: Found) -> str:
     """All of a file of results."""
     ours = [row for row in data["rows"] if row["who"] == OURS]
     peers = [row for row in data["rows"] if row["who"] != OURS]
-    parts = [_machine_line(data["machine"]), _table(_HEAD, map(_cells, ours)), summary(ours)]
+    parts = [_machine_line(data["machine"]), table(_HEAD, map(_cells, ours)), summary(ours)]
     if peers:
         speeds = {(row["family"], row["world"], row["setting"]): row.get("tok_s") for row in ours}
-        parts.append(_table(_PEER_HEAD, (_peer_cells(row, speeds) for row in peers)))
+        parts.append(table(_PEER_HEAD, (_peer_cells(row, speeds) for row in peers)))
     parts += [show_terms(row) for row in ours if row.get("kernels")]
     return "\n\n".join(parts)
 
@@ -80,10 +80,10 @@ def line_of(row: Found) -> str:
     """A row that has just been measured."""
     if row.get("problem"):
         return f"{row['row']:<44} {row['problem']}"
-    text = f"{row['row']:<44} {row['reserved_gib']:6.1f} GiB ({_signed(memory_error(row))}"
+    text = f"{row['row']:<44} {row['reserved_gib']:6.1f} GiB ({signed(memory_error(row))}"
     text += {True: "", False: ", not likely", None: ""}[in_band(row)]
-    text += f")  {_count(row.get('tok_s')):>9} tok/s ({_signed(speed_error(row))})"
-    return f"{text}  mfu {_share(row.get('mfu'))}  limit {_share(_limit_share(row))}"
+    text += f")  {count(row.get('tok_s')):>9} tok/s ({signed(speed_error(row))})"
+    return f"{text}  mfu {share(row.get('mfu'))}  limit {share(_limit_share(row))}"
 
 
 def _summary_line(name: str, rows: Sequence[Found]) -> str:
@@ -114,10 +114,10 @@ def _cells(row: Found) -> list[str]:
         str(row["world"]),
         row["setting"],
         row.get("attention") or "-",
-        *(_gib(row.get("plan_gib")), band, _gib(row.get("reserved_gib"))),
-        *(_signed(memory_error(row)), likely, _gib(row.get("allocated_gib"))),
-        *(_count(row.get("plan_tok_s")), _count(row.get("tok_s")), _signed(speed_error(row))),
-        *(_share(row.get("mfu")), _share(_limit_share(row)), _plain(row.get("problem", ""))),
+        *(gib(row.get("plan_gib")), band, gib(row.get("reserved_gib"))),
+        *(signed(memory_error(row)), likely, gib(row.get("allocated_gib"))),
+        *(count(row.get("plan_tok_s")), count(row.get("tok_s")), signed(speed_error(row))),
+        *(share(row.get("mfu")), share(_limit_share(row)), plain(row.get("problem", ""))),
     ]
 
 
@@ -125,10 +125,10 @@ def _peer_cells(row: Found, speeds: Mapping[tuple[str, int, str], float | None])
     mine, theirs = speeds.get((row["family"], row["world"], row["setting"])), row.get("tok_s")
     return [
         *(row["family"], str(row["layers"]), row["setting"], row["who"]),
-        *(_count(theirs), _share(row.get("mfu")), _share(_limit_share(row))),
-        *(_gib(row.get("reserved_gib")), _count(mine)),
+        *(count(theirs), share(row.get("mfu")), share(_limit_share(row))),
+        *(gib(row.get("reserved_gib")), count(mine)),
         f"{mine / theirs:.2f}" if mine and theirs else "-",
-        _plain(row.get("problem", "")),
+        plain(row.get("problem", "")),
     ]
 
 
@@ -142,26 +142,26 @@ def _machine_line(machine: Found) -> str:
     return f"{', '.join(words)}. Ranks 8: one GPU as rank 0 of 8, links take no time."
 
 
-def _table(head: Sequence[str], rows: Any) -> str:
+def table(head: Sequence[str], rows: Any) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return text.replace("|", "/").replace("\n", " ")[:160]
 
 
-def _gib(value: float | None) -> str:
+def gib(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _count(value: float | None) -> str:
+def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _signed(value: float | None) -> str:
+def signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"

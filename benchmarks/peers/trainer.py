@@ -9,7 +9,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset
@@ -25,6 +25,9 @@ from transformers import (
 from peers.child import WARM_UP_STEPS, answer, read_task
 from peers.shapes import EXPERTS, Setting
 from shardwise.errors import UserError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class RandomTokens(Dataset[dict[str, torch.Tensor]]):
@@ -66,9 +69,13 @@ def step_times(
     hf_config: Mapping[str, Any], setting: Setting, seq_len: int, steps: int, device: str
 ) -> list[float]:
     """Seconds of each of the last `steps` steps of any model."""
-    if "liger" in setting.words:
-        validate_liger(hf_config["model_type"])
-    model = build(hf_config, setting, device)
+    return time_steps(build(hf_config, setting, device), setting, seq_len, steps, device)
+
+
+def time_steps(
+    model: PreTrainedModel | PeftModel, setting: Setting, seq_len: int, steps: int, device: str
+) -> list[float]:
+    """The same of a model that is built."""
     total = WARM_UP_STEPS + steps
     tokens = RandomTokens(total * setting.micro_batch, seq_len, model.config.vocab_size)
     clock = Clock()
@@ -78,14 +85,21 @@ def step_times(
     return [later - earlier for earlier, later in itertools.pairwise(clock.ends)][-steps:]
 
 
-def build(hf_config: Mapping[str, Any], setting: Setting, device: str) -> PreTrainedModel:
+def build(
+    hf_config: Mapping[str, Any],
+    setting: Setting,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
     """As transformers builds it by itself, but for the experts that a setting names."""
+    if "liger" in setting.words:
+        validate_liger(hf_config["model_type"])
     fields = {**hf_config, "use_cache": False}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     experts = next((word for word in setting.words if word in EXPERTS), None)
     named = {} if experts is None else {"experts_implementation": experts}
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **named)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **named)
 
 
 def validate_liger(model_type: str) -> None:
