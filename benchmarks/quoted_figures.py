@@ -1,6 +1,6 @@
 """Commonly quoted sizing and cost figures of FSDP, beside what the planner says of them.
 
-    python benchmarks/quoted_figures.py [--markdown]
+    python benchmarks/quoted_figures.py [--markdown] [--adapters]
 
 For each row: the published throughput and memory, the planner's, and the ceiling: tokens per second
 if every FLOP of the row, recompute included, ran at the chip's dense peak. A row above its ceiling
@@ -18,7 +18,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
-from shardwise.facts.models import spec_from_config
+from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
@@ -59,15 +59,6 @@ SIZING = (
         950,
     ),
     Row(
-        "70B QLoRA, 8x H100, CPU offload",
-        "llama-3.1-70b",
-        "8xH100",
-        (*FULL, "memory.offload=cpu"),
-        44,
-        1800,
-        missing="QLoRA",
-    ),
-    Row(
         "70B, 32x H100, HYBRID_SHARD",
         "llama-3.1-70b",
         "4x8xH100",
@@ -104,23 +95,28 @@ OFFLOAD = (*FULL, "memory.offload=cpu")
 COSTS = (
     Cost("FULL_SHARD, 8x H100", "8xH100", FULL, 50, 1240),
     Cost("FULL_SHARD + offload, 8x H100", "8xH100", OFFLOAD, 125, 3550),
-    Cost("QLoRA + offload, 8x H100", "8xH100", OFFLOAD, 65, 1846, missing="QLoRA"),
     Cost("HYBRID_SHARD, 32x H100", "4x8xH100", ("shard.strategy=hybrid_shard",), 11, 1091),
     Cost("FULL_SHARD, 32x H100 (the planner's choice)", "4x8xH100", (), 11, 1091),
     Cost("HSDP x TP=2, 32x H100", "4x8xH100", (), 10, 992, missing="TP"),
 )
+QLORA = (*OFFLOAD, "adapter.method=lora", "adapter.base=nf4")
+ADAPTED_SIZING = (
+    Row("70B QLoRA, 8x H100, CPU offload", "llama-3.1-70b", "8xH100", QLORA, 44, 1800),
+)
+ADAPTED_COSTS = (Cost("QLoRA + offload, 8x H100", "8xH100", QLORA, 65, 1846),)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--markdown", action="store_true")
-    markdown = parser.parse_args().markdown
-    sizing = [_line(row) for row in SIZING]
-    _print(("row", "published", "plan", "ceiling", "verdict"), sizing, markdown=markdown)
+    parser.add_argument("--adapters", action="store_true", help="rows of QLoRA, in half a minute")
+    given = parser.parse_args()
+    sizing, costs = (ADAPTED_SIZING, ADAPTED_COSTS) if given.adapters else (SIZING, COSTS)
+    head: tuple[str, ...] = ("row", "published", "plan", "ceiling", "verdict")
+    _print(head, [_line(row) for row in sizing], markdown=given.markdown)
     print()
-    costs = [_cost_line(cost) for cost in COSTS]
     head = ("1B tokens, 70B", "published", "that is", "plan")
-    _print(head, costs, markdown=markdown)
+    _print(head, [_cost_line(cost) for cost in costs], markdown=given.markdown)
 
 
 def _print(head: tuple[str, ...], lines: list[tuple[str, ...]], *, markdown: bool) -> None:
@@ -153,10 +149,10 @@ def _cost_line(cost: Cost) -> tuple[str, ...]:
 
 def _line(row: Row) -> tuple[str, ...]:
     published = f"{row.tokens_per_s:,.0f} tok/s, {row.memory_gb:.0f} GB"
-    ceiling, reach = _ceiling(row)
-    if row.missing:
-        return row.label, published, "-", f"{ceiling:,.0f}", f"{row.missing} is not built yet"
-    planned, refusal = _planned(row)
+    plan, refusal = (None, f"{row.missing} is not built yet") if row.missing else _plan_of(row)
+    spec = plan.model if plan else spec_from_config(row.model, PRESETS[row.model])
+    ceiling, reach = _ceiling(row, spec)
+    planned = "-" if row.missing else _planned(plan)
     return (
         row.label,
         published,
@@ -166,9 +162,8 @@ def _line(row: Row) -> tuple[str, ...]:
     )
 
 
-def _ceiling(row: Row) -> tuple[float, float]:
+def _ceiling(row: Row, spec: ModelSpec) -> tuple[float, float]:
     """(tokens per second at the dense peak, at the best measured matmul), recompute included."""
-    spec = spec_from_config(row.model, PRESETS[row.model])
     gpu = parse_cluster(row.cluster).gpu
     if gpu is None:
         raise ValueError(row.cluster)
@@ -177,13 +172,11 @@ def _ceiling(row: Row) -> tuple[float, float]:
     return peak, BEST_MATMUL[gpu.name] * peak
 
 
-def _planned(row: Row) -> tuple[str, str]:
-    """(what the planner says, why it refuses)."""
-    plan, refusal = _plan_of(row)
+def _planned(plan: Plan | None) -> str:
+    """What the planner says."""
     if plan is None or plan.forecast is None:
-        return "does not fit", refusal
-    speed, memory = plan.forecast.tokens_per_s, plan.memory.total / GIB
-    return f"{speed:,.0f} tok/s, {memory:.0f} GiB", ""
+        return "does not fit"
+    return f"{plan.forecast.tokens_per_s:,.0f} tok/s, {plan.memory.total / GIB:.0f} GiB"
 
 
 def _plan_of(row: Row) -> tuple[Plan | None, str]:
