@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import UserError, printable
 
 if TYPE_CHECKING:
+    from shardwise.config.schema import DataConfig
     from shardwise.data.masking import Example
     from shardwise.data.survey import Survey
     from shardwise.data.template import ChatTemplate
@@ -65,14 +67,19 @@ def show(
     template = load_chat_template(tokenizer, data.chat_template)
     survey = survey_examples(data, template, num_samples=samples, max_rows=rows)
     in_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for example in survey.samples:
-        _show_example(example, template, in_colour)
-    _show_counts(survey, data.seq_len)
+    for example in chain.from_iterable(survey.samples):
+        side = ""
+        if data.has_preferences:
+            names = ("rejected", "chosen") if data.format == "pairs" else ("false", "true")
+            side = f", {names[example.is_preferred]}"
+        _show_example(example, side, template, in_colour)
+    _show_counts(survey, data)
 
 
-def _show_example(example: Example, template: ChatTemplate, in_colour: bool) -> None:
+def _show_example(example: Example, side: str, template: ChatTemplate, in_colour: bool) -> None:
     trained = f"{int(example.mask.sum())} of {len(example.ids)} tokens are trained on"
-    typer.echo(f"{printable(example.document)}: {trained}{', cut' if example.is_cut else ''}")
+    cut = ", cut" if example.is_cut else ""
+    typer.echo(f"{printable(example.document)}{side}: {trained}{cut}")
     typer.echo("".join(_pieces(example, template, in_colour)) + "\n")
 
 
@@ -92,15 +99,16 @@ def _pieces(example: Example, template: ChatTemplate, in_colour: bool) -> list[s
     return pieces
 
 
-def _show_counts(survey: Survey, seq_len: int) -> None:
+def _show_counts(survey: Survey, data: DataConfig) -> None:
     from shardwise.cli.show import show_table
 
+    seq_len = data.seq_len
     show_table(
         [
-            ("conversations", f"{survey.num_conversations} of {survey.num_rows} rows"),
+            (f"{data.unit}s", f"{survey.num_conversations} of {survey.num_rows} rows"),
             (
                 "tokens",
-                f"{survey.num_tokens}, at most {max(survey.lengths)} in a conversation "
+                f"{survey.num_tokens}, at most {max(survey.lengths)} in one {data.unit} "
                 f"(data.seq_len {seq_len})",
             ),
             ("trained on", f"{survey.num_trained_tokens} tokens, {survey.trained_share:.1%}"),

@@ -34,7 +34,10 @@ def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
     if evals:
         fall = evals[0]["loss"] - evals[-1]["loss"]
         first, final = evals[0]["loss"], evals[-1]["loss"]
-        yield f"  held-out loss  {first:.4f} -> {final:.4f}  (fell by {fall:.2f} nats)"
+        told = [each["preference"]["accuracy"] for each in evals if each.get("preference")]
+        # The loss of a comparison is not in nats of a token.
+        how = f"accuracy {told[0]:.1%} -> {told[-1]:.1%}" if told else f"fell by {fall:.2f} nats"
+        yield f"  held-out loss  {first:.4f} -> {final:.4f}  ({how})"
     yield from _best_lines(plan, evals)
     yield _speed_line(plan, steps)
     yield _memory_line(last)

@@ -54,7 +54,7 @@ DATA_RULES: tuple[Rule, ...] = (
     Rule(
         "one-conversation-needs-no-mask",
         "data.document_mask",
-        lambda c: c.data.packing != "one" or not c.data.document_mask,
+        lambda c: c.data.packing != "one" or not c.data.document_mask or c.data.format == "pairs",
         "data.packing=one gives each conversation a sequence of its own",
         "leave data.document_mask out, or leave data.packing out",
     ),

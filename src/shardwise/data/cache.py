@@ -108,7 +108,7 @@ def one_document(fraction: float) -> UserError:
 def _remove_abandoned(cache_root: Path) -> None:
     """Delete what killed runs left aside; a living writer touches its files all the time."""
     oldest_alive = time.time() - ABANDONED_AFTER_S
-    for aside in cache_root.glob(".tokens-*"):
+    for aside in [*cache_root.glob(".tokens-*"), *cache_root.glob(".reference-*")]:
         try:
             newest = max(path.stat().st_mtime for path in (aside, *aside.iterdir()))
         except FileNotFoundError:

@@ -15,7 +15,7 @@ _SHAREGPT_ROLES = {
     **{"chatgpt": "assistant", "observation": "tool", "function_response": "tool"},
 }
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_SYSTEM_ROLES = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 # The keys without which a row does not have the form.
 FORMS = {
     "chat": (("messages",), ("conversations",)),
@@ -25,7 +25,7 @@ FORMS = {
 # Every key of a row that is looked at.
 ROW_KEYS = (
     *("messages", "conversations", "prompt", "completion", "instruction", "input", "output"),
-    *("system", "tools"),
+    *("system", "tools", "chosen", "rejected", "label"),
 )
 
 
@@ -71,8 +71,8 @@ def read_conversation(row: Mapping[str, Any], form: str) -> Conversation:
             turns = _prompt_turns(present)
         case _:
             turns = _instruction_turns(present)
-    _validate_order(turns)
-    return Conversation(tuple(turns), _read_tools(present.get("tools")))
+    validate_order(turns)
+    return Conversation(tuple(turns), read_tools(present.get("tools")))
 
 
 def _form_of(row: Mapping[str, Any], form: str) -> str:
@@ -93,11 +93,11 @@ def _form_of(row: Mapping[str, Any], form: str) -> str:
 
 def _chat_turns(row: Mapping[str, Any]) -> list[Turn]:
     if "messages" in row:
-        return _system_turn(row) + _turns_of(row["messages"], "messages")
+        return system_turn(row) + turns_of(row["messages"], "messages")
     values = row["conversations"]
     if isinstance(values, list) and all(isinstance(value, dict) for value in values):
         values = [_from_sharegpt(value) for value in values]
-    return _system_turn(row) + _turns_of(values, "conversations")
+    return system_turn(row) + turns_of(values, "conversations")
 
 
 def _from_sharegpt(value: dict[str, Any]) -> dict[str, Any]:
@@ -110,13 +110,22 @@ def _from_sharegpt(value: dict[str, Any]) -> dict[str, Any]:
 
 def _prompt_turns(row: Mapping[str, Any]) -> list[Turn]:
     """Both are texts or lists of turns. Only the completion is trained on."""
-    prompt, completion = row["prompt"], row["completion"]
+    return system_turn(row) + asked_turns(row["prompt"]) + answer_turns(row, "completion")
+
+
+def asked_turns(prompt: object) -> list[Turn]:
+    """The turns of a prompt, a text or a list, none of which is trained on."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    if isinstance(completion, str):
-        completion = [{"role": "assistant", "content": completion}]
-    before = [replace(turn, is_trained=False) for turn in _turns_of(prompt, "prompt")]
-    return _system_turn(row) + before + _turns_of(completion, "completion")
+    return [replace(turn, is_trained=False) for turn in turns_of(prompt, "prompt")]
+
+
+def answer_turns(row: Mapping[str, Any], key: str) -> list[Turn]:
+    """The turns of an answer, a text or a list."""
+    answer = row[key]
+    if isinstance(answer, str):
+        answer = [{"role": "assistant", "content": answer}]
+    return turns_of(answer, key)
 
 
 def _instruction_turns(row: Mapping[str, Any]) -> list[Turn]:
@@ -125,15 +134,17 @@ def _instruction_turns(row: Mapping[str, Any]) -> list[Turn]:
         {"role": "user", "content": "\n\n".join(asked)},
         {"role": "assistant", "content": row["output"]},
     ]
-    return _system_turn(row) + _turns_of(messages, "output")
+    return system_turn(row) + turns_of(messages, "output")
 
 
-def _system_turn(row: Mapping[str, Any]) -> list[Turn]:
+def system_turn(row: Mapping[str, Any]) -> list[Turn]:
+    """The row's own `system`, where it has one."""
     text = row.get("system")
     return [Turn("system", valid_text(text, "system"))] if text else []
 
 
-def _turns_of(messages: object, key: str) -> list[Turn]:
+def turns_of(messages: object, key: str) -> list[Turn]:
+    """The turns of a list of messages, which is under `key` in its row."""
     if not isinstance(messages, list):
         raise CorruptRecord(f"{key!r} is not a list but {type(messages).__name__}")
     return [_turn_of(message) for message in messages]
@@ -172,7 +183,8 @@ def _text_of(content: object) -> str:
     return "".join(valid_text(part.get("text"), "text") for part in content)
 
 
-def _read_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
+def read_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a row: a list of objects, or the same as JSON."""
     if isinstance(tools, str):  # tables keep them as JSON, because each has keys of its own
         try:
             tools = json.loads(tools or "[]")
@@ -185,10 +197,10 @@ def _read_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-def _validate_order(turns: list[Turn]) -> None:
+def validate_order(turns: list[Turn]) -> None:
     """Raise for what no template should be asked. It decides about the rest."""
     roles = [turn.role for turn in turns]
-    systems = [index for index, role in enumerate(roles) if role in _SYSTEM_ROLES]
+    systems = [index for index, role in enumerate(roles) if role in SYSTEM_ROLES]
     if len(systems) > 1:
         raise CorruptRecord("two system turns")
     if systems and systems[0] > 0:

@@ -30,7 +30,7 @@ from shardwise.data.cache import (
 from shardwise.data.examples import nothing_left, read_examples
 from shardwise.data.faults import FaultBudget
 from shardwise.data.masking import Example
-from shardwise.data.packing import pack, packing_of
+from shardwise.data.packing import pack, packing_of, split_pairs
 from shardwise.data.progress import Say, TokenProgress, silent
 from shardwise.data.sources import describe_source
 from shardwise.data.template import ChatTemplate
@@ -40,6 +40,7 @@ from shardwise.files import read_json
 # This is part of every key. Raise it when the same conversations would be written differently.
 FORMAT = 1
 _NAMED_CUT = 3
+_COMPARED = ("documents", "preferred")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,13 @@ class StoredConversations:
     num_cut: int
     cut: tuple[str, ...]
     """The first conversations that were cut to data.seq_len."""
+    unit: str = "conversation"
+    """What a row is called: a conversation, a pair or an answer."""
+    documents: ArrayFile | None = None
+    """The first token of each document, and at the end the number of tokens; only where documents
+    are compared, and so are known by number."""
+    preferred: ArrayFile | None = None
+    """Whether a document is preferred, for each of these."""
 
     @property
     def splits(self) -> dict[str, StoredSplit]:
@@ -82,13 +90,13 @@ class StoredConversations:
         train = self.train
         room = train.num_windows * seq_len
         lines = [
-            f"{train.num_conversations} conversations in {train.num_windows} sequences: "
+            f"{train.num_conversations} {self.unit}s in {train.num_windows} sequences: "
             f"{train.num_trained_tokens / train.num_tokens:.1%} of their {train.num_tokens} tokens "
             f"are trained on, {1 - train.num_tokens / room:.1%} of the sequences is padding"
         ]
         if self.num_cut:
             lines.append(
-                f"{self.num_cut} conversations are cut to data.seq_len {seq_len} and keep their "
+                f"{self.num_cut} {self.unit}s are cut to data.seq_len {seq_len} and keep their "
                 f"answers, such as {', '.join(self.cut)}"
             )
         return lines
@@ -107,31 +115,47 @@ class StoredConversations:
     def files(self) -> list[ArrayFile]:
         """All files but the index."""
         windows = [file for split in self.splits.values() for file in (split.pieces, split.firsts)]
-        return [self.tokens, self.mask, *windows]
+        compared = [file for file in (self.documents, self.preferred) if file is not None]
+        return [self.tokens, self.mask, *windows, *compared]
+
+    @property
+    def compared_digest(self) -> str:
+        """A hash of all documents that are compared, in both splits and however they are packed."""
+        files = (self.tokens, self.mask, self.documents)
+        hashes = [file.sha256 for file in files if file is not None]
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
     def digest(self, split: StoredSplit) -> str:
         """A hash of what is trained on in this split, wherever the files lie."""
-        files = (self.tokens, self.mask, split.pieces, split.firsts)
+        files = [self.tokens, self.mask, split.pieces, split.firsts]
+        files += [] if self.preferred is None else [self.preferred]
         return hashlib.sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 @dataclass(slots=True)
 class _Row:
-    """What is known of all examples while they are written."""
+    """What is known of all examples while they are written. The examples of a pair count once."""
 
     lengths: list[int] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
+    documents: list[int] = field(default_factory=list)
+    """The tokens of each document: of each example of a pair."""
+    preferred: list[bool] = field(default_factory=list)
     num_cut: int = 0
     cut: list[str] = field(default_factory=list)
 
-    def add(self, example: Example) -> None:
-        self.lengths.append(len(example.ids))
-        self.trained.append(int(example.mask.sum()))
-        self.draws.append(example.draw)
-        self.num_cut += example.is_cut
-        if example.is_cut and len(self.cut) < _NAMED_CUT:
-            self.cut.append(example.document)
+    def add(self, examples: tuple[Example, ...]) -> None:
+        sizes = [len(example.ids) for example in examples]
+        self.lengths.append(sum(sizes))
+        self.documents += sizes
+        self.preferred += [example.is_preferred for example in examples]
+        self.trained.append(sum(int(example.mask.sum()) for example in examples))
+        first = examples[0]
+        self.draws.append(first.draw)
+        self.num_cut += first.is_cut
+        if first.is_cut and len(self.cut) < _NAMED_CUT:
+            self.cut.append(first.document)
 
 
 def prepare_conversations(
@@ -203,6 +227,8 @@ def read_conversations(directory: Path) -> StoredConversations:
             tuple(index["skipped"]),
             index["num_cut"],
             tuple(index["cut"]),
+            index.get("unit", "conversation"),
+            *(file_of(name, index[name]) if name in index else None for name in _COMPARED),
         )
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise damaged(directory, f"index.json: {error}") from error
@@ -214,16 +240,17 @@ def _write(
     config: DataConfig, tokenizer: Tokenizer, template: ChatTemplate, directory: Path, say: Say
 ) -> None:
     faults, row = FaultBudget(config.max_corrupt), _Row()
-    progress = TokenProgress(say, "conversations")
+    progress = TokenProgress(say, f"{config.unit}s")
     with (
         ArrayWriter(directory / "tokens.bin", smallest_dtype(tokenizer.vocab_size)) as tokens,
         ArrayWriter(directory / "mask.bin", "bool") as mask,
     ):
-        for example in read_examples(config, template, faults.skip_record):
-            tokens.write(example.ids)
-            mask.write(example.mask)
-            row.add(example)
-            progress.add(len(example.ids))
+        for examples in read_examples(config, template, faults.skip_record):
+            for example in examples:
+                tokens.write(example.ids)
+                mask.write(example.mask)
+            row.add(examples)
+            progress.add(row.lengths[-1])
     if not row.lengths:
         raise nothing_left(config, faults.named)
     index = {
@@ -232,7 +259,12 @@ def _write(
         "skipped": faults.named,
         "num_cut": row.num_cut,
         "cut": row.cut,
+        "unit": config.unit,
     }
+    if config.has_preferences:
+        ends = np.cumsum([0, *row.documents], dtype=np.int64)
+        index["documents"] = _write_array(directory / "documents.bin", ends)
+        index["preferred"] = _write_array(directory / "preferred.bin", np.array(row.preferred))
     for name, chosen in _split(row.draws, config.eval_fraction).items():
         index[name] = _write_split(config, row, chosen, directory, name)
     write_index(directory, index)
@@ -258,17 +290,24 @@ def _write_split(
     lengths = np.array(row.lengths, dtype=np.int64)
     begins = np.cumsum(lengths) - lengths
     windows = pack(begins[chosen], lengths[chosen], config.seq_len, packing_of(config))
-    files = {}
-    for part, values in (("pieces", windows.pieces), ("firsts", windows.firsts)):
-        with ArrayWriter(directory / f"{name}-{part}.bin", "int64") as writer:
-            writer.write(values)
-        files[part] = _described(writer.file())
+    if config.format == "pairs":
+        windows = split_pairs(windows, np.cumsum([0, *row.documents], dtype=np.int64))
+    files = {
+        part: _write_array(directory / f"{name}-{part}.bin", values)
+        for part, values in (("pieces", windows.pieces), ("firsts", windows.firsts))
+    }
     counts = {
         "num_conversations": len(chosen),
         "num_tokens": int(lengths[chosen].sum()),
         "num_trained_tokens": int(np.array(row.trained)[chosen].sum()),
     }
     return {**files, "counts": counts}
+
+
+def _write_array(path: Path, values: NDArray[Any]) -> dict[str, Any]:
+    with ArrayWriter(path, str(values.dtype)) as writer:
+        writer.write(values)
+    return _described(writer.file())
 
 
 def _described(file: ArrayFile) -> dict[str, Any]:

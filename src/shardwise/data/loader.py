@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shardwise.data import sequences as seq
+from shardwise.data.compared import Compared, place_compared
 from shardwise.data.documents import Documents, place_documents
 from shardwise.data.order import index_at
 
@@ -29,6 +30,9 @@ class MicroBatch:
     documents: Documents | None = None
     """Documents that attention keeps apart; None where attention covers the whole sequence."""
 
+    compared: Compared | None = None
+    """Documents that are compared; None where each token is trained on by itself."""
+
     def pinned(self) -> MicroBatch:
         """The same in pinned memory, from which copies to a GPU are asynchronous."""
         return MicroBatch(
@@ -36,6 +40,7 @@ class MicroBatch:
             self.labels.pin_memory(),
             self.num_valid_tokens,
             None if self.documents is None else self.documents.pinned(),
+            None if self.compared is None else self.compared.pinned(),
         )
 
 
@@ -111,8 +116,11 @@ def eval_batches(
 def _blank(sequences: seq.SequenceSet) -> seq.Sequence:
     """A sequence without a label that counts, of the form of the others."""
     inputs = np.zeros(sequences.seq_len, dtype=np.int64)
-    starts = None if sequences.get(0).starts is None else np.zeros(1, dtype=np.int64)
-    return seq.Sequence(inputs, np.full_like(inputs, seq.IGNORE_INDEX), starts)
+    first = sequences.get(0)
+    starts = None if first.starts is None else np.zeros(1, dtype=np.int64)
+    nothing = seq.ComparedRow(np.array([seq.PADDING]), np.zeros(1, dtype=np.bool_))
+    compared = None if first.compared is None else nothing
+    return seq.Sequence(inputs, np.full_like(inputs, seq.IGNORE_INDEX), starts, compared)
 
 
 def _stack(rows: Sequence[seq.Sequence]) -> MicroBatch:
@@ -124,4 +132,5 @@ def _stack(rows: Sequence[seq.Sequence]) -> MicroBatch:
         labels=torch.from_numpy(labels),
         num_valid_tokens=int((labels != seq.IGNORE_INDEX).sum()),
         documents=place_documents(starts, inputs.shape[1]) if starts else None,
+        compared=place_compared(rows),
     )

@@ -8,6 +8,7 @@ each text must begin with the one before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +41,8 @@ class Example:
     conversation is held out."""
     is_cut: bool = False
     """Whether questions were cut, because the whole is longer than a sequence."""
+    is_preferred: bool = True
+    """Whether its answer is one that a model should prefer; all are but in preference data."""
 
 
 class TooLong(CorruptRecord):
@@ -59,27 +62,48 @@ class AnswerPlace:
 def build_example(
     conversation: Conversation, template: ChatTemplate, seq_len: int | None, document: str
 ) -> Example:
-    """The tokens of a conversation, at most `seq_len` of them where that is given.
+    """The tokens of a conversation, at most `seq_len` of them where that is given."""
+    (example,) = build_together((conversation,), template, seq_len, document)
+    return example
 
-    A longer one keeps its answers: other turns are cut in their middle, the longest first. Raises
-    CorruptRecord where answers do not fit, and UserError for a template that is not prefix-stable.
+
+def build_together(
+    conversations: Sequence[Conversation],
+    template: ChatTemplate,
+    seq_len: int | None,
+    document: str,
+) -> tuple[Example, ...]:
+    """The tokens of conversations that share a window of `seq_len` tokens, where that is given.
+
+    Longer ones keep their answers: other turns are cut in their middle, the longest first, and in
+    all conversations alike. Raises CorruptRecord where answers do not fit, and UserError for a
+    template that is not prefix-stable.
     """
-    whole = _example_of(conversation, template, document)
-    if seq_len is None or len(whole.ids) <= seq_len:
+
+    def built(limit: int | None) -> tuple[Example, ...]:
+        cut = conversations if limit is None else [_cut(each, limit) for each in conversations]
+        return tuple(_example_of(each, template, document) for each in cut)
+
+    def length(examples: tuple[Example, ...]) -> int:
+        return sum(len(example.ids) for example in examples)
+
+    whole = built(None)
+    if seq_len is None or length(whole) <= seq_len:
         return whole
     # The largest number of characters to which turns can be cut, found by bisection.
-    fits, too_long = _LEAST_CHARACTERS - 1, _longest_question(conversation)
+    fits, too_long = _LEAST_CHARACTERS - 1, max(map(_longest_question, conversations))
     best = None
     while too_long - fits > 1:
         limit = (fits + too_long) // 2
-        shorter = _example_of(_cut(conversation, limit), template, document)
-        if len(shorter.ids) <= seq_len:
+        shorter = built(limit)
+        if length(shorter) <= seq_len:
             fits, best = limit, shorter
         else:
             too_long = limit
     if best is None:
-        raise TooLong("its answers do not fit into data.seq_len", f"{len(whole.ids)} tokens")
-    return replace(best, draw=whole.draw, is_cut=True)
+        raise TooLong("its answers do not fit into data.seq_len", f"{length(whole)} tokens")
+    pairs = zip(whole, best, strict=True)
+    return tuple(replace(cut, draw=each.draw, is_cut=True) for each, cut in pairs)
 
 
 def find_answers(

@@ -54,6 +54,15 @@ def pack(begins: Numbers, lengths: Numbers, seq_len: int, packing: Packing) -> W
     return Windows(places[order], _firsts(len(window) for window in held))
 
 
+def split_pairs(windows: Windows, documents: Numbers) -> Windows:
+    """The same windows with two pieces for each pair. `documents` are the first tokens of all
+    documents in the row, those of a pair one after the other."""
+    begins, ends = windows.pieces[:, 0], windows.pieces[:, 1]
+    middles = documents[np.searchsorted(documents, begins) + 1]
+    halves = np.stack((begins, middles, middles, ends), axis=1)
+    return Windows(halves.reshape(-1, 2), 2 * windows.firsts)
+
+
 def _best_fit(lengths: list[int], seq_len: int) -> list[list[int]]:
     """Longest first, each into the fullest window that has room for it.
 

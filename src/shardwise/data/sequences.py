@@ -11,6 +11,19 @@ from shardwise.data.tokens import TokenFile
 
 # What cross-entropy leaves out, by PyTorch's convention.
 IGNORE_INDEX = -100
+# The number of the document that fills the end of a sequence.
+PADDING = -1
+
+
+class ComparedRow(NamedTuple):
+    """The documents of one sequence that are compared with each other or with a reference."""
+
+    numbers: NDArray[np.int64]
+    """The number of each document among all, in the order of `Sequence.starts`. Padding has
+    PADDING."""
+
+    preferred: NDArray[np.bool_]
+    """Whether a document is preferred."""
 
 
 class Sequence(NamedTuple):
@@ -23,6 +36,9 @@ class Sequence(NamedTuple):
     starts: NDArray[np.int64] | None = None
     """The first token of each document, before which attention does not look; None where it always
     does."""
+
+    compared: ComparedRow | None = None
+    """Which documents these are; None where documents are not compared."""
 
 
 class SequenceSet(Protocol):

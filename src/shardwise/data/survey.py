@@ -43,19 +43,19 @@ class Survey:
 
     num_rows: int = 0
     lengths: list[int] = field(default_factory=list)
-    """The tokens of each conversation."""
+    """The tokens of each row, which are those of both answers of a pair."""
     num_trained_tokens: int = 0
     num_cut: int = 0
     num_windows: int = 0
     """The sequences that they are packed into."""
     skipped: SkippedRows = field(default_factory=SkippedRows)
-    samples: list[Example] = field(default_factory=list)
+    samples: list[tuple[Example, ...]] = field(default_factory=list)
 
-    def add(self, example: Example) -> None:
-        """Count one example."""
-        self.lengths.append(len(example.ids))
-        self.num_trained_tokens += int(example.mask.sum())
-        self.num_cut += example.is_cut
+    def add(self, examples: tuple[Example, ...]) -> None:
+        """Count the examples of one row."""
+        self.lengths.append(sum(len(example.ids) for example in examples))
+        self.num_trained_tokens += sum(int(example.mask.sum()) for example in examples)
+        self.num_cut += examples[0].is_cut
 
     @property
     def num_conversations(self) -> int:
@@ -82,10 +82,10 @@ def survey_examples(
 ) -> Survey:
     """Count what the rows of a source become. Raises where nothing is left to train on."""
     survey = Survey()
-    for example in read_examples(config, template, survey.skipped.skip, max_rows):
-        survey.add(example)
+    for examples in read_examples(config, template, survey.skipped.skip, max_rows):
+        survey.add(examples)
         if len(survey.samples) < num_samples:
-            survey.samples.append(example)
+            survey.samples.append(examples)
     survey.num_rows = survey.num_conversations + survey.skipped.counts.total()
     if survey.num_conversations == 0:
         rows = [name for names in survey.skipped.named.values() for name in names]

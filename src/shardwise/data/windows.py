@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwise.data.conversations import StoredConversations, StoredSplit
-from shardwise.data.sequences import IGNORE_INDEX, Sequence
+from shardwise.data.sequences import IGNORE_INDEX, PADDING, ComparedRow, Sequence
 
 
 class ConversationWindows:
@@ -23,6 +24,8 @@ class ConversationWindows:
         self.seq_len = seq_len
         self._tokens, self._mask = stored.tokens.open(), stored.mask.open()
         self._pieces, self._firsts = split.pieces.open().reshape(-1, 2), split.firsts.open()
+        self._documents = None if stored.documents is None else stored.documents.open()
+        self._preferred = None if stored.preferred is None else stored.preferred.open()
         self._pad_id = pad_id
         self._keeps_documents_apart = keeps_documents_apart
 
@@ -36,7 +39,8 @@ class ConversationWindows:
         inputs = np.full(self.seq_len, self._pad_id, dtype=np.int64)
         labels = np.full(self.seq_len, IGNORE_INDEX, dtype=np.int64)
         starts, at = [], 0
-        for begin, end in self._pieces[self._firsts[index] : self._firsts[index + 1]].tolist():
+        pieces = self._pieces[self._firsts[index] : self._firsts[index + 1]]
+        for begin, end in pieces.tolist():
             inputs[at : at + end - begin] = self._tokens[begin:end]
             # The next conversation begins with a token that is never trained on, so the last label
             # counts only where a window has cut its conversation there.
@@ -47,5 +51,17 @@ class ConversationWindows:
             at += end - begin
         if at < self.seq_len:
             starts.append(at)
-        apart = np.array(starts, dtype=np.int64) if self._keeps_documents_apart else None
-        return Sequence(inputs, labels, apart)
+        if not self._keeps_documents_apart:
+            return Sequence(inputs, labels, None, self._compared(pieces[:, 0], 1))
+        compared = self._compared(pieces[:, 0], len(starts))
+        return Sequence(inputs, labels, np.array(starts, dtype=np.int64), compared)
+
+    def _compared(self, begins: NDArray[np.int64], num_starts: int) -> ComparedRow | None:
+        """The documents that begin at these tokens, and padding up to `num_starts`."""
+        if self._documents is None or self._preferred is None:
+            return None
+        numbers = np.full(num_starts, PADDING, dtype=np.int64)
+        preferred = np.zeros(num_starts, dtype=np.bool_)
+        found = np.searchsorted(self._documents, begins)
+        numbers[: len(found)], preferred[: len(found)] = found, self._preferred[found]
+        return ComparedRow(numbers, preferred)

@@ -29,6 +29,11 @@ def scaled_and_capped(
 def turn_into_gradient(output: Tensor, labels: Tensor, form: HeadForm = PLAIN) -> Tensor:
     """Overwrite the head's output with its gradient and return the summed loss. Ignored labels do
     not count."""
+    return turn_by_token(output, labels, form).sum()
+
+
+def turn_by_token(output: Tensor, labels: Tensor, form: HeadForm = PLAIN) -> Tensor:
+    """The same with the loss of each token. The gradient of a token is that of its own loss."""
     valid = labels != IGNORE_INDEX
     scores, slope = scaled_and_capped(output.float(), form.logit_scale, form.cap)
     log_norm = scores.logsumexp(dim=-1, keepdim=True)
@@ -37,17 +42,22 @@ def turn_into_gradient(output: Tensor, labels: Tensor, form: HeadForm = PLAIN) -
     # after it is overwritten.
     chosen = torch.arange(output.shape[1], device=output.device) == labels.clamp(min=0)[:, None]
     score = torch.where(chosen, scores, 0.0).sum(dim=-1)
-    loss = ((log_norm.squeeze(1) - score) * valid).sum()
+    losses = (log_norm.squeeze(1) - score) * valid
     grad = (scores - log_norm).exp() - chosen.to(scores.dtype)
     if slope is not None:
         grad *= slope
     output.copy_(grad * (valid * form.logit_scale)[:, None])
-    return loss
+    return losses
 
 
 def turn_by_triton(output: Tensor, labels: Tensor, form: HeadForm = PLAIN) -> Tensor:
-    """The same by a Triton kernel."""
+    """`turn_into_gradient` by a Triton kernel."""
+    return turn_by_token_by_triton(output, labels, form).sum()
+
+
+def turn_by_token_by_triton(output: Tensor, labels: Tensor, form: HeadForm = PLAIN) -> Tensor:
+    """`turn_by_token` by a Triton kernel."""
     # Triton is imported when a GPU needs it. It is not installed everywhere.
     from shardwise.kernels.cross_entropy_triton import turn
 
-    return turn(output, labels, IGNORE_INDEX, form).sum()
+    return turn(output, labels, IGNORE_INDEX, form)

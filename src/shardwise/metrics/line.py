@@ -27,6 +27,25 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceScores:
+    """How well answers are told apart, over all ranks."""
+
+    accuracy: float
+    """The share of pairs whose chosen answer has the higher reward. For KTO the share of answers
+    whose reward has the sign of their label."""
+
+    margin: float | None
+    """The mean reward of chosen answers less that of rejected ones; None where one kind is
+    missing."""
+
+    chosen: float | None
+    """The mean reward of chosen answers."""
+
+    rejected: float | None
+    """The mean reward of rejected answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """The figures of a logged step."""
 
@@ -62,6 +81,9 @@ class StepReport:
     trained_share: float | None = None
     """The same as a share of all tokens since the last line, padding included."""
 
+    preference: PreferenceScores | None = None
+    """None where no answers are compared."""
+
 
 def format_line(report: StepReport) -> str:
     """`step 40/2000 2.0% loss 2.4310 gnorm 0.83 ...`."""
@@ -71,6 +93,7 @@ def format_line(report: StepReport) -> str:
         [
             f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
             f"loss {report.loss:.4f}",
+            *([] if report.preference is None else format_scores(report.preference)),
             *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
             *([] if report.z_loss is None else [f"z {report.z_loss:.4f}"]),
             *([] if report.experts is None else [f"experts {report.experts.most:.2f}x"]),
@@ -85,6 +108,12 @@ def format_line(report: StepReport) -> str:
             f"eta {format_duration(report.eta_s)}",
         ]
     )
+
+
+def format_scores(scores: PreferenceScores) -> list[str]:
+    """`accuracy 87.5%`, `margin 0.312`."""
+    margin = [] if scores.margin is None else [f"margin {scores.margin:.3f}"]
+    return [f"accuracy {scores.accuracy:.1%}", *margin]
 
 
 def _format_speed(report: StepReport) -> str:

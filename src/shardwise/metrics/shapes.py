@@ -66,9 +66,14 @@ def _is_load(value: Any) -> bool:
     return value is None or _fits(value, {**shares, "dropped": _is_count})
 
 
+def _is_preference(value: Any) -> bool:
+    return value is None or _fits(value, {"accuracy": _is_duration})
+
+
 _WHERE_GIVEN: dict[str, Check] = {
     **{"time": _is_finite, "step": _is_count, "tokens": _is_count, "memory_planned": _is_count},
     "experts": _is_load,
+    "preference": _is_preference,
 }
 _SAVE: dict[str, Check] = {"step": _is_count, "stage_s": _is_duration}
 _FIELDS: dict[str, dict[str, Check]] = {

@@ -31,6 +31,7 @@ class ExpertLora:
     down_proj: nn.Parameter
     lora_scale: float
     lora_dropout: float
+    lora_is_off: bool = False
     training: bool
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class ExpertLora:
     def _product(self, stack: str, rows: Tensor, ends: Tensor) -> Tensor:
         y = _grouped(rows, getattr(self, stack), ends)
         a, b = (getattr(self, part.format(stack), None) for part in (_A, _B))
-        if a is None or b is None:
+        if a is None or b is None or self.lora_is_off:
             return y
         kept = F.dropout(rows, self.lora_dropout, self.training) if self.lora_dropout else rows
         narrow = grouped_mm(kept, a.mT, offs=ends) * self.lora_scale

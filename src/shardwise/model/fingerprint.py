@@ -26,7 +26,7 @@ def fingerprint_weights(place: Path) -> str:
 
     Formats other than safetensors are hashed by the sizes of their files and samples of them.
     """
-    files = _files_of(find_weights(place))
+    files = weight_files(place)
     try:
         tensors = {name: (file, entry) for file in files for name, entry in _header(file).items()}
     except (ValueError, TypeError, AttributeError):
@@ -44,8 +44,9 @@ def fingerprint_weights(place: Path) -> str:
     return digest.hexdigest()
 
 
-def _files_of(found: Path) -> list[Path]:
-    """All files that hold weights. `found` is the file that says what is there."""
+def weight_files(place: Path) -> list[Path]:
+    """All files that hold the weights of a directory or file."""
+    found = find_weights(place)
     if found.name == METADATA_NAME:
         return sorted(path for path in found.parent.iterdir() if path.is_file())
     if found.name not in (INDEX_NAME, TORCH_INDEX_NAME):

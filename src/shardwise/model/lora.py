@@ -8,7 +8,8 @@ that are trained whole. Everything else is frozen, in the dtype that the model c
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,11 +37,14 @@ class Lora:
     lora_B: nn.Parameter
     lora_scale: float
     lora_dropout: float
+    lora_is_off: bool = False
     training: bool
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's own result and that of the adapter."""
         y: Tensor = super().forward(x)  # type: ignore[misc]
+        if self.lora_is_off:
+            return y
         kept = F.dropout(x, self.lora_dropout, self.training) if self.lora_dropout else x
         # The narrow result is scaled, not the wide one.
         return y + F.linear(F.linear(kept, self.lora_A) * self.lora_scale, self.lora_B)
@@ -55,6 +59,8 @@ class Dora(Lora):
 
     def forward(self, x: Tensor) -> Tensor:
         """No gradient goes through the lengths that the rows have now, as the method has it."""
+        if self.lora_is_off:
+            return super().forward(x)
         kept = F.dropout(x, self.lora_dropout, self.training) if self.lora_dropout else x
         low = F.linear(F.linear(kept, self.lora_A) * self.lora_scale, self.lora_B)
         with torch.no_grad():
@@ -137,6 +143,19 @@ class Adapter:
 def adapted_modules(model: nn.Module) -> dict[str, Any]:
     """The modules that have adapters, by name."""
     return {n: m for n, m in model.named_modules() if isinstance(m, Lora | ExpertLora)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes what it would without adapters."""
+    adapted = adapted_modules(model).values()
+    for module in adapted:
+        module.lora_is_off = True
+    try:
+        yield
+    finally:
+        for module in adapted:
+            del module.lora_is_off
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:

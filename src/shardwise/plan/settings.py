@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.config.reference import value_at
 from shardwise.config.schema import (
+    USUAL_BETA,
     AdapterConfig,
     CheckpointConfig,
     DataConfig,
@@ -17,6 +18,7 @@ from shardwise.config.schema import (
     ObserveConfig,
     OptimConfig,
     PrecisionConfig,
+    PreferenceConfig,
     RunConfig,
     ShardConfig,
     TrainConfig,
@@ -33,6 +35,7 @@ class Settings:
     model: ModelConfig
     adapter: AdapterConfig
     data: DataConfig
+    preference: PreferenceConfig
     shard: ShardConfig
     precision: PrecisionConfig
     memory: MemoryConfig
@@ -59,5 +62,6 @@ def _settled(config: RunConfig, decided: Decisions) -> Iterator[tuple[str, Any]]
     yield "data.tokenizer", decided.tokenizer
     yield "model.weights", "random" if decided.weights == "random" else "pretrained"
     yield "shard.all_gather_limit", 1 + max(decided.forward_prefetch, decided.backward_prefetch)
+    yield "preference.beta", USUAL_BETA[config.preference.objective]
     yield "optim.decay_steps", config.train.steps // 10
     yield "checkpoint.keep_best", config.train.patience > 0

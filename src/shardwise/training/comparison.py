@@ -107,7 +107,8 @@ def compare(model: Any, plan: Plan, device: torch.device) -> LossComparison:
     labels[:, -1] = IGNORE_INDEX
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), trying(model):
-        total, groups = _our_losses(model, ids, labels)
+        compares = plan.settings.preference.objective != "none"
+        total, groups = _our_losses(model, ids, labels, by_token=compares)
         own, logits = _own_losses(model, ids)
     each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     sizes = torch.stack([part.ne(IGNORE_INDEX).sum() for part in _split(labels.flatten())])
@@ -132,7 +133,9 @@ def _tokens(plan: Plan) -> Tensor:
     return torch.randint(plan.model.vocab_size, shape, generator=generator)
 
 
-def _our_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _our_losses(
+    model: Any, ids: Tensor, labels: Tensor, *, by_token: bool
+) -> tuple[Tensor, list[Tensor]]:
     """The summed loss as a step computes it, and that of each group where our head computes it."""
     groups: list[Tensor] = []
 
@@ -144,7 +147,9 @@ def _our_losses(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, list[T
 
     head = model.get_output_embeddings()
     hook = None if head is None else head.register_forward_pre_hook(on_head)
-    total: Tensor = model.sum_loss(ids, labels)
+    total: Tensor = (
+        model.token_losses(ids, labels).sum() if by_token else model.sum_loss(ids, labels)
+    )
     if hook is not None:
         hook.remove()
     return total, groups

@@ -3,20 +3,31 @@ end."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from shardwise.data.loader import eval_batches
 from shardwise.metrics.collectives import CollectiveTimer
+from shardwise.metrics.line import format_scores
 from shardwise.training.channels import Channels
+from shardwise.training.evaluation import evaluate
 from shardwise.training.heartbeat import Phase
+from shardwise.training.objective import NextToken, Objective
 from shardwise.training.reached import Reached
 from shardwise.training.session import Session
-from shardwise.training.step import evaluate
 
 
 class Evaluating:
     """Evaluates one run. All ranks call each of these methods together."""
 
-    def __init__(self, session: Session, channels: Channels, timer: CollectiveTimer) -> None:
+    def __init__(
+        self,
+        session: Session,
+        channels: Channels,
+        timer: CollectiveTimer,
+        objective: Objective | None = None,
+    ) -> None:
         self.session = session
+        self.objective = objective or NextToken()
         self.settings = session.plan.settings
         self.channels = channels
         self.timer = timer
@@ -41,13 +52,19 @@ class Evaluating:
         )
         self.timer.enter("eval")
         with self.channels.heartbeat.during(Phase.EVALUATING):
-            loss = evaluate(self.session.model, list(batches), self.session.device, mesh)
+            loss, scores = evaluate(
+                self.session.model, batches, self.objective, self.session.device, mesh
+            )
         # All ranks must decide alike, and no backend promises sums of equal bits.
         loss = mesh.world.share(loss)
         reached.held_out = reached.held_out.after(reached.step, loss, self.settings.train.min_gain)
         is_best = reached.held_out.is_best_at(reached.step)
-        self.channels.say(f"eval at step {reached.step}: loss {loss:.4f} on held-out text")
-        self.channels.events.write("eval", step=reached.step, loss=loss, best=is_best)
+        what, found = "text", {}
+        if scores is not None:
+            told = ", ".join(format_scores(scores))
+            what, found = f"{self.settings.data.unit}s: {told}", {"preference": asdict(scores)}
+        self.channels.say(f"eval at step {reached.step}: loss {loss:.4f} on held-out {what}")
+        self.channels.events.write("eval", step=reached.step, loss=loss, best=is_best, **found)
 
     def is_worth_saving(self, reached: Reached) -> bool:
         """Whether this step is the best so far, and the best is to be kept."""

@@ -30,6 +30,7 @@ from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
 from shardwise.training.reached import Reached
+from shardwise.training.reference_pass import prepare_reference
 from shardwise.training.replicas import Replicas
 from shardwise.training.resume import (
     accept_resume,
@@ -45,6 +46,7 @@ from shardwise.training.session import (
     attach_training_loss,
     build_loader,
     build_session,
+    objective_of,
 )
 from shardwise.training.signals import stop_requests
 from shardwise.training.step import Stepper
@@ -133,13 +135,12 @@ class Loop:
         self.events = channels.events
         self.heartbeat = channels.heartbeat
         self.timer = timer
-        self.stepper = Stepper(
-            session.model, session.optimizer, session.plan, self.mesh, self.timer.enter
-        )
+        trained, objective = (session.model, session.optimizer), objective_of(session)
+        self.stepper = Stepper(*trained, self.plan, self.mesh, timer.enter, objective=objective)
         self.replicas = Replicas(session.model, session.optimizer, session.mesh)
         self.profiler = StepProfiler(session.plan, session.model, session.units, self.mesh.world)
         self.saving = Saving(session, self.replicas, self.stepper.scale, channels)
-        self.evaluating = Evaluating(session, channels, timer)
+        self.evaluating = Evaluating(session, channels, timer, objective)
         self.outer_step = outer_step
         self.reached = Reached()
         self.stopping = False
@@ -148,10 +149,12 @@ class Loop:
     def run(self, accepted: Resumption | None) -> None:
         """Train from the restored step to the last, then evaluate and save."""
         tell_session(self.session, self.channels)
+        start, end = 0 if accepted is None else accepted.checkpoint.step, self._end_step()
+        is_compared = start < end and prepare_reference(self.session, self.channels, start)
         if accepted is not None:
             self._resume(accepted)
-        attach_training_loss(self.session, self.say)
-        start, end = self.reached.step, self._end_step()
+        if not is_compared:
+            attach_training_loss(self.session, self.say)
         if self._is_over(end):
             self.heartbeat.enter(Phase.DONE)
             steps, early = self.plan.settings.train.steps, self.evaluating.ends_early(self.reached)
@@ -165,12 +168,12 @@ class Loop:
             versions=software_versions(),
             environment={"device": device_name(self.plan)},
         )
-        compare_losses(self.session, self.channels, start)
+        if not is_compared:
+            compare_losses(self.session, self.channels, start)
         self.timer.forget()
         oom = explained_oom(self.plan, self.mesh.world.rank, start, lambda: self.reached.step)
-        masks = masks_by_position(self.plan)
-        attention = fast_attention(self.session.device, reads_positions=masks)
-        with steady_collector(), attention, oom:
+        device, masks = self.session.device, masks_by_position(self.plan)
+        with steady_collector(), fast_attention(device, reads_positions=masks), oom:
             self.saving.compare_replicas(self.reached.step)
             if start == 0 or self.evaluating.is_due(self.reached):
                 self.evaluating.evaluate(self.reached)

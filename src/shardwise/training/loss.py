@@ -2,12 +2,13 @@
 
 `attach_loss` gives the model a method `sum_loss(input_ids, labels)`. In the chunked form the head
 and the cross-entropy are one operation over slices of tokens. It computes its gradients in the same
-pass: three matmuls, as usual, with the logits of one slice at a time.
+pass: three matmuls, as usual, with the logits of one slice at a time. `token_losses` is the same
+for each token, for objectives that weigh tokens by what all of them are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.kernels.cross_entropy import (
     IGNORE_INDEX,
     scaled_and_capped,
+    turn_by_token,
+    turn_by_token_by_triton,
     turn_by_triton,
     turn_into_gradient,
 )
@@ -37,6 +40,7 @@ from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.memory import EVEN_ROWS
 from shardwise.training.trial import trying
 
+Turn = Callable[[Tensor, Tensor, HeadForm], Tensor]
 # What rounding in fp32 may make of a number that is scaled and capped.
 _ROUNDING = 1e-5
 
@@ -52,6 +56,11 @@ class Slicing(NamedTuple):
     scaled: Callable[[Tensor, Tensor, torch.dtype], Tensor]
     even: int = 1
     buffer: ReduceBuffer | None = None
+
+    def rows_of(self, hidden: Tensor) -> Iterator[slice]:
+        """The rows of each slice."""
+        for start in range(0, hidden.shape[0], self.tokens):
+            yield slice(start, start + self.tokens)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -74,8 +83,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         grad_bias = None
         if bias is not None and wants_bias:
             grad_bias = torch.zeros_like(bias, dtype=torch.float32)
-        for start in range(0, hidden.shape[0], how.tokens):
-            rows = slice(start, start + how.tokens)
+        for rows in how.rows_of(hidden):
             grad = F.linear(hidden[rows], weight, bias)
             total += how.turn(grad[:, :vocab], labels[rows])
             if grad_hidden is not None:
@@ -100,6 +108,62 @@ class LinearCrossEntropy(torch.autograd.Function):
             None if hidden is None else ctx.scaled(hidden, scale, hidden.dtype),
             None if weight is None else ctx.scaled(weight, scale, ctx.weight_dtype),
             None if bias is None else ctx.scaled(bias, scale, ctx.weight_dtype),
+            None,
+            None,
+        )
+
+
+class LinearTokenLosses(torch.autograd.Function):
+    """The cross-entropy of each token, slice by slice.
+
+    What the loss of a token counts for is known after all tokens are, so backward computes the
+    logits of each slice again: four matmuls. `how.turn` returns the losses of a slice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: Slicing
+    ) -> Tensor:
+        """The losses in fp32, 0 where a label does not count."""
+        losses = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        whole, shift = _padded(weight, how.even), None if bias is None else _padded(bias, how.even)
+        for rows in how.rows_of(hidden):
+            output = F.linear(hidden[rows], whole, shift)
+            losses[rows] = how.turn(output[:, : len(weight)], labels[rows])
+            del output
+        ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.how = how
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """A token's factor multiplies its hidden state and its gradient, which are far smaller
+        than its logits."""
+        (factors,) = grads
+        hidden, weight, bias, labels = ctx.saved_tensors
+        how, (wants_hidden, wants_weight, wants_bias) = ctx.how, ctx.needs_input_grad[:3]
+        vocab, one = len(weight), factors.new_ones(())
+        whole, shift = _padded(weight, how.even), None if bias is None else _padded(bias, how.even)
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = _zeros_for(whole, how.buffer) if wants_weight else None
+        grad_bias = None
+        if shift is not None and wants_bias:
+            grad_bias = torch.zeros_like(shift, dtype=torch.float32)
+        for rows in how.rows_of(hidden):
+            grad = F.linear(hidden[rows], whole, shift)
+            how.turn(grad[:, :vocab], labels[rows])
+            factor = factors[rows, None]
+            if grad_hidden is not None:
+                torch.mul(grad @ whole, factor, out=grad_hidden[rows])
+            if grad_weight is not None:
+                _add_product(grad_weight, grad.T, (hidden[rows] * factor).to(grad.dtype))
+            if grad_bias is not None:
+                grad_bias += grad.T @ factors[rows].to(grad.dtype)
+            del grad
+        return (
+            grad_hidden,
+            None if grad_weight is None else how.scaled(grad_weight[:vocab], one, weight.dtype),
+            None if grad_bias is None else how.scaled(grad_bias[:vocab], one, bias.dtype),
             None,
             None,
         )
@@ -153,32 +217,36 @@ def prepare_head(
     It stays the same module and is called once, so FSDP2 gathers and frees it as usual.
     """
 
-    def turn(output: Tensor, labels: Tensor) -> Tensor:
-        return turn_into_gradient(output, labels, form)
-
-    def turn_on_gpu(output: Tensor, labels: Tensor) -> Tensor:
-        return turn_by_triton(output, labels, form)
-
-    scaled = _scaled
-    if compiled:
-        turn = torch.compile(turn, dynamic=False)
-        scaled = torch.compile(_scaled_by_compiler, dynamic=False)
-    slicing = Slicing(chunk, turn, scaled, buffer=buffer)
+    turns: tuple[Turn, Turn] = turn_into_gradient, turn_by_token
     if own_kernels:
-        slicing = Slicing(chunk, turn_on_gpu, scaled, EVEN_ROWS, buffer)
+        turns = turn_by_triton, turn_by_token_by_triton
+
+    def slicing_of(turn: Turn) -> Slicing:
+        def of_form(output: Tensor, labels: Tensor) -> Tensor:
+            return turn(output, labels, form)
+
+        scaled = torch.compile(_scaled_by_compiler, dynamic=False) if compiled else _scaled
+        if own_kernels:
+            return Slicing(chunk, of_form, scaled, EVEN_ROWS, buffer)
+        made = torch.compile(of_form, dynamic=False) if compiled else of_form
+        return Slicing(chunk, made, scaled, buffer=buffer)
+
     head = head_of(model)
     if head is not None:
-        override_forward([head], "Loss", lambda cls: _head_forward(cls, slicing))
+        both = [slicing_of(turn) for turn in turns]
+        override_forward([head], "Loss", lambda cls: _head_forward(cls, *both))
 
 
 def attach_loss(model: nn.Module, *, chunked: bool) -> None:
-    """Give `model` the method `sum_loss(input_ids, labels)`. Call this before the method is
-    registered.
+    """Give `model` the methods `sum_loss(input_ids, labels)` and `token_losses`, with the losses
+    of all tokens in one row. Call this before the methods are registered.
 
     More arguments go to the model as they are.
     """
     method = _chunked_loss if chunked else _full_loss
+    by_token = _chunked_token_losses if chunked else _full_token_losses
     model.sum_loss = MethodType(method, model)  # type: ignore[assignment]
+    model.token_losses = MethodType(by_token, model)  # type: ignore[assignment]
 
 
 def why_not_chunked(model: nn.Module, ids: Tensor, form: HeadForm) -> str | None:
@@ -244,14 +312,29 @@ def _chunked_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) ->
     return loss
 
 
+def _chunked_token_losses(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+    hidden = self.base_model(input_ids=input_ids, use_cache=False, **apart)[0]
+    head = self.get_output_embeddings()
+    losses: Tensor = head(hidden.flatten(0, 1), labels.flatten(), by_token=True)
+    return losses
+
+
 def _full_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+    return _full_token_losses(self, input_ids, labels, "sum", **apart)
+
+
+def _full_token_losses(
+    self: Any, input_ids: Tensor, labels: Tensor, reduction: str = "none", **apart: Any
+) -> Tensor:
     logits = type(self).forward(self, input_ids=input_ids, use_cache=False, **apart).logits
     flat = logits.flatten(0, 1).float()
-    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction)
 
 
-def _head_forward(cls: type[nn.Module], slicing: Slicing) -> Callable[..., Tensor]:
-    def forward(self: Any, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
+def _head_forward(cls: type[nn.Module], summed: Slicing, each: Slicing) -> Callable[..., Tensor]:
+    def forward(
+        self: Any, hidden: Tensor, labels: Tensor | None = None, *, by_token: bool = False
+    ) -> Tensor:
         if labels is None:
             logits: Tensor = cls.forward(self, hidden)
             return logits
@@ -259,7 +342,10 @@ def _head_forward(cls: type[nn.Module], slicing: Slicing) -> Callable[..., Tenso
         if not torch.is_grad_enabled():
             # An autograd function is asked for gradients of parameters even then.
             weight, bias = weight.detach(), None if bias is None else bias.detach()
-        loss: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, labels, slicing)
+        if by_token:
+            losses: Tensor = LinearTokenLosses.apply(hidden, weight, bias, labels, each)
+            return losses
+        loss: Tensor = LinearCrossEntropy.apply(hidden, weight, bias, labels, summed)
         return loss
 
     return forward

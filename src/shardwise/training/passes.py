@@ -12,8 +12,8 @@ from torch import Tensor
 from shardwise.data.loader import MicroBatch
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing, mean_routing
-from shardwise.training.documents import kept_apart
 from shardwise.training.load import ExpertCounter, TokenCounts, summed
+from shardwise.training.objective import BatchLoss, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Passed:
     experts: TokenCounts | None = None
     """The tokens of each expert on this rank; None for a dense model."""
 
+    scores: Tensor | None = None
+    """Sums over the answers of this rank that were compared; None where none were."""
+
 
 class Passes(Protocol):
     """Runs all micro-batches of a step.
@@ -38,9 +41,9 @@ class Passes(Protocol):
     """
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
+        self, batches: Sequence[MicroBatch], num_terms: Tensor, loss_scale: float
     ) -> Passed:
-        """Add the gradients of (loss sum / `num_tokens` x `loss_scale`) to the parameters'."""
+        """Add the gradients of (loss sum / `num_terms` x `loss_scale`) to the parameters'."""
         ...
 
 
@@ -53,8 +56,10 @@ class OneByOne:
         plan: Plan,
         balance: Balance | None,
         on_phase: Callable[[str], None],
+        objective: Objective,
     ) -> None:
         self.model = model
+        self.objective = objective
         self.device = torch.device(plan.cluster.device)
         self.balance = balance
         self.aux_coefficient = plan.decided.router_aux_loss
@@ -64,20 +69,22 @@ class OneByOne:
         self.counter = ExpertCounter(model, self.device)
 
     def forward_backward(
-        self, batches: Sequence[MicroBatch], num_tokens: Tensor, loss_scale: float
+        self, batches: Sequence[MicroBatch], num_terms: Tensor, loss_scale: float
     ) -> Passed:
         """The gradients are reduced in the last backward, or in each as the plan says."""
         loss_sum = torch.zeros((), device=self.device)
         routing: list[Routing] = []
         counts: list[TokenCounts] = []
+        scores: list[Tensor] = []
         for index, batch in enumerate(batches):
             self._set_sync(last=index == len(batches) - 1)
             self.on_phase("forward")
             with self.counter.counting() as counted:
                 loss, logits = self._forward(batch)
             counts += counted
-            loss_sum += loss.detach()
-            objective = loss / num_tokens
+            scores += [] if loss.scores is None else [loss.scores]
+            loss_sum += loss.total.detach()
+            objective = loss.total / num_terms
             if self.balance is not None:
                 self.on_phase("agree")
                 part, routed = self.balance.over_ranks(logits)
@@ -91,25 +98,22 @@ class OneByOne:
             if loss_scale != 1.0:
                 objective = objective * loss_scale
             objective.backward()
-        return Passed(loss_sum, mean_routing(routing) if routing else None, summed(counts))
+        return Passed(
+            loss_sum,
+            mean_routing(routing) if routing else None,
+            summed(counts),
+            torch.stack(scores).sum(0) if scores else None,
+        )
 
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, list[Tensor]]:
-        """The summed cross-entropy, and the routers' logits where they have a loss."""
+    def _forward(self, batch: MicroBatch) -> tuple[BatchLoss, list[Tensor]]:
+        """The summed loss, and the routers' logits where they have a loss."""
         if self.balance is None:
-            return sum_loss(self.model, batch, self.device), []
+            return self.objective.loss(self.model, batch, self.device), []
         with self.balance.watching() as logits:
-            loss = sum_loss(self.model, batch, self.device)
+            loss = self.objective.loss(self.model, batch, self.device)
         return loss, logits
 
     def _set_sync(self, *, last: bool) -> None:
         """Gradients are reduced in the last pass. Replicas never exchange them before it."""
         self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
         self.model.set_requires_all_reduce(last)
-
-
-def sum_loss(model: Any, batch: MicroBatch, device: torch.device) -> Tensor:
-    """The cross-entropy of one micro-batch, summed over its tokens."""
-    inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
-    apart = {} if batch.documents is None else kept_apart(batch.documents, device)
-    loss: Tensor = model.sum_loss(inputs, labels, **apart)
-    return loss

@@ -40,7 +40,10 @@ from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
+from shardwise.training.objective import NextToken, Objective
 from shardwise.training.optim import build_optimizer
+from shardwise.training.preference import PreferenceObjective
+from shardwise.training.reference import Reference, open_reference
 from shardwise.training.surroundings import fast_attention
 from shardwise.training.trial import few_tokens, validate_trainable
 from shardwise.units import format_bytes
@@ -60,21 +63,35 @@ class Session:
     data: DataSplits
     device: torch.device
     mesh: Mesh
+    reference: Reference | None = None
+    """What the objective compares with; None where it compares with nothing."""
 
 
 def build_session(
     plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False, carrier: Carrier | None = None
 ) -> Session:
-    """Build in order: the sharded model, its weights, the optimizer, the data.
+    """Build in order: the data, the sharded model, its weights, the optimizer.
 
-    A run that resumes leaves the parameters to the checkpoint, all but those that adapters freeze:
-    no checkpoint holds them. Collectives go through `carrier`, where there is one.
+    A run that resumes leaves the parameters to the checkpoint, all but those that adapters freeze,
+    which no checkpoint holds, and those that a reference is still to be computed with. Collectives
+    go through `carrier`, where there is one.
     """
     device = torch.device(plan.cluster.device)
-    reads = not resuming or has_adapters(plan)
+    data = _build_data(plan, mesh.world, say)
+    reference = open_reference(plan, data, mesh.world)
+    knows = reference is None or reference.is_known
+    reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
     optimizer = build_optimizer(model, plan)
-    return Session(plan, model, units, optimizer, _build_data(plan, mesh.world, say), device, mesh)
+    return Session(plan, model, units, optimizer, data, device, mesh, reference)
+
+
+def objective_of(session: Session) -> Objective:
+    """What the plan asks to be minimised."""
+    config, reference = session.plan.settings.preference, session.reference
+    if config.objective == "none":
+        return NextToken()
+    return PreferenceObjective(config, None if reference is None else reference.table)
 
 
 def build_model(
@@ -146,7 +163,7 @@ def build_loader(session: Session) -> BatchLoader:
 
 
 def attach_training_loss(session: Session, say: Say) -> None:
-    """Give the model its `sum_loss`. Its form is checked on real weights, so they come first."""
+    """Give the model its losses. Their form is checked on real weights, so these come first."""
     plan, model = session.plan, session.model
     if plan.model.source == "counted":
         # It is known for the other families. The launcher has tried models that fit into its
@@ -167,6 +184,7 @@ def attach_training_loss(session: Session, say: Say) -> None:
             check_documents(model, session.device)
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
+    register_fsdp_forward_method(model, "token_losses")
 
 
 def _fill_adapters(model: Any, plan: Plan, say: Say) -> None:

@@ -15,13 +15,13 @@ from torch.distributed.tensor import DTensor
 from shardwise.data.loader import MicroBatch
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
-from shardwise.parallel.shard import reshard_all
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
 from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
+from shardwise.training.objective import NextToken, Objective
 from shardwise.training.optim import allocate_state, set_learning_rate, step_if_finite
-from shardwise.training.passes import OneByOne, Passed, Passes, sum_loss
+from shardwise.training.passes import OneByOne, Passed, Passes
 from shardwise.training.scale import scale_of
 
 
@@ -31,6 +31,11 @@ class StepResult:
 
     loss_sum: Tensor
     num_tokens: Tensor
+    """Those that the loss was computed on."""
+
+    num_terms: Tensor
+    """What the loss is a mean over: these tokens, or pairs or answers that are compared."""
+
     grad_norm: float
     applied: bool
     """Whether the update was made: not where the loss or the gradient was not finite."""
@@ -43,6 +48,9 @@ class StepResult:
 
     experts: TokenCounts | None = None
     """The tokens of each expert on this rank; None for a dense model."""
+
+    scores: Tensor | None = None
+    """Sums over the answers of this rank that were compared; None where none were."""
 
     overflows: int = 0
     """How often fp16's loss scale had to fall before the gradient was finite."""
@@ -97,6 +105,7 @@ class Stepper:
         mesh: Mesh,
         on_phase: Callable[[str], None] = lambda phase: None,
         passes: Passes | None = None,
+        objective: Objective | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -109,7 +118,8 @@ class Stepper:
         self.scale = scale_of(plan)
         aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
         balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
-        self.passes = passes or OneByOne(model, plan, balance, on_phase)
+        self.objective = objective or NextToken()
+        self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
         self.num_run = 0
 
     def run(
@@ -122,10 +132,10 @@ class Stepper:
         """
         self._arrange_memory()
         self.on_phase("agree")
-        num_tokens, stops = self._agree(batches, wants_stop)
+        num_tokens, num_terms, stops = self._agree(batches, wants_stop)
         before, overflows = self.scale.to_dict(), 0
         while True:
-            passed = self._accumulate(batches, num_tokens)
+            passed = self._accumulate(batches, num_terms)
             judged = self.update(rate, passed.loss_sum)
             if judged.is_finite or not (judged.loss_is_finite and self.scale.can_fall):
                 break
@@ -138,11 +148,13 @@ class Stepper:
         return StepResult(
             passed.loss_sum,
             num_tokens,
+            num_terms,
             judged.grad_norm,
             judged.is_finite,
             bool(stops.value()),
             passed.routing,
             passed.experts,
+            passed.scores,
             overflows if judged.is_finite else 0,
         )
 
@@ -155,9 +167,9 @@ class Stepper:
             give_back(self.device)
         self.num_run += 1
 
-    def _accumulate(self, batches: Sequence[MicroBatch], num_tokens: Tensor) -> Passed:
+    def _accumulate(self, batches: Sequence[MicroBatch], num_terms: Tensor) -> Passed:
         """Gradients of all micro-batches; the loss is summed over all ranks."""
-        passed = self.passes.forward_backward(batches, num_tokens, self.scale.value)
+        passed = self.passes.forward_backward(batches, num_terms, self.scale.value)
         self.on_phase("agree")
         dist.all_reduce(passed.loss_sum, group=self.mesh.loss_group)
         self.on_phase("update")
@@ -212,28 +224,17 @@ class Stepper:
             dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.replicas)
         return whole
 
-    def _agree(self, batches: Sequence[MicroBatch], wants_stop: bool) -> tuple[Tensor, Reading]:
-        """Over all ranks: the valid tokens of the step, so that uneven ranks change nothing, and
-        how many ranks want to stop after it."""
+    def _agree(
+        self, batches: Sequence[MicroBatch], wants_stop: bool
+    ) -> tuple[Tensor, Tensor, Reading]:
+        """Over all ranks: the valid tokens and the terms of the step, so that uneven ranks change
+        nothing, and how many ranks want to stop after it."""
         tokens = sum(batch.num_valid_tokens for batch in batches) * self.mesh.counts_batch
+        terms = sum(map(self.objective.num_terms, batches)) * self.mesh.counts_batch
         # The copy comes from page-locked memory, because one from other memory waits for all that
         # is queued.
-        counts = torch.tensor([tokens, int(wants_stop)], pin_memory=self.device.type == "cuda").to(
-            self.device, non_blocking=True
-        )
+        counts = torch.tensor(
+            [tokens, terms, int(wants_stop)], pin_memory=self.device.type == "cuda"
+        ).to(self.device, non_blocking=True)
         dist.all_reduce(counts, group=self.mesh.step_group)
-        return counts[0].clamp(min=1), Reading(counts[1])
-
-
-@torch.no_grad()
-def evaluate(model: Any, batches: Sequence[MicroBatch], device: torch.device, mesh: Mesh) -> float:
-    """Mean loss over the held-out batches of all ranks."""
-    totals = torch.zeros(2, dtype=torch.float64, device=device)
-    model.eval()
-    for batch in batches:
-        totals[0] += sum_loss(model, batch, device)
-        totals[1] += batch.num_valid_tokens
-    model.train()
-    reshard_all(model)
-    dist.all_reduce(totals, group=mesh.token_group)
-    return (totals[0] / totals[1]).item()
+        return counts[0].clamp(min=1), counts[1].clamp(min=1), Reading(counts[2])

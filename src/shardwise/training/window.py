@@ -14,6 +14,7 @@ from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import mean_routing
 from shardwise.training.load import load_of, summed
+from shardwise.training.preference import scores_of
 from shardwise.training.step import StepResult
 
 
@@ -36,7 +37,7 @@ class Window:
         """The figures of these steps. `data_wait_s` is the loop's total so far."""
         loss_sum = sum(result.loss_sum.double() for result in self.results)
         num_tokens = sum(result.num_tokens for result in self.results)
-        loss = float(loss_sum / num_tokens)
+        loss = float(loss_sum / sum(result.num_terms for result in self.results))
         trained = int(num_tokens) if self.plan.settings.data.format != "text" else None
         routing = [result.routing for result in self.results if result.routing is not None]
         routed = mean_routing(routing) if routing else None
@@ -67,6 +68,10 @@ class Window:
             z_loss=_read(routed.z_loss) if routed else None,
             experts=None if counts is None else load_of(counts, self.mesh.token_group),
             trained_tokens=trained,
+            preference=scores_of(
+                [result.scores for result in self.results if result.scores is not None],
+                self.mesh.token_group,
+            ),
             trained_share=trained and trained / (plan.tokens_per_step * len(self.results)),
         )
 

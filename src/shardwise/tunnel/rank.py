@@ -104,6 +104,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
             )
     if plan.settings.data.keeps_documents_apart:
         say("no documents are kept apart here: random tokens have none")
+    if plan.settings.preference.objective != "none":
+        say("the loss here is that of the next token; comparing answers computes logits once more")
     for note in notes_of(shell.units, plan, shell.mesh.world):
         say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)

@@ -56,7 +56,7 @@ def texts_of(windows: ConversationWindows) -> list[str]:
     """The text of every document of all windows, padding left out."""
     found = []
     for index in range(len(windows)):
-        inputs, _, starts = windows.get(index)
+        inputs, _, starts, _ = windows.get(index)
         assert starts is not None
         parts = [part for part in np.split(inputs, starts[1:]) if part[0] != TOKENIZER.eos_id]
         found += [TOKENIZER.backend.decode(part, skip_special_tokens=False) for part in parts]
@@ -68,7 +68,7 @@ def test_every_token_of_an_answer_is_a_label_once_and_no_other(
     tmp_path: Path, packing: Any
 ) -> None:
     config = replace(write_rows(tmp_path / "a.jsonl"), packing=packing)
-    examples = list(read_examples(config, TEMPLATE, lambda name, fault: None))
+    examples = [each for (each,) in read_examples(config, TEMPLATE, lambda name, fault: None)]
     wanted: Counter[tuple[int, ...]] = Counter()
     for example in examples:
         # What a label follows, in its conversation.
@@ -81,7 +81,7 @@ def test_every_token_of_an_answer_is_a_label_once_and_no_other(
     found: Counter[tuple[int, ...]] = Counter()
     windows = windows_of(stored)
     for index in range(len(windows)):
-        inputs, labels, starts = windows.get(index)
+        inputs, labels, starts, _ = windows.get(index)
         assert starts is not None and starts[0] == 0
         for at in np.flatnonzero(labels != IGNORE_INDEX):
             begin = at if packing == "cut" else starts[starts <= at].max()
@@ -93,7 +93,7 @@ def test_windows_hold_whole_conversations(tmp_path: Path) -> None:
     config = write_rows(tmp_path / "a.jsonl")
     whole = [
         TOKENIZER.backend.decode(example.ids, skip_special_tokens=False)
-        for example in read_examples(config, TEMPLATE, lambda name, fault: None)
+        for (example,) in read_examples(config, TEMPLATE, lambda name, fault: None)
     ]
     assert sorted(texts_of(windows_of(prepared(config, tmp_path)))) == sorted(whole)
 

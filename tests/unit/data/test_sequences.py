@@ -28,7 +28,7 @@ def test_every_prediction_is_made_exactly_once(
     sequences = TokenSequences(file, seq_len, EOS)
     predictions: list[tuple[int, int]] = []
     for index in range(len(sequences)):
-        inputs, labels, _ = sequences.get(index)
+        inputs, labels, *_ = sequences.get(index)
         assert inputs.shape == labels.shape == (seq_len,)
         assert inputs.dtype == labels.dtype == np.int64
         counts = labels != IGNORE_INDEX
@@ -47,7 +47,7 @@ def test_index_beyond_the_end_is_refused(tmp_path: Path) -> None:
 
 def test_synthetic_is_a_pure_function_of_seed_and_index() -> None:
     sequences = SyntheticSequences(vocab_size=50, seq_len=64, seed=3)
-    inputs, labels, _ = sequences.get(7)
+    inputs, labels, *_ = sequences.get(7)
     again, *_ = SyntheticSequences(vocab_size=50, seq_len=64, seed=3).get(7)
     assert (inputs == again).all()
     assert (inputs[1:] == labels[:-1]).all()

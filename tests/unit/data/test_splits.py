@@ -30,7 +30,7 @@ def test_text_becomes_two_splits(tmp_path: Path) -> None:
     assert splits.eval is not None
     assert splits.tokenizer_identity == "byte"
     assert splits.skipped == ()
-    inputs, labels, _ = splits.train.get(0)
+    inputs, labels, *_ = splits.train.get(0)
     assert bytes(inputs.tolist()).decode() == "hello world number 0"[:16]
     assert (labels[:-1] == inputs[1:]).all()
     assert splits.num_train_tokens > 16 * (len(splits.train) - 1)

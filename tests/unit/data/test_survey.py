@@ -61,7 +61,9 @@ def test_files_of_every_kind_give_the_same_examples(tmp_path: Path) -> None:
     found = [
         [
             (example.ids.tolist(), example.mask.tolist())
-            for example in read_examples(data_of(tmp_path / name, source), TEMPLATE, skipped.skip)
+            for (example,) in read_examples(
+                data_of(tmp_path / name, source), TEMPLATE, skipped.skip
+            )
         ]
         for name, source in (
             *(("a.jsonl", "jsonl"), ("a.jsonl.gz", "jsonl")),
@@ -108,7 +110,7 @@ def test_bad_rows_are_counted_and_named_by_reason(
     assert (survey.num_conversations, survey.num_rows, survey.num_cut) == (3, 13, 1)
     assert max(survey.lengths) <= 256
     assert survey.num_windows == 2 and survey.padding_share(256) == 1 - survey.num_tokens / 512
-    assert [example.document for example in survey.samples] == [f"{path}:1"]
+    assert [example.document for (example,) in survey.samples] == [f"{path}:1"]
     trained = len(TOKENIZER.encode("b<end_of_turn>\n"))
     assert survey.num_trained_tokens == 3 * trained < survey.num_tokens
 

@@ -17,6 +17,7 @@ from shardwise.model.experts import find_experts
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.load import ExpertCounter, TokenCounts, load_of, summed, watch_experts
+from shardwise.training.objective import NextToken
 from shardwise.training.passes import OneByOne
 from shardwise.training.session import attach_training_loss, build_loader, build_session
 
@@ -78,7 +79,7 @@ def test_nothing_is_counted_twice(lone_plan: MakePlan, tmp_path: Path, remat: st
     plan = lone_plan(*words, f"memory.checkpoint_activations={remat}")
     session = build_session(plan, build_mesh(plan), lambda text: None)
     attach_training_loss(session, lambda text: None)
-    passes = OneByOne(session.model, plan, None, lambda phase: None)
+    passes = OneByOne(session.model, plan, None, lambda phase: None, NextToken())
     batches = build_loader(session).step_batches(0)
     passed = passes.forward_backward(batches, torch.tensor(1), 1.0)
     assert passed.experts is not None

@@ -11,6 +11,7 @@ from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
+from shardwise.config.schema.preference import USUAL_BETA, WITH_REFERENCE, PreferenceConfig
 from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
 from shardwise.config.schema.run import RunConfig
 from shardwise.config.schema.words import FLOAT8_FORMATS, FROM_STRING, Auto, DtypeName, Strategy
@@ -19,6 +20,8 @@ __all__ = [
     "ALL_LINEAR",
     "FLOAT8_FORMATS",
     "FROM_STRING",
+    "USUAL_BETA",
+    "WITH_REFERENCE",
     "AdapterConfig",
     "Auto",
     "CheckpointConfig",
@@ -32,6 +35,7 @@ __all__ = [
     "ObserveConfig",
     "OptimConfig",
     "PrecisionConfig",
+    "PreferenceConfig",
     "RunConfig",
     "ShardConfig",
     "Strategy",

@@ -58,11 +58,13 @@ class DataConfig:
     field: str = "text"
     """The key (jsonl) or column (parquet, datasets) that holds the text."""
 
-    format: Literal["text", "auto", "chat", "prompt", "instruction"] = "text"
+    format: Literal["text", "auto", "chat", "prompt", "instruction", "pairs", "labelled"] = "text"
     """What a record holds. `text` is a document in `data.field`. The others are conversations, of
     which only the assistant's turns are trained on: `chat` (`messages`, or ShareGPT's
     `conversations`), `prompt` (`prompt` and `completion`), `instruction` (`instruction`, `input`,
-    `output`); `auto` tells them by the keys of each row. `shardwise data show` shows them."""
+    `output`); `auto` tells them by the keys of each row. Two are for `preference.objective`:
+    `pairs` (`prompt`, `chosen`, `rejected`) and `labelled` (`prompt`, `completion`, `label`).
+    `shardwise data show` shows them."""
 
     chat_template: str | None = None
     """A file with a Jinja chat template for conversations; unset: the tokenizer's own."""
@@ -118,4 +120,15 @@ class DataConfig:
     @property
     def keeps_documents_apart(self) -> bool:
         """Whether attention must not look beyond a document."""
-        return self.document_mask or (self.format != "text" and self.packing != "one")
+        alone = self.packing == "one" and self.format != "pairs"
+        return self.document_mask or (self.format != "text" and not alone)
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether a row says which answers are preferred."""
+        return self.format in ("pairs", "labelled")
+
+    @property
+    def unit(self) -> str:
+        """What one row is called."""
+        return {"pairs": "pair", "labelled": "answer"}.get(self.format, "conversation")

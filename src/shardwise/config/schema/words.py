@@ -11,4 +11,7 @@ FLOAT8_FORMATS = ("float8", "float8_rowwise")  # of `precision.linear`
 
 # The field that a section takes when the YAML gives it a bare string (`model: llama-3.1-8b`), so
 # that the smallest useful file is three lines.
-FROM_STRING = {"model": "name", "adapter": "method", "data": "source", "cluster": "name"}
+FROM_STRING = {
+    **{"model": "name", "adapter": "method", "data": "source", "cluster": "name"},
+    "preference": "objective",
+}

@@ -1,0 +1,56 @@
+"""What a run minimises: the loss of a micro-batch, and what its sum is divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shardwise.data.loader import MicroBatch
+from shardwise.training.documents import kept_apart
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLoss:
+    """The loss of one micro-batch."""
+
+    total: Tensor
+    """Summed over the terms of the objective."""
+
+    scores: Tensor | None = None
+    """Sums that tell how well answers are told apart, by `training.preference`; None where none are
+    compared."""
+
+
+class Objective(Protocol):
+    """A sum over terms, such as tokens or pairs, whose mean over all ranks is minimised."""
+
+    def num_terms(self, batch: MicroBatch) -> int:
+        """The terms of a micro-batch."""
+        ...
+
+    def loss(self, model: Any, batch: MicroBatch, device: torch.device) -> BatchLoss:
+        """The loss of a micro-batch, whose gradient can be taken."""
+        ...
+
+
+class NextToken:
+    """The cross-entropy of every token that counts."""
+
+    def num_terms(self, batch: MicroBatch) -> int:
+        """The labels that count."""
+        return batch.num_valid_tokens
+
+    def loss(self, model: Any, batch: MicroBatch, device: torch.device) -> BatchLoss:
+        """The cross-entropy, summed over tokens."""
+        inputs, labels, apart = model_inputs(batch, device)
+        return BatchLoss(model.sum_loss(inputs, labels, **apart))
+
+
+def model_inputs(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Inputs and labels on the device, and what keeps documents apart."""
+    inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
+    apart = {} if batch.documents is None else kept_apart(batch.documents, device)
+    return inputs, labels, apart
