@@ -31,10 +31,8 @@ def _adapter(value: Any, _: Source) -> Outcome:
     if word == "lora":
         return mapped({"adapter.method": "lora"}, "what is trained")
     if word == "qlora":
-        return changed(
-            {"adapter.method": "lora"},
-            "the frozen weights are in precision.param, which takes four times the memory",
-        )
+        settings = {"adapter.method": "lora", "adapter.base": "nf4"}
+        return mapped(settings, "frozen linear layers are in NF4")
     return dropped("adapters are LoRA, rsLoRA or DoRA")
 
 
@@ -98,6 +96,8 @@ _OWN: dict[str, KeyRule] = {
     "model_config.output_router_logits": otherwise("train.router_aux_loss asks for that loss"),
     "model_config.*": drop("model.overrides changes fields of config.json"),
     "adapter": KeyRule(_adapter),
+    "bnb_config_kwargs.*": otherwise("four bits are NF4, with one way to keep their scales"),
+    "early_stopping_patience": to("train.patience", positive, "evaluations without a gain"),
     "lora_target_linear": KeyRule(_all_linear),
     "lora_model_dir": to("adapter.weights_from", text, "adapters that training begins with"),
     "peft_use_rslora": to("adapter.rslora", flag, "alpha / sqrt(rank)"),

@@ -59,7 +59,7 @@ DROPS: dict[str, KeyRule] = {
     **each(
         drop(_QUANTISED),
         (
-            "bnb_config_kwargs.* model_quantization_config model_quantization_config_kwargs.* "
+            "model_quantization_config model_quantization_config_kwargs.* "
             "quantize_moe_experts qat.* quantization.* gptq_groupsize gptq_model_v1 "
             "gptq_disable_exllama use_onebitllms nvfp4_merge_aware llmcompressor.*"
         ),
@@ -100,7 +100,7 @@ DROPS: dict[str, KeyRule] = {
     ),
     **each(
         otherwise("alerts of `shardwise observe`, and a NaN that is skipped, take its place"),
-        "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience",
+        "loss_watchdog_threshold loss_watchdog_patience",
     ),
     **each(
         otherwise("an evaluation is the loss over held-out sequences, in the same batches"),

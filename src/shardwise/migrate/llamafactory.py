@@ -21,7 +21,7 @@ from shardwise.migrate.rules import (
 )
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
-from shardwise.migrate.values import flag, number, positive, text
+from shardwise.migrate.values import flag, names, number, positive, text, whole
 
 _NEXT = "only the next token is trained, with plain cross-entropy"
 _NAMES = "it is a name in dataset_info.json: write data.source and data.path"
@@ -71,6 +71,12 @@ def _held_out(value: Any, _: Source) -> Outcome:
     if not 0 <= share <= 0.5:
         return dropped("data.eval_fraction is a share of the records, 0 to 0.5")
     return mapped({"data.eval_fraction": share}, "the share that is held out")
+
+
+def _bits(value: Any, _: Source) -> Outcome:
+    if whole(value) == 4:
+        return mapped({"adapter.base": "nf4"}, "frozen linear layers are in NF4")
+    return dropped("frozen weights are in precision.param, or in four bits: adapter.base=nf4")
 
 
 def _float8(value: Any, _: Source) -> Outcome:
@@ -145,7 +151,13 @@ _OWN: dict[str, KeyRule] = {
     "lr_scheduler_config.*": drop("optim.schedule and optim.warmup_steps say it"),
     "init_config.*": otherwise("each rank reads its own rows of the weights"),
     "kernel_config.*": otherwise("kernels of our own, or torch's: train.kernels"),
-    "quant_config.*": drop(_QUANTISED),
+    **each(KeyRule(_bits), "quantization_bit quant_config.quantization_bit"),
+    **each(
+        otherwise("four bits are NF4, with one way to keep their scales"),
+        "quantization_method double_quantization quant_config.*",
+    ),
+    "additional_target": to("adapter.modules_to_save", names, "trained whole"),
+    "early_stopping_steps": to("train.patience", positive, "evaluations without a gain"),
     "batching_strategy": otherwise("sequences are packed to data.seq_len"),
     "save_ckpt_as_hf": otherwise("`shardwise export` writes safetensors"),
     "bf16": half_format("bf16"),
@@ -170,8 +182,7 @@ _DROPS: dict[str, KeyRule] = {
     ),
     **each(
         drop(_QUANTISED),
-        "quantization_method quantization_bit quantization_type double_quantization "
-        "quantization_device_map",
+        "quantization_type quantization_device_map",
     ),
     **each(
         drop("only text is trained on"),
@@ -190,7 +201,7 @@ _DROPS: dict[str, KeyRule] = {
     **each(task(_NEXT), "use_dft_loss use_asft_loss use_eaft_loss mixture_of_depths"),
     **each(
         drop("adapters are LoRA, rsLoRA or DoRA, begun at random"),
-        "additional_target loraplus_lr_ratio loraplus_lr_embedding pissa_init pissa_iter "
+        "loraplus_lr_ratio loraplus_lr_embedding pissa_init pissa_iter "
         "pissa_convert create_new_adapter module_dropout oft_rank oft_block_size oft_target "
         "adapter_folder",
     ),
@@ -248,8 +259,7 @@ _DROPS: dict[str, KeyRule] = {
     ),
     **each(
         drop("there is no counterpart"),
-        "train_from_scratch early_stopping_steps hf_hub_token ms_hub_token om_hub_token "
-        "dist_timeout save_epochs",
+        "train_from_scratch hf_hub_token ms_hub_token om_hub_token dist_timeout save_epochs",
     ),
 }
 

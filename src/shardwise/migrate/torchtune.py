@@ -30,6 +30,7 @@ from shardwise.migrate.rules import (
 )
 from shardwise.migrate.source import Source
 from shardwise.migrate.torchtune_drops import DROPS, OTHER_TASK
+from shardwise.migrate.trainer import LORA
 from shardwise.migrate.values import dtype, flag, names, number, positive, text, whole
 
 # By the builder's name: where the records lie, and what they are.
@@ -54,10 +55,8 @@ def _builder(value: Any) -> str:
 def _model(value: Any, _: Source) -> Outcome:
     name = _builder(value)
     if name.startswith("qlora"):
-        return changed(
-            {"adapter.method": "lora"},
-            "the frozen weights are in precision.param, which takes four times the memory",
-        )
+        settings = {"adapter.method": "lora", "adapter.base": "nf4"}
+        return mapped(settings, "frozen linear layers are in NF4")
     if name.startswith("lora"):
         return mapped({"adapter.method": "lora"}, "checkpoint_dir says of which model")
     return mapped({"adapter.method": "none"}, "checkpoint_dir says which model")
@@ -213,7 +212,7 @@ _RULES: dict[str, KeyRule] = {
     "model.lora_alpha": to("adapter.alpha", number, "the product is multiplied by alpha / rank"),
     "model.lora_dropout": to("adapter.dropout", number, "on what goes into A"),
     "model.use_dora": to("adapter.dora", flag, "DoRA"),
-    "model.quantize_base": unless("frozen weights are in precision.param"),
+    "model.quantize_base": LORA["load_in_4bit"],
     "model.*": drop("model.overrides changes fields of config.json"),
     "checkpointer.checkpoint_dir": KeyRule(_checkpoint_dir),
     "checkpointer.adapter_checkpoint": to("adapter.weights_from", text, "adapters to begin with"),

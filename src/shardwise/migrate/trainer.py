@@ -50,10 +50,16 @@ def _fsdp(value: Any, source: Source) -> Outcome:
     return mapped(settings, "the same strategy; units are blocks")
 
 
-def _low_bits(value: Any, _: Source) -> Outcome:
+def _four_bits(value: Any, _: Source) -> Outcome:
     if not flag(value):
         return always("weights are not quantised")
-    return dropped("frozen weights are in precision.param: four times the memory of four bits")
+    return mapped({"adapter.base": "nf4"}, "frozen linear layers are in NF4")
+
+
+def _eight_bits(value: Any, _: Source) -> Outcome:
+    if not flag(value):
+        return always("weights are not quantised")
+    return dropped("frozen weights are in precision.param, or in four bits: adapter.base=nf4")
 
 
 def _peft(value: Any, _: Source) -> Outcome:
@@ -69,12 +75,12 @@ LORA: dict[str, KeyRule] = {
     "use_rslora": to("adapter.rslora", flag, "alpha / sqrt(rank)"),
     "use_dora": to("adapter.dora", flag, "DoRA"),
     "lora_task_type": otherwise("the model is a causal language model"),
-    "lora_modules_to_save": drop("beside adapters nothing is trained"),
+    "lora_modules_to_save": to("adapter.modules_to_save", names, "trained whole"),
     "lora_target_parameters": drop("patterns of adapter.targets such as experts.* name experts"),
-    "load_in_4bit": KeyRule(_low_bits),
-    "load_in_8bit": KeyRule(_low_bits),
-    "use_bnb_nested_quant": unless("weights are not quantised"),
-    "bnb_4bit_quant_type": drop("weights are not quantised"),
+    "load_in_4bit": KeyRule(_four_bits),
+    "load_in_8bit": KeyRule(_eight_bits),
+    "use_bnb_nested_quant": otherwise("adapter.base=nf4 has one way to keep its scales"),
+    "bnb_4bit_quant_type": otherwise("four bits are NF4"),
 }
 TRAINING: dict[str, KeyRule] = {
     **LOOP,
@@ -93,6 +99,7 @@ TRAINING: dict[str, KeyRule] = {
     "fp16": half_format("fp16"),
     "tf32": otherwise("torch's own setting of TF32 is used; matmuls are in precision.param"),
     "seed": to("train.seed", whole, "weights, order of data and dropout"),
+    "load_best_model_at_end": to("checkpoint.keep_best", flag, "the step of the least loss"),
     "full_determinism": to("train.deterministic", flag, "deterministic algorithms"),
     "torch_compile": to("memory.compile", flag, "each block is compiled by itself"),
     "save_total_limit": to("checkpoint.keep", positive, "the oldest go first"),
@@ -142,7 +149,7 @@ TRAINING: dict[str, KeyRule] = {
         "eval_delay prediction_loss_only eval_on_start eval_do_concat_batches "
         "eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics "
         "include_inputs_for_metrics metric_for_best_model greater_is_better "
-        "load_best_model_at_end bf16_full_eval fp16_full_eval",
+        "bf16_full_eval fp16_full_eval",
     ),
     **each(
         otherwise(_LOG),
