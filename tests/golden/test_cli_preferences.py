@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.facts.presets import PRESETS
+from shardwise.report.collect import collect_runs
+from shardwise.report.html import render_report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit/data"))
 from chat_templates import CHATML, make_backend
@@ -108,6 +112,25 @@ def test_dpo_over_adapters_learns_a_made_preference(folder: Path, learnt: str) -
     assert step["margin"] == pytest.approx(step["chosen"] - step["rejected"])
     assert "accuracy 100.0%  margin" in learnt
     assert f"(accuracy {first['preference']['accuracy']:.1%} -> 100.0%)" in learnt
+
+
+def test_the_report_has_curves_of_preferences(folder: Path, learnt: str) -> None:
+    page = render_report(collect_runs([folder / "runs/learnt"]), time.time())
+    for name in ("accuracy", "margin"):
+        # A point for each of 30 steps, and for the evaluations before and after them.
+        assert re.search(rf'id="plot-{name}"[^>]* data-points="32"', page)
+
+
+def test_pairs_are_shown_with_their_masks_and_planned(shardwise: Run, folder: Path) -> None:
+    shown = shardwise("data", "show", "run.yaml", "--samples", "1", cwd=folder).stdout
+    assert "pairs.jsonl:1, chosen: " in shown and "pairs.jsonl:1, rejected: " in shown
+    assert shown.count("<|im_start|>assistant\n⟦yes ") == 1
+    assert shown.count("<|im_start|>assistant\n⟦nay ") == 1
+    lines = {" ".join(line.split()) for line in shown.splitlines()}
+    assert {"pairs 120 of 121 rows", "1 x 'chosen' and 'rejected' are the same"} <= lines
+    planned = shardwise("plan", "run.yaml", cwd=folder).stdout
+    assert "the reference is the model without adapters" in planned
+    assert "whole pairs share sequences" in planned
 
 
 def test_two_ranks_and_accumulation_compute_the_same(

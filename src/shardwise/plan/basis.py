@@ -11,6 +11,7 @@ from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide
+from shardwise.plan.objective import choose_objective
 from shardwise.plan.routers import choose_router_aux_loss, choose_router_z_loss
 from shardwise.units import format_bytes
 
@@ -29,6 +30,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     wanted = decide(config, "param_dtype", param, why_param)
     return {
         "adapter": choose_adapter(config, model, cluster),
+        "objective": choose_objective(config),
         "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(

@@ -50,6 +50,9 @@ class Decisions:
     adapter: Annotated[str, "adapter.method"] = "none"
     """`lora`: adapters are trained, and the model's own weights are frozen."""
 
+    objective: Annotated[str, "preference.objective"] = "none"
+    """How answers are compared; `none`: the next token is trained on."""
+
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1
@@ -129,6 +132,11 @@ class Decisions:
     def own_kernels(self) -> bool:
         """AdamW and the copy into a reduction are ours, not torch's."""
         return self.kernels == "own"
+
+    @property
+    def compares(self) -> bool:
+        """Answers are compared, so that backward computes logits again."""
+        return self.objective != "none"
 
     @property
     def float8_rowwise(self) -> bool:

@@ -61,6 +61,10 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         ("step", f"{_step_time(forecast.step_s)}: {_terms(forecast)}"),
         ("mfu", _shares(forecast)),
     ]
+    if forecast.reference_s is not None:
+        seconds = 1000 * forecast.reference_s / plan.decided.global_batch
+        took = _step_time(seconds)
+        rows.append(("reference", f"{took} for 1,000 sequences, once before the first step"))
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         enough = format_count(forecast.tokens_to_hide)
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))

@@ -64,7 +64,7 @@ def choose_packing(config: RunConfig) -> Choice[str]:
     """How documents share sequences."""
     if config.data.format == "text":
         return Choice("cut", "text is laid back to back and cut into sequences", "rule")
-    why = "whole conversations share sequences, and attention keeps them apart"
+    why = f"whole {config.data.unit}s share sequences, and attention keeps documents apart"
     return decide(config, "packing", "best_fit", why)
 
 

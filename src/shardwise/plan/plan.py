@@ -143,6 +143,9 @@ class Forecast:
     source: Literal["catalogue", "measured"]
     """Where the device's rates are from."""
 
+    reference_s: float | None = None
+    """Seconds that a reference takes for the sequences of one step; None where there is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from shardwise.config.schema import WITH_REFERENCE
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.prices import Price
@@ -13,7 +14,7 @@ from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
-from shardwise.plan.time import estimate_time, speed_of
+from shardwise.plan.time import estimate_time, forward_seconds, speed_of
 from shardwise.units import format_bytes
 
 # The upper estimate must stay under this share of the device's memory: above it the allocator
@@ -95,6 +96,9 @@ def foresee(
         usd_per_billion_tokens=None if price is None else price.usd_per_hour * hours,
         hours_per_billion_tokens=hours,
         source=rates.source,
+        reference_s=forward_seconds(model, fabric, decided, rates, software)
+        if decided.objective in WITH_REFERENCE
+        else None,
     )
 
 

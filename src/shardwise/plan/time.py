@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil, log2
 
 from shardwise.facts.fabric import Fabric
@@ -142,6 +142,17 @@ def speed_of(
     )
 
 
+def forward_seconds(
+    model: ModelSpec, fabric: Fabric, decided: Decisions, rates: Rates, software: Software = OURS
+) -> float:
+    """Expected seconds of a forward over the sequences of one step, as a reference takes it."""
+    block = block_seconds(model, decided, rates, software)
+    gather = block_traffic(model, fabric, decided, software).gather
+    loss, matmul = _loss_seconds(model, replace(decided, objective="none"), rates, software)
+    head = loss + matmul / (2 if software.frozen else 3)
+    return decided.accumulation * (model.num_layers * max(block.forward, gather) + head)
+
+
 def _loss_seconds(
     model: ModelSpec, decided: Decisions, rates: Rates, software: Software
 ) -> tuple[float, float]:
@@ -150,14 +161,14 @@ def _loss_seconds(
     last_stage = 1.0 / decided.pipeline  # one stage of several has it
     tokens = decided.tokens * last_stage
     flops = rates.matmul_flops[decided.param_dtype] * software.matmul_factor
-    passes = 2 if software.frozen else 3
+    passes = (2 if software.frozen else 3) + decided.compares
     matmul = passes * 2.0 * tokens * vocab * model.hidden_size / (flops * software.head_factor)
     gradient = 0.0
     if decided.slice_tokens is not None and not software.frozen:
         # The head's gradient is accumulated in fp32 once a slice, mostly hidden behind the matmul.
         slices = -(-decided.tokens // decided.slice_tokens)
         gradient = slices * 2.0 * vocab * model.hidden_size * last_stage
-    moved = tokens * vocab * software.loss_passes + gradient
+    moved = tokens * vocab * software.loss_passes * (1 + decided.compares) + gradient
     return moved / rates.memory_bytes_per_s, matmul
 
 

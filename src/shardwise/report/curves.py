@@ -32,9 +32,27 @@ class Curve:
     missing: str = ""
     """Why there may be nothing to plot."""
 
+    is_optional: bool = False
+    """Whether there is no plot where no run has the figure."""
+
 
 CURVES = (
     Curve(name="loss", title="Loss", path=("loss",), show=lambda loss: f"{loss:.4f}"),
+    Curve(
+        name="accuracy",
+        title="Answers told apart, %",
+        path=("preference", "accuracy"),
+        show=lambda share: f"{share:.1%}",
+        unit=0.01,
+        is_optional=True,
+    ),
+    Curve(
+        name="margin",
+        title="Margin of rewards",
+        path=("preference", "margin"),
+        show=lambda margin: f"{margin:.3f}",
+        is_optional=True,
+    ),
     Curve(
         name="speed",
         title="Tokens per second per device",
@@ -87,6 +105,10 @@ CURVES = (
 )
 
 
+# The curves whose figures evaluations have as well.
+_HELD_OUT = ("loss", "accuracy", "margin")
+
+
 def planned_memory(plan: Plan) -> int:
     """What is measured as allocated: on a CPU that is all that the process holds."""
     return plan.memory.allocated if plan.cluster.device == "cuda" else plan.peak_bytes
@@ -98,10 +120,12 @@ def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:
         alone = len(runs) == 1
         names = ["measured" if alone else run.name for run in runs]
         series = [_series(curve, run, at, names[at]) for at, run in enumerate(runs)]
-        if curve.name == "loss":
+        if curve.name in _HELD_OUT:
             held_out = ["held-out" if alone else f"{run.name} held-out" for run in runs]
             series += [_held_out(curve, run, at, held_out[at]) for at, run in enumerate(runs)]
         found = tuple(line for line in series if line.points)
+        if curve.is_optional and not found:
+            continue
         yield Plot(
             name=curve.name,
             title=curve.title,
@@ -170,9 +194,9 @@ def _series(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
 
 def _held_out(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
     points = [
-        PlotPoint(event["step"], loss, curve.show(loss))
+        PlotPoint(event["step"], value / curve.unit, curve.show(value))
         for event in run.history("eval")
-        if (loss := number(event, "loss")) is not None
+        if (value := number(event, *curve.path)) is not None
     ]
     return Series(name=name, points=tuple(points), colour=colour, dashed=True)
 

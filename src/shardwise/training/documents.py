@@ -62,6 +62,6 @@ def _refusal(why: str) -> UserError:
     return UserError(
         "documents that share a sequence cannot be kept apart in this model",
         why=why,
-        fix="leave data.document_mask out, or for conversations write data.packing=one, or try "
-        "another attention: model.attention=eager",
+        fix="leave data.document_mask out, or for conversations other than pairs write "
+        "data.packing=one, or try another attention: model.attention=eager",
     )

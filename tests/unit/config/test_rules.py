@@ -22,7 +22,28 @@ def config_with(**sections: Any) -> RunConfig:
     return replace(base, **changed)
 
 
+PAIRS = {"source": "jsonl", "path": "a", "format": "pairs"}
 BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("data.format", {"preference": {"objective": "dpo"}}),
+    ("data.format", {"preference": {"objective": "kto"}}),
+    ("data.format", {"data": PAIRS}),
+    ("data.packing", {"data": {**PAIRS, "packing": "cut"}, "preference": {"objective": "dpo"}}),
+    ("preference.beta", {"preference": {"beta": 0.5}}),
+    ("preference.beta", {"preference": {"objective": "dpo", "beta": 0.0}, "data": PAIRS}),
+    ("preference.gamma", {"preference": {"objective": "dpo", "gamma": 2.0}, "data": PAIRS}),
+    ("preference.gamma", {"preference": {"objective": "simpo", "gamma": -1.0}, "data": PAIRS}),
+    (
+        "preference.label_smoothing",
+        {"preference": {"objective": "dpo", "label_smoothing": 0.6}, "data": PAIRS},
+    ),
+    (
+        "preference.desirable_weight",
+        {"preference": {"objective": "kto", "desirable_weight": 0.0}, "data": PAIRS},
+    ),
+    (
+        "preference.undesirable_weight",
+        {"preference": {"objective": "dpo", "undesirable_weight": 2.0}, "data": PAIRS},
+    ),
     ("name", {"name": "a/b"}),
     ("train.steps", {"train": {"steps": 0}}),
     ("data.seq_len", {"data": {"seq_len": 1}}),
