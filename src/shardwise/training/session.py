@@ -32,6 +32,7 @@ from shardwise.parallel.apply import parallelize
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
+from shardwise.parallel.precision import DTYPES
 from shardwise.parallel.reduce_buffer import reduce_buffer_for
 from shardwise.plan.plan import Plan
 from shardwise.training.adapted import validate_called
@@ -181,7 +182,7 @@ def attach_training_loss(session: Session, say: Say) -> None:
             chunked = False
     if plan.settings.data.keeps_documents_apart:
         with fast_attention(session.device, reads_positions=masks_by_position(plan)):
-            check_documents(model, session.device)
+            check_documents(model, session.device, DTYPES[plan.decided.param_dtype])
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
     register_fsdp_forward_method(model, "token_losses")

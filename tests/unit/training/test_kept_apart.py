@@ -16,16 +16,18 @@ from shardwise.training.documents import check_documents
 class Sums(nn.Module):
     """Every token's logits are the sum of what came before it, of its document or of all."""
 
-    def __init__(self, *, apart: bool) -> None:
+    def __init__(self, *, apart: bool, rounding: float = 0.0) -> None:
         super().__init__()
-        self.apart = apart
+        self.apart, self.rounding = apart, rounding
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, **given: Any) -> Any:
         sums = input_ids.cumsum(1)
         if self.apart:
             first = torch.arange(input_ids.shape[1]) - position_ids
             sums = sums - (sums - input_ids).gather(1, first)
-        return SimpleNamespace(logits=sums[..., None].float())
+        # Other documents may change how sums are rounded.
+        rounding = 1 + self.rounding * input_ids[0, 0]
+        return SimpleNamespace(logits=sums[..., None].float() * rounding)
 
 
 class Deaf(nn.Module):
@@ -35,9 +37,10 @@ class Deaf(nn.Module):
         raise AssertionError("not called")
 
 
-def test_a_model_that_keeps_them_apart_is_left_as_it_was() -> None:
-    model = Sums(apart=True)
-    check_documents(model, torch.device("cpu"))
+@pytest.mark.parametrize("rounding", [0.0, 1e-6])
+def test_a_model_that_keeps_them_apart_is_left_as_it_was(rounding: float) -> None:
+    model = Sums(apart=True, rounding=rounding)
+    check_documents(model, torch.device("cpu"), torch.float32)
     assert model.training
 
 
@@ -48,5 +51,5 @@ def test_a_model_that_keeps_them_apart_is_left_as_it_was() -> None:
 )
 def test_one_that_does_not_is_refused(model: nn.Module, why: str) -> None:
     with pytest.raises(UserError, match="cannot be kept apart in this model") as caught:
-        check_documents(model, torch.device("cpu"))
+        check_documents(model, torch.device("cpu"), torch.float32)
     assert why in str(caught.value)
