@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.config.load import load_config
+from shardwise.launch import prepare
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 
@@ -19,7 +20,17 @@ EXPECTED = {
     "qwen2.5-7b-8xa100-jsonl": ("full_shard", 8),
     "mixtral-8x7b-4x8xh100": ("full_shard", 32),
     "llama-3.1-8b-offload-1xh100": ("no_shard", 1),
+    "llama-3.1-8b-sft-8xh100": ("full_shard", 8),
+    "llama-3.1-8b-lora-1xh100": ("no_shard", 1),
+    "llama-3.1-70b-hsdp-4x8xh200": ("hybrid_shard", 8),
+    "qwen3-30b-a3b-lora-1xh200": ("no_shard", 1),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with adapters are those of their shape: counting them takes twenty seconds each."""
+    monkeypatch.setattr(prepare, "COUNTED_PARAMS", 2**60)
 
 
 def plan_of(file: Path) -> Plan:
@@ -54,8 +65,10 @@ def test_an_example_is_sharded_as_its_notes_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "demo"])
 def test_a_step_reads_one_to_four_million_tokens(name: str) -> None:
+    """Of text. Conversations are fewer, and a step of them is smaller."""
     plan = plan_of(ROOT / "examples" / f"{name}.yaml")
-    assert 2**20 <= plan.tokens_per_step <= 2**22
+    least = 2**20 if plan.config.data.format == "text" else 2**17
+    assert least <= plan.tokens_per_step <= 2**22
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
