@@ -26,7 +26,10 @@ from shardwise.plan.plan import Plan
 Values = dict[str, Any]
 
 # Each of these alone decides which tokens come at which position.
-ORDER = ("data.seq_len", "data.shuffle", "train.seed", "train.global_batch")
+ORDER = (
+    *("data.seq_len", "data.shuffle", "data.group_lengths"),
+    *("train.seed", "train.global_batch"),
+)
 # These name the tokens. The same tokens may have other names, so their hash decides.
 NAMES = (
     "data.source",

@@ -52,6 +52,22 @@ DATA_RULES: tuple[Rule, ...] = (
         "leave data.packing out, or write data.format=auto",
     ),
     Rule(
+        "lengths-need-single-conversations",
+        "data.group_lengths",
+        lambda c: (
+            not c.data.group_lengths or (c.data.packing == "one" and not c.data.has_preferences)
+        ),
+        "data.packing={c.data.packing} with data.format={c.data.format} leaves hardly any padding",
+        "write data.packing=one data.format=auto, or leave data.group_lengths out",
+    ),
+    Rule(
+        "lengths-are-not-compiled",
+        "data.group_lengths",
+        lambda c: not c.data.group_lengths or c.memory.compile is False,
+        "compiled blocks are of one length",
+        "write memory.compile=false, or leave data.group_lengths out",
+    ),
+    Rule(
         "one-conversation-needs-no-mask",
         "data.document_mask",
         lambda c: c.data.packing != "one" or not c.data.document_mask or c.data.format == "pairs",

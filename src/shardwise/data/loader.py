@@ -11,6 +11,7 @@ import torch
 from shardwise.data import sequences as seq
 from shardwise.data.compared import Compared, place_compared
 from shardwise.data.documents import Documents, place_documents
+from shardwise.data.grouping import LengthOrder
 from shardwise.data.order import index_at
 
 
@@ -63,6 +64,10 @@ class BatchLoader:
     num_ranks: int
     """The data-parallel size."""
 
+    order: LengthOrder | None = None
+    """Batches of similar lengths, each as long as its longest sequence on all ranks; None for
+    sequences in their usual order and at full length."""
+
     def __post_init__(self) -> None:
         if self.global_batch != self.micro_batch * self.accumulation * self.num_ranks:
             raise ValueError(
@@ -74,12 +79,20 @@ class BatchLoader:
 
     def step_batches(self, index: int) -> list[MicroBatch]:
         """This rank's micro-batches of one global batch, counted from 0."""
-        first = index * self.global_batch + self.rank * self.accumulation * self.micro_batch
+        mine = self.accumulation * self.micro_batch
+        if self.order is not None:
+            found, length = self.order.batch(index)
+            own = found[self.rank * mine : (self.rank + 1) * mine]
+            return [
+                _stack(
+                    [_cut(self.sequences.get(at), length) for at in own[start:][: self.micro_batch]]
+                )
+                for start in range(0, mine, self.micro_batch)
+            ]
+        first = index * self.global_batch + self.rank * mine
         return [
             self._read(range(start, start + self.micro_batch))
-            for start in range(
-                first, first + self.accumulation * self.micro_batch, self.micro_batch
-            )
+            for start in range(first, first + mine, self.micro_batch)
         ]
 
     def _read(self, positions: range) -> MicroBatch:
@@ -111,6 +124,11 @@ def eval_batches(
             for index in range(first, first + micro_batch)
         ]
         yield _stack(rows)
+
+
+def _cut(row: seq.Sequence, length: int) -> seq.Sequence:
+    """The first tokens of a sequence, behind which there is only padding."""
+    return seq.Sequence(row.inputs[:length], row.labels[:length])
 
 
 def _blank(sequences: seq.SequenceSet) -> seq.Sequence:

@@ -32,6 +32,12 @@ class ConversationWindows:
     def __len__(self) -> int:
         return len(self._firsts) - 1
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each window, without padding."""
+        ends = np.concatenate(([0], np.cumsum(np.diff(self._pieces)[:, 0])))
+        return np.diff(ends[self._firsts])
+
     def get(self, index: int) -> Sequence:
         """One window. What conversations leave empty is a document of padding at its end."""
         if not 0 <= index < len(self):

@@ -220,14 +220,15 @@ class Loop:
             reached.position += 1
             if result.applied:
                 reached.step, reached.bad_in_a_row = reached.step + 1, 0
-                reached.tokens += self.plan.tokens_per_step
+                # Micro-batches of a step are equally long on all ranks.
+                tokens = self.plan.decided.global_batch * micro_batches[0].inputs.shape[1]
+                reached.tokens += tokens
                 self.outer_step(reached.step)
-                window.add(result)
+                window.add(result, tokens)
                 self.stopping = result.stop_requested
                 if result.overflows:
-                    tell_scale(
-                        self.stepper.scale.value, result.overflows, reached.step, self.channels
-                    )
+                    scale = self.stepper.scale.value
+                    tell_scale(scale, result.overflows, reached.step, self.channels)
                 return True
             reached.bad_in_a_row += 1
             tell_skip(self.plan, reached, result.grad_norm, self.channels)
@@ -275,10 +276,8 @@ class Loop:
             gc.collect()
         if done == end:
             return False
-        if (
-            settings.train.compare_replicas_every
-            and done % settings.train.compare_replicas_every == 0
-        ):
+        every = settings.train.compare_replicas_every
+        if every and done % every == 0:
             self.replicas.compare(done)
         evaluates = self.evaluating.is_due(self.reached)
         if evaluates:
@@ -299,9 +298,8 @@ class Loop:
             self.saving.save_for_good(reached, waits=True)
         self.saving.finish()
         self.heartbeat.enter(Phase.DONE)
-        self.events.write(
-            "end", step=end, finished=end == steps, early=early, loss=reached.last_loss
-        )
+        said = {"finished": end == steps, "early": early, "loss": reached.last_loss}
+        self.events.write("end", step=end, **said)
         if early:
             self.say(
                 f"stopped early after step {end} of {steps}: {self.evaluating.why_early(reached)}"

@@ -11,8 +11,10 @@ import torch
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from shardwise.data.grouping import LengthOrder
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.data.windows import ConversationWindows
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import user_path
 from shardwise.kernels.own import uses_own
@@ -153,6 +155,7 @@ def build_loader(session: Session) -> BatchLoader:
     plan = session.plan
     return BatchLoader(
         session.data.train,
+        order=length_order(plan, session.data),
         seed=plan.settings.train.seed,
         shuffle=plan.settings.data.shuffle,
         global_batch=plan.decided.global_batch,
@@ -160,6 +163,19 @@ def build_loader(session: Session) -> BatchLoader:
         accumulation=plan.decided.accumulation,
         rank=session.mesh.data_rank,
         num_ranks=session.mesh.data_degree,
+    )
+
+
+def length_order(plan: Plan, data: DataSplits) -> LengthOrder | None:
+    """The order of batches of similar lengths, where the run asks for it."""
+    if not plan.settings.data.group_lengths or not isinstance(data.train, ConversationWindows):
+        return None
+    return LengthOrder(
+        data.train.lengths,
+        plan.settings.data.seq_len,
+        seed=plan.settings.train.seed,
+        shuffle=plan.settings.data.shuffle,
+        global_batch=plan.decided.global_batch,
     )
 
 

@@ -12,7 +12,7 @@ from shardwise.parallel.float8 import float8_layers
 from shardwise.plan.plan import Plan
 from shardwise.training.channels import Channels
 from shardwise.training.reached import Reached
-from shardwise.training.session import Session
+from shardwise.training.session import Session, length_order
 from shardwise.training.units import float8_table, notes_of, unit_table
 
 
@@ -29,6 +29,9 @@ def tell_session(session: Session, channels: Channels) -> None:
     if data.conversations is not None:
         for line in data.conversations.in_words(plan.settings.data.seq_len):
             channels.say(line)
+        if order := length_order(plan, data):
+            share = f"{order.padding_share():.1%} of the first ones"
+            channels.say(f"batches are of similar lengths: {share} is padding")
         found = data.conversations.counts
     channels.events.write(
         "data", tokens=data.num_train_tokens, tokenizer=data.tokenizer_identity,

@@ -27,11 +27,15 @@ class Window:
     mesh: Mesh
     data_wait_s: float = 0.0
     results: list[StepResult] = field(default_factory=list)
+    num_tokens: int = 0
+    """Tokens of these steps on all ranks, padding included."""
+
     started: float = field(default_factory=time.perf_counter)
 
-    def add(self, result: StepResult) -> None:
-        """Add one step."""
+    def add(self, result: StepResult, num_tokens: int) -> None:
+        """Add one step of so many tokens."""
         self.results.append(result)
+        self.num_tokens += num_tokens
 
     def report(self, step: int, tokens: int, lr: float, data_wait_s: float) -> StepReport:
         """The figures of these steps. `data_wait_s` is the loop's total so far."""
@@ -45,7 +49,7 @@ class Window:
         elapsed = time.perf_counter() - self.started
         step_s = elapsed / len(self.results)
         plan, train = self.plan, self.plan.settings.train
-        tokens_per_s = plan.tokens_per_step / step_s / self.mesh.world.size
+        tokens_per_s = self.num_tokens / elapsed / self.mesh.world.size
         counts = summed([result.experts for result in self.results if result.experts is not None])
         return StepReport(
             step=step,
@@ -57,7 +61,8 @@ class Window:
             tokens=tokens,
             tokens_per_s=tokens_per_s,
             tokens_per_s_planned=plan.forecast.tokens_per_s if plan.forecast else None,
-            efficiency=efficiency(plan, tokens_per_s),
+            # The FLOPs of attention are those of full sequences.
+            efficiency=None if plan.settings.data.group_lengths else efficiency(plan, tokens_per_s),
             mfu_planned=plan.forecast.mfu if plan.forecast else None,
             memory=peak_memory(self.device),
             memory_capacity=plan.cluster.memory_bytes,
@@ -72,7 +77,7 @@ class Window:
                 [result.scores for result in self.results if result.scores is not None],
                 self.mesh.token_group,
             ),
-            trained_share=trained and trained / (plan.tokens_per_step * len(self.results)),
+            trained_share=trained and trained / self.num_tokens,
         )
 
 

@@ -91,6 +91,11 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("data.path", {"data": {"source": "synthetic", "path": "x"}}),
     ("checkpoint.keep", {"checkpoint": {"keep": 0}}),
     ("checkpoint.every", {"checkpoint": {"every": -1}}),
+    ("data.group_lengths", {"data": {"group_lengths": True}, "memory": {"compile": False}}),
+    (
+        "data.group_lengths",
+        {"data": {"format": "auto", "packing": "one", "group_lengths": True}},
+    ),
     ("checkpoint.keep_best", {"checkpoint": {"keep_best": True}}),
     ("train.patience", {"train": {"patience": 2, "eval_every": 10}}),
     ("train.patience", {"train": {"patience": 2}, "data": {"eval_fraction": 0.1}}),

@@ -89,6 +89,11 @@ class DataConfig:
     to back and cuts them where a sequence ends. `auto` is `best_fit`. Text is always laid back to
     back."""
 
+    group_lengths: bool = False
+    """With `packing: one`: put conversations of similar lengths into a batch, and leave out the
+    padding behind its longest. Needs `memory.compile: false`, because compiled blocks are of one
+    length."""
+
     document_mask: bool = False
     """Tokens attend only to their own document, and its positions start at 0. Conversations that
     share a sequence are always kept apart.
