@@ -49,6 +49,15 @@ def head_of(model: nn.Module) -> nn.Module | None:
     return None if getter is None else getter()
 
 
+def embedding_of(model: nn.Module) -> nn.Module | None:
+    """The table that tokens are looked up in, where the model names one."""
+    getter: Callable[[], nn.Module | None] | None = getattr(model, "get_input_embeddings", None)
+    try:
+        return None if getter is None else getter()
+    except NotImplementedError:  # what transformers raises for a family that names none
+        return None
+
+
 def chunkable_head(model: nn.Module) -> tuple[nn.Linear, nn.Module]:
     """The head and the base model, where the head may be called apart from the model."""
     head, base = head_of(model), getattr(model, "base_model", model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.model.boxes import Box, whole_box
-from shardwise.model.head import head_of
+from shardwise.model.head import embedding_of, head_of
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import local_box, local_part
 
@@ -20,7 +20,7 @@ _ROWS = 4096
 
 def table_params(model: nn.Module) -> set[int]:
     """Identities of the parameters with a row for each token."""
-    modules = (model.get_input_embeddings(), head_of(model))  # type: ignore[operator]
+    modules = (embedding_of(model), head_of(model))
     return {id(param) for module in modules if module is not None for param in module.parameters()}
 
 

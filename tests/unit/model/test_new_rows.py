@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shardwise.errors import UserError
+from shardwise.model.new_rows import table_params
 from shardwise.model.pretrained import load_pretrained, new_rows
 
 SIZES: dict[str, Any] = {
@@ -40,3 +41,15 @@ def test_fewer_rows_and_other_widths_are_still_refused(tmp_path: Path) -> None:
     for model in (tiny(16, tied=False), wide):
         with pytest.raises(UserError, match="has shape"):
             load_pretrained(model, tmp_path)
+
+
+class Nameless(torch.nn.Module):
+    """As a family of transformers that does not say what its embedding is."""
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("model", [Nameless(), torch.nn.Linear(2, 2)])
+def test_a_model_that_names_no_table_has_none(model: torch.nn.Module) -> None:
+    assert table_params(model) == set()
