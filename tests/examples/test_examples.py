@@ -24,6 +24,9 @@ EXPECTED = {
     "llama-3.1-8b-lora-1xh100": ("no_shard", 1),
     "llama-3.1-70b-hsdp-4x8xh200": ("hybrid_shard", 8),
     "qwen3-30b-a3b-lora-1xh200": ("no_shard", 1),
+    "llama-3.1-70b-qlora-1xh200": ("no_shard", 1),
+    "llama-3.1-8b-qlora-1xrtx4090": ("no_shard", 1),
+    "llama-3.1-8b-dpo-8xh100": ("no_shard", 1),
 }
 
 

@@ -33,6 +33,11 @@ RECIPES: dict[str, tuple[str, ...]] = {
         *("model.name=tiny-mixtral", "data.chat_template=template.jinja"),
         *(*ALONE, *CHATS),
     ),
+    "llama-3.1-70b-qlora-1xh200": ("model.name=tiny-llama", *ALONE, *CHATS),
+    "llama-3.1-8b-qlora-1xrtx4090": ("model.name=tiny-llama", *ALONE, *CHATS),
+    "llama-3.1-8b-dpo-8xh100": (
+        *("model.name=tiny-llama", *ALONE, "data.path=pairs.jsonl", "train.eval_every=1"),
+    ),
     "llama-3.1-70b-hsdp-4x8xh200": (
         *("model.name=tiny-llama", "cluster=4xCPU", "mesh.replicate=2", "mesh.shard=2"),
         # Moments in bf16 are for GPUs.
@@ -59,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"messages": [{"role": role, "content": text} for role in ("user", "assistant")]}
             for text in texts
         ],
+        "pairs": [{"prompt": text, "chosen": "a", "rejected": "b"} for text in texts],
     }
     for name, found in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
@@ -74,4 +80,5 @@ def test_a_recipe_trains_in_miniature(shardwise: Run, folder: Path, name: str) -
     events = [json.loads(line) for line in lines]
     assert all(event["loss"] > 0 for event in events if event["event"] == "step")
     plan = json.loads((folder / "runs" / name / "plan.json").read_text())
-    assert plan["choices"]["adapter"]["value"] == ("lora" if "lora" in name else "none")
+    has_adapters = any(word in name for word in ("lora", "dpo"))
+    assert plan["choices"]["adapter"]["value"] == ("lora" if has_adapters else "none")
