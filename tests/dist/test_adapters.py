@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from adapted_runs import start_moved, train_adapted, train_adapted_plainly
 from rank_pool import Ranks
+from safetensors.torch import load_file
 from tiny_families import save_model, tiny_config
 from tiny_runs import Settings, Tally, Trained, assert_close, run_steps
+from transformers import CONFIG_MAPPING
+
+from shardwise.kernels.nf4 import pack
 
 pytestmark = pytest.mark.dist
 
@@ -140,3 +147,78 @@ def test_experts_learn_as_in_one_process(
     for world, mesh in MESHES:
         remat = {"memory.checkpoint_activations": "full" if world == 2 else "none"}
         assert_close(spread(ranks, world, {**settings, **mesh, **remat}), reference, tally)
+
+
+# Over weights in NF4 the reference is plain PyTorch over the same weights as floats. Six rows of
+# k_proj are shared out unevenly, and one of four ranks has none.
+NF4: Settings = {
+    "model.overrides": {
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "vocab_size": 301,
+    },
+    "adapter.method": "lora",
+    "adapter.base": "nf4",
+    "adapter.rank": 8,
+    "train.steps": 2,
+}
+NF4_OPTIONS: list[tuple[int, Settings]] = [
+    (1, {}),
+    (2, {**FULL, "memory.checkpoint_activations": "full", "train.accumulation": 2}),
+    (2, {**FULL, "memory.checkpoint_activations": "selective", "memory.offload": "cpu"}),
+    (4, {**FULL, "shard.gather_in_place": True, "shard.reshard_after_forward": False}),
+    (4, HYBRID),
+]
+# Experts with adapters and without. A run of four ranks takes three CPU seconds, so `make test` has
+# some of two.
+ALL: Settings = {"adapter.targets": ["all-linear", "experts.*"], "train.seed": 1}
+SOME = MESHES if "SHARDWISE_FULL_GRID" in os.environ else MESHES[1:]
+NF4_FAMILIES: list[tuple[str, Settings, list[tuple[int, Settings]]]] = [
+    ("qwen3", {}, MESHES),
+    ("gemma3_text", {}, SOME),
+    ("qwen3_moe", {}, SOME),
+    ("mixtral", ALL, MESHES),
+]
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "head_dim": 16}
+
+
+def assert_nf4(
+    ranks: Pools, meshes: list[tuple[int, Settings]], settings: Settings, tally: Tally
+) -> Trained:
+    """Also that bytes are the same on every mesh, before the steps and after them."""
+    reference: Trained = ranks(1).run(train_adapted_plainly, settings)[0]
+    packed = [name for name in reference.params if name.endswith("_proj.weight")]
+    assert packed
+    for world, mesh in meshes:
+        found = spread(ranks, world, {**settings, **mesh})
+        assert_close(found, reference, tally)
+        for name in packed:
+            assert np.array_equal(found.params[name], reference.params[name]), name
+    return reference
+
+
+def test_no_option_changes_numbers_over_nf4(ranks: Pools, tally: Tally) -> None:
+    assert_nf4(ranks, NF4_OPTIONS, NF4, tally)
+
+
+@pytest.mark.parametrize(("family", "more", "meshes"), NF4_FAMILIES)
+def test_families_learn_over_nf4(
+    ranks: Pools,
+    tally: Tally,
+    tmp_path: Path,
+    family: str,
+    more: Settings,
+    meshes: list[tuple[int, Settings]],
+) -> None:
+    """The weights come from files, of which each rank reads and quantises its own rows."""
+    known = CONFIG_MAPPING[family]().to_dict()
+    save_model(tiny_config(family, {n: v for n, v in WIDE.items() if n in known}), tmp_path)
+    place = {"model.name": str(tmp_path), "model.overrides": {}}
+    reference = assert_nf4(ranks, meshes, {**NF4, **more, **place}, tally)
+    for name, weight in load_file(tmp_path / "model.safetensors").items():
+        if name.endswith("_proj.weight") and name in reference.params:
+            assert np.array_equal(reference.params[name], pack(weight).numpy()), name

@@ -31,6 +31,9 @@ class Nf4:
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's result, from floats that are made here and freed here."""
+        if not x.is_floating_point():
+            # Code that casts to the dtype of a layer's weight would cast to bytes.
+            raise _refuse_cast()
         y: Tensor = Nf4Product.apply(x, self.weight, self.bias)
         return y
 
@@ -116,6 +119,14 @@ def count_packed(model: nn.Module) -> dict[str, int]:
 
 def _has_stacks(module: nn.Module) -> bool:
     return any(getattr(getattr(module, stack, None), "ndim", 0) == 3 for stack in STACKS)
+
+
+def _refuse_cast() -> UserError:
+    return UserError(
+        "adapter.base=nf4 does not work with this model",
+        why="its code casts what goes into a layer to the dtype of the layer's weight",
+        fix="leave adapter.base out",
+    )
 
 
 def _validate_width(name: str, width: int) -> None:

@@ -10,11 +10,13 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from shardwise.internals.byte_params import allow_bytes
 from shardwise.internals.fsdp2 import replace_copy
 from shardwise.internals.parts import COPIES, is_open
 from shardwise.kernels.own import uses_own
 from shardwise.kernels.unit_copies import chunk_cat
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
+from shardwise.model.packed import is_packed
 from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
 from shardwise.parallel.gather import copy_unless_there, gathers_in_place, keep_shards
 from shardwise.parallel.mesh import Mesh
@@ -36,6 +38,8 @@ def apply_sharding(
     """Shard every unit, then the root with what is left. Collectives go through `carrier`, and
     gradients through `buffer`, where there is one."""
     _replace_copies(plan)
+    if any(map(is_packed, model.parameters())):
+        allow_bytes()
     common: dict[str, Any] = {
         "mesh": mesh.devices,
         "offload_policy": _offload_policy(plan),

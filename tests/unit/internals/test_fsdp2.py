@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 from shardwise.internals import fsdp2
+from shardwise.internals.byte_params import allow_bytes
 from shardwise.internals.parts import Changed
 from shardwise.parallel.comm import reduce_in_place
 from shardwise.tunnel.world import rank_zero_of
@@ -147,3 +148,21 @@ def test_a_lone_reduction_copies_nothing() -> None:
     addresses = {grad.untyped_storage().data_ptr() for grad in gradients(layer)}
     assert addresses == {given.untyped_storage().data_ptr()}
     assert taken.untyped_storage().data_ptr() not in addresses
+
+
+def test_bytes_are_sharded_and_gathered_as_they_are() -> None:
+    """Mixed precision casts floats alone, whatever is in the unit besides."""
+    allow_bytes()
+    with rank_zero_of(4):
+        layer = nn.Linear(8, 12)
+        packed = torch.arange(96, dtype=torch.uint8).view(12, 8)
+        layer.register_parameter("packed", nn.Parameter(packed, requires_grad=False))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(layer, mesh=init_device_mesh("cpu", (4,)), mp_policy=policy)
+        state: Any = layer
+        assert (state.packed.dtype, state.packed.requires_grad) == (torch.uint8, False)
+        assert torch.equal(state.packed.to_local(), packed[:3])
+        state.unshard()
+        assert (state.weight.dtype, state.packed.dtype) == (torch.bfloat16, torch.uint8)
+        assert state.packed.shape == packed.shape
+        state.reshard()

@@ -101,3 +101,24 @@ def test_a_gpu_makes_the_same_bits(shape: tuple[int, ...]) -> None:
     assert torch.equal(pack(weights.cuda()).cpu(), packed)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert torch.equal(floats_of(packed.cuda(), dtype).cpu(), floats_of(packed, dtype))
+
+
+def test_compiled_layers_save_bytes_and_make_floats_twice() -> None:
+    """The compiler could make the floats once, in forward, and keep them for backward."""
+    packed = [pack(random(128, 64)), pack(random(64, 128))]
+
+    def block(x: Tensor) -> Tensor:
+        y: Tensor = Nf4Product.apply(x, packed[0], None)
+        z: Tensor = Nf4Product.apply(torch.nn.functional.silu(y), packed[1], None)
+        return x + z
+
+    inputs = [random(10, 64).requires_grad_() for _ in range(2)]
+    saved: list[Tensor] = []
+    compiled = torch.compile(block, backend="aot_eager_decomp_partition", fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        results = [block(inputs[0]), compiled(inputs[1])]
+    for result in results:
+        result.square().sum().backward()
+    assert {each.shape[0] for each in saved if each.is_floating_point()} == {10}
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, rtol=1e-4, atol=1e-3)
