@@ -140,7 +140,8 @@ def test_two_ranks_and_accumulation_compute_the_same(
     stop = ("train.stop_after=2", "name=spread")
     said = shardwise("train", "run.yaml", *words, *stop, cwd=folder).stdout
     # What one process has computed is used by two.
-    assert "reference: log-probabilities" not in said and len(references(folder)) == 1
+    assert "reference: log-probabilities of 240 answers are read from" in said
+    assert len(references(folder)) == 1
     for found, wanted in zip(figures(folder, "spread"), figures(folder, "learnt"), strict=False):
         assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
@@ -158,7 +159,8 @@ def test_a_resumed_run_goes_on_bit_for_bit_whether_the_reference_is_there_or_not
     for path in (folder / "whole/.cache").glob("reference-*"):
         shutil.rmtree(path)
     said = shardwise(*words, *few, "name=resumed", cwd=folder).stdout
-    assert "reference: log-probabilities" in said and "resumed at step 2" in said
+    assert "reference: log-probabilities of 240 answers in " in said
+    assert "resumed at step 2" in said
     assert next((folder / "whole/.cache").glob("reference-*/logps.bin")).read_bytes() == kept
 
     def losses(name: str) -> list[Any]:
@@ -167,20 +169,6 @@ def test_a_resumed_run_goes_on_bit_for_bit_whether_the_reference_is_there_or_not
         return [(each["step"], each["loss"], each["grad_norm"]) for each in found]
 
     assert losses("resumed") == losses("whole") and len(losses("whole")) == 4
-
-
-def test_other_weights_get_another_reference(shardwise: Run, folder: Path, learnt: str) -> None:
-    """One number in the middle of a tensor differs."""
-    before = references(folder)
-    other = Path(shutil.copytree(folder / "base", folder / "other"))
-    model = AutoModelForCausalLM.from_pretrained(other)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[200, 7] += 1
-    model.save_pretrained(other)
-    words = ("model.name=other", "name=other", "train.stop_after=1")
-    said = shardwise("train", "run.yaml", *words, cwd=folder).stdout
-    assert "reference: log-probabilities" in said
-    assert len(references(folder) - before) == 1 and before < references(folder)
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in adapted:
-            del module.lora_is_off
+            module.lora_is_off = False
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:

@@ -26,6 +26,7 @@ from shardwise.data.cache import (
     write_index,
 )
 from shardwise.data.content import hashes_of
+from shardwise.data.progress import Say, silent
 from shardwise.data.splits import DataSplits
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import read_json, user_path
@@ -36,6 +37,8 @@ from shardwise.plan.plan import Plan
 
 # This is part of every key. Raise it when the same documents would get other numbers.
 FORMAT = 1
+# The files of more parameters take seconds to hash.
+_MANY_PARAMS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class Reference:
     """Whether the table was read from there."""
 
 
-def open_reference(plan: Plan, data: DataSplits, world: World) -> Reference | None:
+def open_reference(
+    plan: Plan, data: DataSplits, world: World, say: Say = silent
+) -> Reference | None:
     """The reference of a run, as far as it is known; None where the objective needs none.
 
     The first rank reads it for all, because nodes need not share a disk.
@@ -63,9 +68,13 @@ def open_reference(plan: Plan, data: DataSplits, world: World) -> Reference | No
     if stored.documents is None:
         raise ValueError("these documents have no numbers")
     num_documents = stored.documents.length - 1
+    if plan.weights_dir is not None and plan.model.total_params > _MANY_PARAMS:
+        say("hashing the files of the weights, by which the reference is known")
     directory = world.decide(lambda: _directory_of(plan, stored.compared_digest))
     is_known = world.decide(lambda: directory.exists())
     values = world.decide(lambda: _read(directory, num_documents) if is_known else None)
+    if is_known:
+        say(f"reference: log-probabilities of {num_documents} answers are read from {directory}")
     device = torch.device(plan.cluster.device)
     table = torch.full((num_documents,), math.nan, device=device)
     if values is not None:

@@ -81,7 +81,7 @@ def build_session(
     """
     device = torch.device(plan.cluster.device)
     data = _build_data(plan, mesh.world, say)
-    reference = open_reference(plan, data, mesh.world)
+    reference = open_reference(plan, data, mesh.world, say)
     knows = reference is None or reference.is_known
     reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
