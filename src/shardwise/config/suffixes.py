@@ -22,7 +22,7 @@ def source_of_file(name: str) -> str | None:
     if name.endswith(SUFFIXES["parquet"]):
         return "parquet"
     bare = without_compression(name)
-    # A bare path to one .json file is taken as JSON lines; directories are not searched for it.
+    # Directories are not searched for .json files, which may be anything.
     if bare.endswith((*SUFFIXES["jsonl"], ".json")):
         return "jsonl"
     return "text" if bare.endswith(SUFFIXES["text"]) else None

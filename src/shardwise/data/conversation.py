@@ -66,7 +66,7 @@ def read_conversation(row: Mapping[str, Any], form: str) -> Conversation:
     present = {key: value for key, value in row.items() if value is not None}
     match _form_of(present, form):
         case "chat":
-            turns = _chat_turns(present)
+            turns = chat_turns(present)
         case "prompt":
             turns = _prompt_turns(present)
         case _:
@@ -91,13 +91,11 @@ def _form_of(row: Mapping[str, Any], form: str) -> str:
     raise CorruptRecord(f"it has no {', or '.join(needed)}")
 
 
-def _chat_turns(row: Mapping[str, Any]) -> list[Turn]:
+def chat_turns(row: Mapping[str, Any]) -> list[Turn]:
+    """The turns of `messages` or `conversations`, and of the row's own `system`."""
     if "messages" in row:
         return system_turn(row) + turns_of(row["messages"], "messages")
-    values = row["conversations"]
-    if isinstance(values, list) and all(isinstance(value, dict) for value in values):
-        values = [_from_sharegpt(value) for value in values]
-    return system_turn(row) + turns_of(values, "conversations")
+    return system_turn(row) + turns_of(row["conversations"], "conversations")
 
 
 def _from_sharegpt(value: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +103,22 @@ def _from_sharegpt(value: dict[str, Any]) -> dict[str, Any]:
     names = {"from": "role", "value": "content"}
     message = {names.get(key, key): item for key, item in value.items()}
     role = message.get("role")
+    if role == "function_call":
+        calls = _calls_of(message.get("content"))
+        return message | {"role": "assistant", "content": "", "tool_calls": calls}
     return message | {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role}
+
+
+def _calls_of(content: object) -> list[dict[str, Any]]:
+    """The calls of a turn that holds nothing else, as JSON: one, or a list of them."""
+    try:
+        found = json.loads(valid_text(content, "function_call"))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CorruptRecord("a function call is not JSON") from error
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise CorruptRecord("a function call has no name")
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _prompt_turns(row: Mapping[str, Any]) -> list[Turn]:
@@ -117,15 +130,20 @@ def asked_turns(prompt: object) -> list[Turn]:
     """The turns of a prompt, a text or a list, none of which is trained on."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    return [replace(turn, is_trained=False) for turn in turns_of(prompt, "prompt")]
+    return untrained(turns_of(prompt, "prompt"))
+
+
+def untrained(turns: list[Turn]) -> list[Turn]:
+    """The same turns as a prompt has them."""
+    return [replace(turn, is_trained=False) for turn in turns]
 
 
 def answer_turns(row: Mapping[str, Any], key: str) -> list[Turn]:
-    """The turns of an answer, a text or a list."""
+    """The turns of an answer: a text, a message or a list of them."""
     answer = row[key]
     if isinstance(answer, str):
-        answer = [{"role": "assistant", "content": answer}]
-    return turns_of(answer, key)
+        answer = {"role": "assistant", "content": answer}
+    return turns_of([answer] if isinstance(answer, dict) else answer, key)
 
 
 def _instruction_turns(row: Mapping[str, Any]) -> list[Turn]:
@@ -153,6 +171,7 @@ def turns_of(messages: object, key: str) -> list[Turn]:
 def _turn_of(message: object) -> Turn:
     if not isinstance(message, dict):
         raise CorruptRecord(f"a turn is not an object but {type(message).__name__}")
+    message = _from_sharegpt(message)
     role = message.get("role")
     if role is None:
         raise CorruptRecord("a turn has no role")
@@ -194,7 +213,13 @@ def read_tools(tools: object) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise CorruptRecord("'tools' is not a list of objects")
-    return tuple(tools)
+    return tuple(_tool_of(tool) for tool in tools)
+
+
+def _tool_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as templates take it. Some rows have the function alone."""
+    is_bare = "name" in tool and "function" not in tool
+    return {"type": "function", "function": tool} if is_bare else tool
 
 
 def validate_order(turns: list[Turn]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from shardwise.data.conversation import (
@@ -12,13 +12,17 @@ from shardwise.data.conversation import (
     Turn,
     answer_turns,
     asked_turns,
+    chat_turns,
     read_tools,
     system_turn,
+    untrained,
     validate_order,
 )
 from shardwise.data.records import CorruptRecord
 
 Turns = list[Turn]
+# Keys of conversations.
+CHATS = ("messages", "conversations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ def _read_pair(row: Mapping[str, Any]) -> tuple[Turns, list[tuple[Turns, bool]]]
     """The prompt, then the chosen and the rejected answer."""
     _validate_keys(row, "chosen", "rejected")
     chosen, rejected = (answer_turns(row, key) for key in ("chosen", "rejected"))
-    asked = system_turn(row) + (asked_turns(row["prompt"]) if "prompt" in row else [])
-    if "prompt" not in row or (_is_whole(chosen) and _is_whole(rejected)):
+    asked = _asked(row)
+    if not _has_prompt(row) or (_is_whole(chosen) and _is_whole(rejected)):
         shared = _shared(chosen, rejected)
         _validate_begins(asked, chosen[:shared])
         has_system = shared > 0 and chosen[0].role in SYSTEM_ROLES
         before = [] if has_system else system_turn(row)
-        asked = before + [replace(turn, is_trained=False) for turn in chosen[:shared]]
+        asked = before + untrained(chosen[:shared])
         chosen, rejected = chosen[shared:], rejected[shared:]
     if chosen == rejected:
         raise CorruptRecord("'chosen' and 'rejected' are the same")
@@ -70,13 +74,28 @@ def _read_pair(row: Mapping[str, Any]) -> tuple[Turns, list[tuple[Turns, bool]]]
 
 
 def _read_labelled(row: Mapping[str, Any]) -> tuple[Turns, list[tuple[Turns, bool]]]:
-    """The prompt and its one answer."""
-    _validate_keys(row, "prompt", "completion", "label")
+    """The prompt and its one answer, which may be the last turn of a conversation."""
+    is_chat = "completion" not in row and any(key in row for key in CHATS)
+    _validate_keys(row, *(() if is_chat else ("prompt", "completion")), "label")
     label = row["label"]
     if not isinstance(label, bool) and label not in (0, 1):
         raise CorruptRecord("'label' is neither true nor false", repr(label)[:80])
+    if is_chat:
+        turns = chat_turns(row)
+        return untrained(turns[:-1]), [(turns[-1:], bool(label))]
     asked = system_turn(row) + asked_turns(row["prompt"])
     return asked, [(answer_turns(row, "completion"), bool(label))]
+
+
+def _asked(row: Mapping[str, Any]) -> Turns:
+    """The turns before the answers of a pair: its prompt, or the conversation so far."""
+    if "prompt" in row:
+        return system_turn(row) + asked_turns(row["prompt"])
+    return untrained(chat_turns(row)) if _has_prompt(row) else system_turn(row)
+
+
+def _has_prompt(row: Mapping[str, Any]) -> bool:
+    return any(key in row for key in ("prompt", *CHATS))
 
 
 def _validate_keys(row: Mapping[str, Any], *keys: str) -> None:

@@ -1,8 +1,10 @@
-"""One line of JSON as a record, or the reason why it is none."""
+"""JSON as a record, or the reason why it is none."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from shardwise.units import format_bytes
@@ -18,12 +20,11 @@ class CorruptRecord(ValueError):
         self.reason = reason
 
 
-def parse_record(line: bytes, max_bytes: int) -> dict[str, Any]:
-    """The object of one line, which was cut at `max_bytes` where it was longer."""
-    if len(line) >= max_bytes:
-        raise CorruptRecord(f"it is longer than {format_bytes(max_bytes)}")
+@contextmanager
+def valid_json() -> Iterator[None]:
+    """Inside, text that is no JSON is a CorruptRecord."""
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        yield
     except UnicodeDecodeError as error:
         raise CorruptRecord("invalid UTF-8") from error
     except json.JSONDecodeError as error:
@@ -32,6 +33,19 @@ def parse_record(line: bytes, max_bytes: int) -> dict[str, Any]:
         raise CorruptRecord("invalid JSON", "a number of thousands of digits") from error
     except RecursionError as error:
         raise CorruptRecord("invalid JSON", "it is nested too deeply") from error
+
+
+def parse_record(line: bytes, max_bytes: int) -> dict[str, Any]:
+    """The object of one line, which was cut at `max_bytes` where it was longer."""
+    if len(line) >= max_bytes:
+        raise CorruptRecord(f"it is longer than {format_bytes(max_bytes)}")
+    with valid_json():
+        record = json.loads(line.decode("utf-8-sig"))
+    return object_of(record)
+
+
+def object_of(record: Any) -> dict[str, Any]:
+    """The same, which must be an object."""
     if not isinstance(record, dict):
         raise CorruptRecord(f"not an object but {type(record).__name__}")
     return record

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from shardwise.config.schema import DataConfig
-from shardwise.data.compressed import open_bytes
 from shardwise.data.conversation import ROW_KEYS
 from shardwise.data.dataset import dataset_path, dataset_rows
 from shardwise.data.files import find_files
+from shardwise.data.json_files import Named, read_records
 from shardwise.data.parquet import read_rows
-from shardwise.data.records import CorruptRecord, parse_record
-from shardwise.files import bounded_lines
 from shardwise.units import MIB
 
 # Far more than the context of any model. Rendering takes several copies of it.
 MAX_ROW_BYTES = 32 * MIB
 
-# The name of a row, and its keys or why it has none.
-Row = tuple[str, dict[str, Any] | CorruptRecord]
 
-
-def read_conversation_rows(config: DataConfig) -> Iterator[Row]:
+def read_conversation_rows(config: DataConfig) -> Iterator[Named]:
     """All rows of the source in a fixed order."""
     match config.source:
         case "jsonl":
             for path in find_files(config):
-                yield from _lines_of(path)
+                yield from read_records(path, MAX_ROW_BYTES)
         case "parquet":
             for path in find_files(config):
                 yield from _named(str(path), read_rows(path, ROW_KEYS))
@@ -38,18 +32,7 @@ def read_conversation_rows(config: DataConfig) -> Iterator[Row]:
             raise ValueError(f"{config.source} has no rows")
 
 
-def _lines_of(path: Path) -> Iterator[Row]:
-    with open_bytes(path) as lines:
-        for number, line in enumerate(bounded_lines(lines, MAX_ROW_BYTES), start=1):
-            if not line.strip():
-                continue
-            try:
-                yield f"{path}:{number}", parse_record(line, MAX_ROW_BYTES)
-            except CorruptRecord as reason:
-                yield f"{path}:{number}", reason
-
-
-def _named(path: str, rows: Iterable[dict[str, Any]]) -> Iterator[Row]:
+def _named(path: str, rows: Iterable[dict[str, Any]]) -> Iterator[Named]:
     for number, row in enumerate(rows):
         yield f"{path}:{number}", without_nulls(row)
 

@@ -14,10 +14,10 @@ from shardwise.data.content import hashes_of
 from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, open_dataset
 from shardwise.data.faults import FaultBudget
 from shardwise.data.files import find_files, stdlib_files, stdlib_root
+from shardwise.data.json_files import Record, read_records
 from shardwise.data.parquet import read_column
-from shardwise.data.records import CorruptRecord, parse_record, valid_text
+from shardwise.data.records import CorruptRecord, valid_text
 from shardwise.errors import UserError
-from shardwise.files import bounded_lines
 from shardwise.units import GIB, MIB, format_bytes
 
 MAX_TEXT_BYTES = 2 * GIB
@@ -122,20 +122,16 @@ def too_large(path: Path) -> UserError:
 
 def _read_jsonl(files: Iterable[Path], field: str, faults: FaultBudget) -> Iterator[Document]:
     for path in files:
-        # Lines are read as bytes, so a line that is not UTF-8 does not spoil those after it.
-        with open_bytes(path) as lines:
-            for number, line in enumerate(bounded_lines(lines, _MAX_RECORD_BYTES), start=1):
-                if not line.strip():
-                    continue
-                name = f"{path}:{number}"
-                try:
-                    yield Document(name, _text_of_line(line, field))
-                except CorruptRecord as reason:
-                    faults.skip(f"{name}: {reason}", reason.fix)
+        for name, record in read_records(path, _MAX_RECORD_BYTES):
+            try:
+                yield Document(name, _text_of(record, field))
+            except CorruptRecord as reason:
+                faults.skip(f"{name}: {reason}", reason.fix)
 
 
-def _text_of_line(line: bytes, field: str) -> str:
-    record = parse_record(line, _MAX_RECORD_BYTES)
+def _text_of(record: Record, field: str) -> str:
+    if isinstance(record, CorruptRecord):
+        raise record
     if field not in record:
         raise MissingKey(field, record)
     if record[field] == "":

@@ -73,6 +73,27 @@ def test_tools_and_what_templates_look_at_are_kept() -> None:
         assert [turn.is_trained for turn in found.turns] == [False, True, False, True]
 
 
+def test_function_calls_of_sharegpt_are_tool_calls() -> None:
+    one = {"name": "look", "arguments": {"at": "b"}}
+    said = [{"from": "human", "value": "a"}, {"from": "function_call", "value": json.dumps(one)}]
+    said += [{"from": "observation", "value": "c"}, {"from": "gpt", "value": "d"}]
+    found = read_conversation(
+        {"conversations": said, "tools": json.dumps([{"name": "look"}])}, "chat"
+    )
+    assert [turn.message() for turn in found.turns] == [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": one}],
+        },
+        {"role": "tool", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    assert [turn.is_trained for turn in found.turns] == [False, True, False, True]
+    assert found.tools == ({"type": "function", "function": {"name": "look"}},)
+
+
 def test_parts_of_text_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     row = {"messages": [{"role": "user", "content": parts}, ANSWERED]}
@@ -93,6 +114,8 @@ def rows_of(*messages: object) -> dict[str, Any]:
         ({"conversations": [{"value": "a"}]}, "a turn has no role"),
         (rows_of({"role": "judge", "content": "a"}), "a turn has a role other than"),
         (rows_of({"role": ["user"], "content": "a"}), "a turn has a role other than"),
+        (rows_of({"from": "function_call", "value": "look("}), "a function call is not JSON"),
+        (rows_of({"from": "function_call", "value": "[]"}), "a function call has no name"),
         (rows_of(SYSTEM.message(), SYSTEM.message(), ASKED, ANSWERED), "two system turns"),
         (rows_of(ASKED, SYSTEM.message(), ANSWERED), "the system turn is not the first"),
         (rows_of(ASKED), "no assistant turn"),

@@ -45,6 +45,13 @@ SYSTEM = {"role": "system", "content": "s"}
         {"prompt": "a", "chosen": "b", "rejected": "c"},
         {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": "c"},
         {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]},
+        # As LLaMA-Factory has them.
+        {
+            "conversations": [{"from": "human", "value": "a"}],
+            "chosen": {"from": "gpt", "value": "b"},
+            "rejected": {"from": "gpt", "value": "c"},
+        },
+        {"messages": [user("a")], "chosen": assistant("b"), "rejected": "c"},
         # The prompt once more, as in UltraFeedback.
         {
             "prompt": "a",
@@ -78,6 +85,9 @@ def test_answers_before_the_first_difference_belong_to_the_prompt() -> None:
 def test_labels(label: Any) -> None:
     found = read_preference({"prompt": "a", "completion": "b", "label": label}, "labelled")
     assert found.preferred == (bool(label),) and len(found.conversations) == 1
+    turns = [user("x"), assistant("y"), user("a"), assistant("b")]
+    (chat,) = read_preference({"messages": turns, "label": label}, "labelled").conversations
+    assert [turn.is_trained for turn in chat.turns] == [False, False, False, True]
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
@@ -107,6 +117,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("pairs", {"prompt": [SYSTEM, SYSTEM], "chosen": "b", "rejected": "c"}, "two system turns"),
     ("labelled", {"prompt": "a", "completion": "b"}, "it has no prompt and completion and label"),
+    ("labelled", {"messages": [], "label": True}, "no assistant turn"),
+    ("labelled", {"messages": [user("a")], "label": True}, "no assistant turn"),
     ("labelled", {"prompt": "a", "completion": "b", "label": "yes"}, "neither true nor false"),
 ]
 

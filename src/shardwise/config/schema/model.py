@@ -48,8 +48,8 @@ class DataConfig:
 
     source: Literal["stdlib", "text", "jsonl", "parquet", "datasets", "synthetic"] = "stdlib"
     """`stdlib` is the running Python's own source text; `text`, `jsonl` and `parquet` read files,
-    the first two also as `.gz` and `.zst`; `datasets` reads a saved directory or a hub id;
-    `synthetic` makes random tokens."""
+    the first two also as `.gz` and `.zst`, and `jsonl` also one list in a `.json` file; `datasets`
+    reads a saved directory or a hub id; `synthetic` makes random tokens."""
 
     path: str | list[str] | None = None
     """Files, directories or globs for `text`, `jsonl` and `parquet`; the directory or id for
