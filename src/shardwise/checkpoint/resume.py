@@ -135,6 +135,7 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
     new = json.loads(json.dumps(plan.to_dict()))
     _validate_model(plan, old["hf_config"])
     _validate_adapter(plan, old["config"])
+    _validate_moments(plan, old["config"])
     validate_base(found, plan)
     changes = tuple(_changes(found, old, new))
     broken = [str(change) for change in changes if change.name in ORDER]
@@ -255,6 +256,19 @@ def _validate_adapter(plan: Plan, old: Values) -> None:
             + "".join(f"\n    {change}" for change in changes),
             why="their numbers mean something else with other settings",
             fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}",
+        )
+
+
+def _validate_moments(plan: Plan, old: Values) -> None:
+    """Raise where Adam's moments are codes in one of the two runs alone."""
+    now = plan.settings.optim.state
+    before = dict(old.get("optim", {})).get("state", now)
+    if before != now and "int8" in (before, now):
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints with optim.state={before}, and this run has {now}",
+            why="codes of eight bits are not read as moments, nor moments as codes",
+            fix=f"write optim.state={before}, or give the run another name: "
+            f"name={free_name(plan.run_dir).name}",
         )
 
 

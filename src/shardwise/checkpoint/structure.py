@@ -133,6 +133,8 @@ def _state_faults(state: Index, params: Mapping[str, Tensor]) -> Iterator[str]:
         owner, _, _ = name.removeprefix(_STATE).rpartition(".")
         if owner not in params:
             yield f"{name} is the state of no parameter"
+        elif name.endswith("_scale") and stored.shape[:-1] == tuple(params[owner].shape[:-1]):
+            continue  # of blocks of a row
         elif stored.shape not in ((), tuple(params[owner].shape)):
             yield (
                 f"{name} has shape {list(stored.shape)}, its parameter's is "

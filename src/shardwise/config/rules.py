@@ -287,10 +287,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "bf16-state-is-ours",
         "optim.state",
-        lambda c: c.optim.state == "fp32" or _may_use_own_adamw(c),
+        lambda c: c.optim.state != "bf16" or _may_use_own_adamw(c),
         "torch's AdamW keeps its state in the dtype of the parameters; only our own fused kernel, "
         "on the device, keeps it in bf16",
         _without_bars,
+    ),
+    Rule(
+        "int8-state-is-not-fused",
+        "optim.fused",
+        lambda c: c.optim.fused is not True or c.optim.state != "int8",
+        "optim.state=int8 has no fused kernel",
+        "leave optim.fused out, or leave optim.state out",
     ),
     Rule(
         "weights-from-is-read",

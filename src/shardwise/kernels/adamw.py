@@ -51,13 +51,13 @@ def update(
         root = (v / bias2).sqrt() + eps
         param.mul_(1 - rate * decay).sub_(rate / bias1 * m / root)
         if mean.dtype == torch.bfloat16:
-            chance = _chance(param, int(count), index)
+            chance = chance_of(param, int(count), index)
             m, v = _rounded(m, chance & 0xFFFF), _rounded(v, chance >> 16)
         mean.copy_(m)
         square.copy_(v)
 
 
-def _chance(like: Tensor, count: int, index: int) -> Tensor:
+def chance_of(like: Tensor, count: int, index: int) -> Tensor:
     """32 random bits for each number, different in each update.
 
     They are a hash of the place and the update, so a run that resumes rounds as it would have.

@@ -8,7 +8,7 @@ from shardwise.checkpoint.files import stats_below
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import free_bytes
-from shardwise.plan.memory import ADAM_BYTES, PARAM_BYTES
+from shardwise.plan.memory import PARAM_BYTES, adam_bytes
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 
@@ -44,8 +44,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 
     Persistent buffers and JSON are left out: a few megabytes at most.
     """
-    moments = ADAM_BYTES // 2 if plan.decided.optimizer_state == "bf16" else ADAM_BYTES
-    return plan.model.trained_params * (PARAM_BYTES + moments)
+    return int(plan.model.trained_params * (PARAM_BYTES + adam_bytes(plan.decided)))
 
 
 def _saves_to_come(plan: Plan, start: int) -> int:

@@ -59,7 +59,12 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "loss_chunk_tokens": decide(
             config, "loss_chunk_tokens", chunk, f"{chunk} x {model.vocab_size} logits at a time"
         ),
-        "fused_optimizer": decide(config, "fused_optimizer", True, why_fused),
+        "fused_optimizer": decide(
+            config,
+            "fused_optimizer",
+            config.optim.state != "int8",
+            "optim.state=int8 is plain torch" if config.optim.state == "int8" else why_fused,
+        ),
         "optimizer_state": decide(config, "optimizer_state", "fp32", why_state),
         "decay_embeddings": decide(config, "decay_embeddings", True, "like all other matrices"),
         "kernels": _choose_kernels(config, cluster),

@@ -115,7 +115,7 @@ def estimate_memory(
         params=(shard_params * PARAM_BYTES + frozen) * on_device,
         frozen=frozen * on_device,
         grads=grads + int(peak.grads),
-        optimizer=shard_params * _adam_bytes(decided) * on_device,
+        optimizer=int(shard_params * adam_bytes(decided)) * on_device,
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),
         activations=int(peak.activations),
@@ -128,8 +128,10 @@ def estimate_memory(
     )
 
 
-def _adam_bytes(decided: Decisions) -> int:
-    return ADAM_BYTES // 2 if decided.optimizer_state == "bf16" else ADAM_BYTES
+def adam_bytes(decided: Decisions) -> float:
+    """Bytes of both moments of a parameter. With int8 a block of 256 has a scale of each."""
+    by_state = {"bf16": ADAM_BYTES / 2, "int8": ADAM_BYTES / 4 + 2 * 4 / 256}
+    return by_state.get(decided.optimizer_state, ADAM_BYTES)
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
 from shardwise.parallel.float8 import bare
 from shardwise.plan.plan import Plan
+from shardwise.training.adam8 import Adam8
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -109,6 +110,8 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         "eps": optim.eps,
         "fused": plan.decided.fused_optimizer,
     }
+    if plan.decided.optimizer_state == "int8":
+        return Adam8(**settings)
     if plan.decided.optimizer_state == "bf16":
         _check_kernels(plan)
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)

@@ -121,3 +121,11 @@ def test_a_plan_that_is_none_is_left_to_the_ranks_and_accepted_by_none(
         judge_resume(found, plan_of(), "sha256:a")
     assert caught.value.code == ExitCode.VERIFY_FAILED
     assert "plan.json: is not a plan" in caught.value.why
+
+
+@pytest.mark.parametrize(("before", "now"), [("fp32", "int8"), ("int8", "fp32"), ("bf16", "int8")])
+def test_codes_are_not_read_as_moments(tmp_path: Path, before: str, now: str) -> None:
+    found = checkpoint_of(tmp_path, plan_of(f"optim.state={before}"))
+    with pytest.raises(UserError, match=f"optim.state={before}, and this run has {now}"):
+        judge_resume(found, plan_of(f"optim.state={now}"))
+    assert judge_resume(found, plan_of(f"optim.state={before}")).changes == ()

@@ -57,6 +57,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("optim.lr", {"optim": {"lr": 0.0}}),
     ("optim.clip_norm", {"optim": {"clip_norm": 0.0}}),
     ("optim.state", {"optim": {"state": "bf16", "fused": False}}),
+    ("optim.fused", {"optim": {"state": "int8", "fused": True}}),
     ("optim.state", {"optim": {"state": "bf16"}, "memory": {"offload": "cpu"}}),
     ("optim.state", {"optim": {"state": "bf16"}, "train": {"kernels": "torch"}}),
     ("optim.betas", {"optim": {"betas": (0.9, 1.0)}}),
@@ -122,6 +123,7 @@ def test_broken_rule_names_field_value_and_fix(field: str, sections: dict[str, A
 KEPT: list[dict[str, Any]] = [
     {},
     {"optim": {"state": "bf16"}},
+    {"optim": {"state": "int8", "fused": False}, "memory": {"offload": "cpu"}},
     {"optim": {"schedule": "wsd", "warmup_steps": 500, "decay_steps": 500}},
     {"train": {"global_batch": 16, "micro_batch": 4, "accumulation": 2, "stop_after": 1000}},
     {"train": {"global_batch": 10, "micro_batch": 4}},

@@ -278,3 +278,9 @@ def test_measured_peaks_are_predicted(name: str) -> None:
     assert max(map(abs, errors)) <= 0.05
     assert statistics.median(map(abs, errors)) <= 0.02
     assert min(errors) >= -0.03
+
+
+def test_moments_in_eight_bits_are_a_quarter() -> None:
+    found = {state: estimate(optimizer_state=state).optimizer for state in ("fp32", "bf16", "int8")}
+    assert found["bf16"] == found["fp32"] // 2
+    assert found["int8"] / found["fp32"] == pytest.approx(0.254, abs=1e-3)

@@ -47,9 +47,10 @@ class OptimConfig:
     fused: bool | Auto = "auto"
     """Fused AdamW; `auto`: where the device of the parameters has it."""
 
-    state: Literal["fp32", "bf16"] = "fp32"
-    """Format of Adam's two moments. bf16 halves their memory. They are then rounded
-    stochastically, so that changes smaller than bf16's precision add up."""
+    state: Literal["fp32", "bf16", "int8"] = "fp32"
+    """Format of Adam's two moments. bf16 halves their memory, and int8 quarters it: 256 numbers of
+    a row share a scale. Both are rounded stochastically, so that changes smaller than their
+    precision add up. bf16 is part of our fused kernel; int8 is plain torch, and slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
