@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +44,8 @@ def train_compared(world: int, settings: Settings) -> Any:
             result = stepper.run(loader.step_batches(step), rate)
             losses.append((result.loss_sum.double() / result.num_terms).item())
             norms.append(result.grad_norm)
-    window = Window(plan, session.device, session.mesh, results=[replace(result)])
+    window = Window(plan, session.device, session.mesh)
+    window.add(result, plan.tokens_per_step)
     scores = window.report(1, 1, 1.0, 0.0).preference
     return on_first((Trained(losses, norms, whole_params(session.model)), scores))
 
