@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from corpus import OTHERS, RUN, STEPS
+from foreign import FOREIGN
 from mutators import (
     NASTY,
     mutate_bytes,
@@ -141,9 +142,22 @@ def _argument(rng: Rng, home: Path, scratch: Path) -> Case:
         ["plan", "run.yaml", "--set", f"optim.lr={number}"],
         ["plan", "run.yaml", "--for", path],
         ["observe", path],
+        ["migrate", path],
+        ["migrate", "run.yaml", "--to", "accelerate", "--out", path],
         [path],
     ]
     return Case([_as_argument(word) for word in rng.choice(commands)])
+
+
+def _foreign(rng: Rng, home: Path, scratch: Path) -> Case:
+    """A file of another tool, or a script, for `shardwise migrate`."""
+    name, tree = rng.choice(list(FOREIGN.items()))
+    if isinstance(tree, str):
+        (scratch / name).write_bytes(mutate_bytes(rng, tree.encode()))
+    else:
+        (scratch / name).write_bytes(mutate_json(rng, json.dumps(tree, indent=1).encode()))
+    words = ["migrate", name, *rng.choice(([], ["model=tiny-llama", "cluster=2xCPU"]))]
+    return Case([*words, *rng.choice(([], [], ["--from", "axolotl"], ["--to", "accelerate"]))])
 
 
 # ---- what models and data bring ----------------------------------------------------------------
@@ -354,6 +368,7 @@ KINDS: dict[str, Callable[[Rng, Path, Path], Case]] = {
     "toml and json": _toml_or_json,
     "override": _override,
     "argument": _argument,
+    "foreign": _foreign,
     "config.json": _config_json,
     "tokenizer": _tokenizer,
     "weights": _weights,

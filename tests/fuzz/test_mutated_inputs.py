@@ -62,14 +62,21 @@ def assert_handled(cases: list[dict[str, Any]], inputs: Path) -> None:
 
 
 def test_a_sample_of_mutated_inputs_ends_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, 0, 30)
-    assert len({case["kind"] for case in cases}) == 15
+    cases = run_cases(tmp_path, 0, 32)
+    assert len({case["kind"] for case in cases}) == 16
     assert_handled(cases, tmp_path / "inputs")
 
 
 @pytest.mark.long
 def test_five_thousand_mutated_inputs_end_with_a_fix_or_a_run(tmp_path: Path) -> None:
     assert_handled(run_cases(tmp_path, 30, 5000), tmp_path / "inputs")
+
+
+@pytest.mark.long
+def test_three_thousand_mutated_files_of_other_tools_are_migrated_or_refused(
+    tmp_path: Path,
+) -> None:
+    assert_handled(run_cases(tmp_path, 0, 3000, "foreign"), tmp_path / "inputs")
 
 
 @pytest.mark.long

@@ -8,6 +8,15 @@ from shardwise.migrate.axolotl_data import DATA
 from shardwise.migrate.axolotl_drops import DROPS
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
 from shardwise.migrate.loop import LOOP, half_format
+from shardwise.migrate.preferences import (
+    BETA,
+    DESIRABLE,
+    GAMMA,
+    NO_ROLLOUTS,
+    SMOOTHING,
+    UNDESIRABLE,
+    objective,
+)
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -22,8 +31,6 @@ from shardwise.migrate.rules import (
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
 from shardwise.migrate.values import flag, number, positive, text
-
-_PREFERENCE = "only the next token is trained: there are no preferences, rewards or rollouts"
 
 
 def _adapter(value: Any, _: Source) -> Outcome:
@@ -95,6 +102,12 @@ _OWN: dict[str, KeyRule] = {
     "overrides_of_model_config.*": drop("model.overrides changes fields of config.json"),
     "model_config.output_router_logits": otherwise("train.router_aux_loss asks for that loss"),
     "model_config.*": drop("model.overrides changes fields of config.json"),
+    "rl": KeyRule(lambda value, _: objective(value)),
+    **each(BETA, "rl_beta dpo_beta orpo_alpha"),
+    "simpo_gamma": GAMMA,
+    "dpo_label_smoothing": SMOOTHING,
+    "kto_desirable_weight": DESIRABLE,
+    "kto_undesirable_weight": UNDESIRABLE,
     "adapter": KeyRule(_adapter),
     "bnb_config_kwargs.*": otherwise("four bits are NF4, with one way to keep their scales"),
     "early_stopping_patience": to("train.patience", positive, "evaluations without a gain"),
@@ -140,10 +153,10 @@ _OWN: dict[str, KeyRule] = {
     "wandb_project": KeyRule(_wandb),
     "use_tensorboard": to("observe.tensorboard", flag, "curves for TensorBoard"),
     **each(
-        task(_PREFERENCE),
-        "rl reward_model process_reward_model trl ebft diffusion do_bench_eval relora",
+        task(NO_ROLLOUTS),
+        "reward_model process_reward_model trl ebft diffusion do_bench_eval relora",
     ),
-    **each(drop(_PREFERENCE), ("trl.*", "ebft.*", "vllm.*", "diffusion.*")),
+    **each(drop(NO_ROLLOUTS), ("trl.*", "ebft.*", "vllm.*", "diffusion.*")),
 }
 AXOLOTL = Reader(
     "axolotl",

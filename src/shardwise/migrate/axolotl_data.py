@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.migrate.datasets import first_of, formatted, placed
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
+from shardwise.migrate.preferences import OBJECTIVES
 from shardwise.migrate.rules import KeyRule, drop, each, otherwise, to, unless
 from shardwise.migrate.source import Source
 from shardwise.migrate.values import flag, number, positive, text
@@ -18,6 +19,12 @@ _FORMATS = {
     "completion": "text",
     "pretrain": "text",
 }
+
+
+def _type(value: Any, source: Source) -> Outcome:
+    if str(source.get("rl")).lower() in OBJECTIVES:
+        return changed({}, "rows have the keys of data.format; `shardwise data show` shows them")
+    return formatted(_format).translate(value, source)
 
 
 def _format(value: Any) -> str | None:
@@ -57,7 +64,7 @@ def _field(value: Any, _: Source) -> Outcome:
 
 _MEMBERS: dict[str, KeyRule] = {
     "path": placed("a hub id, a directory, or a file by its suffix"),
-    "type": formatted(_format),
+    "type": KeyRule(_type),
     "split": to("data.split", text, "the split"),
     "name": to("data.name", text, "the configuration of the dataset"),
     "field": to("data.field", text, "the column of the text"),

@@ -136,12 +136,12 @@ DROPS: dict[str, KeyRule] = {
         ),
     ),
     **each(
-        drop("only the next token is trained, with plain cross-entropy"),
+        drop("losses are cross-entropy, DPO, KTO, ORPO and SimPO"),
         (
             "use_eaft eaft_alpha eaft_k center_rewards_coefficient num_labels dpo_use_weighting "
-            "dpo_label_smoothing precompute_ref_log_probs dpo_use_liger_kernel dpo_padding_free "
-            "dpo_loss_type dpo_loss_weights dpo_beta orpo_alpha simpo_gamma cpo_alpha rl_beta "
-            "kto_desirable_weight kto_undesirable_weight rpo_alpha dpo_norm_loss "
+            "precompute_ref_log_probs dpo_use_liger_kernel dpo_padding_free "
+            "dpo_loss_type dpo_loss_weights cpo_alpha "
+            "rpo_alpha dpo_norm_loss "
             "dpo_generate_during_eval dpo_use_logits_to_keep"
         ),
     ),

@@ -6,6 +6,14 @@ from typing import Any
 
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped, other_task
 from shardwise.migrate.loop import LOOP, half_format, lora_targets
+from shardwise.migrate.preferences import (
+    BETA,
+    DESIRABLE,
+    GAMMA,
+    SMOOTHING,
+    UNDESIRABLE,
+    objective,
+)
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -23,19 +31,22 @@ from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
 from shardwise.migrate.values import flag, names, number, positive, text, whole
 
-_NEXT = "only the next token is trained, with plain cross-entropy"
+_NEXT = "losses are cross-entropy, DPO, KTO, ORPO and SimPO"
 _NAMES = "it is a name in dataset_info.json: write data.source and data.path"
 _AXES = "tensor, context and pipeline parallelism are not supported; those ranks shard instead"
 _QUANTISED = "weights are not quantised: frozen ones are in precision.param"
 
 
-def _stage(value: Any, _: Source) -> Outcome:
+def _stage(value: Any, source: Source) -> Outcome:
     word = str(value).strip().lower()
     if word == "sft":
         return changed({}, "write data.format=auto, so that answers alone are trained on")
     if word == "pt":
         return mapped({"data.format": "text"}, "the next token of plain text")
-    return other_task("only the next token is trained: there are no preferences and rewards")
+    if word == "dpo":
+        loss = str(source.get("pref_loss", "sigmoid")).strip().lower()
+        return objective("dpo" if loss == "sigmoid" else loss)
+    return objective(word)
 
 
 def _method(value: Any, _: Source) -> Outcome:
@@ -104,6 +115,12 @@ _OWN: dict[str, KeyRule] = {
     "trust_remote_code": to("model.trust_remote_code", flag, "code that comes with the model"),
     "stage": KeyRule(_stage),
     "finetuning_type": KeyRule(_method),
+    "pref_loss": otherwise("preference.objective has it"),
+    "pref_beta": BETA,
+    "simpo_gamma": GAMMA,
+    "dpo_label_smoothing": SMOOTHING,
+    "kto_chosen_weight": DESIRABLE,
+    "kto_rejected_weight": UNDESIRABLE,
     "lora_rank": to("adapter.rank", positive, "rows of A"),
     "lora_target": KeyRule(lora_targets),
     "adapter_name_or_path": to("adapter.weights_from", text, "adapters that training begins with"),
@@ -192,8 +209,7 @@ _DROPS: dict[str, KeyRule] = {
     ),
     **each(
         drop(_NEXT),
-        "pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing kto_chosen_weight "
-        "kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
+        "pref_ftx pref_bco_weight ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
         "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model "
         "reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha asft_alpha "
         "eaft_alpha",

@@ -103,6 +103,8 @@ def _optimizer(value: Any, _: Source) -> Outcome:
     word = str(value).strip().lower()
     if word in _ADAMW:
         return always("AdamW, fused where the device has it")
+    if "adamw" in word and "8bit" in word:
+        return mapped({"optim.state": "int8"}, "AdamW's moments are in eight bits")
     if "adamw" in word:
         return changed({}, "AdamW with fp32 moments; optim.state=bf16 halves their memory")
     return changed({}, "AdamW is the only optimizer; rates that suit another may not suit it")

@@ -20,7 +20,10 @@ from shardwise.errors import UserError, printable
 from shardwise.migrate.line import Line, Outcome
 
 # What others are judged by comes first.
-_FIRST = ("train.steps", "adapter.method", "data.source", "data.path", "data.format")
+_FIRST = (
+    *("train.steps", "adapter.method", "data.source", "data.path"),
+    *("preference.objective", "data.format"),
+)
 
 
 def settle(lines: Sequence[Line], given: Mapping[str, Any]) -> tuple[list[Line], dict[str, Any]]:
@@ -31,13 +34,35 @@ def settle(lines: Sequence[Line], given: Mapping[str, Any]) -> tuple[list[Line],
         return kept, settings
     sound: dict[str, Any] = dict(given)
     reasons: dict[str, str] = {}
-    for path in sorted(settings, key=lambda path: path not in _FIRST):
-        why = None if path in given else _why_refused({**sound, path: settings[path]})
-        if why is None:
-            sound[path] = settings[path]
-        else:
-            reasons[path] = why
+    for group in sorted(_groups(kept, settings, given), key=_turn):
+        # A line's settings may need each other, so they are tried together first.
+        if _why_refused({**sound, **group}) is None:
+            sound |= group
+            continue
+        for path, value in group.items():
+            why = _why_refused({**sound, path: value})
+            if why is None:
+                sound[path] = value
+            else:
+                reasons[path] = why
     return [_without(line, reasons) for line in kept], sound
+
+
+def _groups(
+    lines: Sequence[Line], settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The settings of each line, without those of lines before it."""
+    seen = set(given)
+    groups = []
+    for line in lines:
+        new = [path for path in line.outcome.settings if path not in seen]
+        seen.update(new)
+        groups.append({path: settings[path] for path in new})
+    return groups
+
+
+def _turn(group: Mapping[str, Any]) -> int:
+    return min((_FIRST.index(path) for path in group if path in _FIRST), default=len(_FIRST))
 
 
 def dump_settings(settings: Mapping[str, Any], origin: str) -> str:
@@ -84,7 +109,7 @@ def _without(line: Line, reasons: Mapping[str, str]) -> Line:
         "changed" if left else "dropped",
         "; ".join(dict.fromkeys(found)),
         left,
-        line.outcome.is_other_task,
+        line.outcome.is_other_task or "preference.objective" in reasons,
     )
     return replace(line, outcome=outcome)
 

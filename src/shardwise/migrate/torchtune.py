@@ -16,6 +16,7 @@ from shardwise.migrate.line import (
     other_task,
 )
 from shardwise.migrate.loop import LOOP
+from shardwise.migrate.preferences import BETA, SMOOTHING, objective
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -114,6 +115,8 @@ def _loss(value: Any, _: Source) -> Outcome:
     name = _builder(value)
     if "CrossEntropy" in name or name.startswith("CE"):
         return always("cross-entropy, a slice of tokens at a time")
+    if name == "DPOLoss":
+        return objective("dpo")
     return other_task(OTHER_TASK)
 
 
@@ -256,6 +259,8 @@ _RULES: dict[str, KeyRule] = {
     "lr_scheduler.num_warmup_steps": to("optim.warmup_steps", whole, "steps of warm-up"),
     "lr_scheduler.*": drop("optim.schedule has cosine, linear, wsd and constant"),
     "loss._component_": KeyRule(_loss),
+    "loss.beta": BETA,
+    "loss.label_smoothing": SMOOTHING,
     "loss.*": otherwise("cross-entropy over all valid tokens"),
     "clip_grad_norm": KeyRule(_clip, raw=True),
     "compile": to("memory.compile", flag, "each block is compiled by itself"),

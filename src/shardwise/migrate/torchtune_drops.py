@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.migrate.rules import KeyRule, drop, each, task
 
-OTHER_TASK = "only the next token is trained: there is no teacher, preference, reward or rollout"
+OTHER_TASK = "there is no teacher, no reward and no rollout"
 _RECIPE = "evaluation, generation and quantisation are no training"
 
 DROPS: dict[str, KeyRule] = {

@@ -85,6 +85,7 @@ LORA: dict[str, KeyRule] = {
 TRAINING: dict[str, KeyRule] = {
     **LOOP,
     **fsdp_rules(),
+    "evaluation_strategy": LOOP["eval_strategy"],
     "fsdp": KeyRule(_fsdp),
     "fsdp_min_num_params": fsdp_rules()[f"{SECTION}.min_num_params"],
     "fsdp_transformer_layer_cls_to_wrap": to("shard.unit_classes", names, "each of them is a unit"),
@@ -169,7 +170,7 @@ TRAINING: dict[str, KeyRule] = {
         "enable_jit_checkpoint restore_callback_states_from_checkpoint debug past_index "
         "overwrite_output_dir jit_mode_eval use_ipex use_mps_device mp_parameters "
         "fp16_opt_level fp16_backend half_precision_backend tpu_num_cores tpu_metrics_debug "
-        "split_batches dispatch_batches torchdynamo ray_scope evaluation_strategy",
+        "split_batches dispatch_batches torchdynamo ray_scope",
     ),
 }
 # What changes numbers, and differs from our defaults.

@@ -10,7 +10,7 @@ from shardwise.migrate.rules import KeyRule, drop, each, kept, otherwise, task, 
 from shardwise.migrate.source import Source
 from shardwise.migrate.values import flag, number, positive, text
 
-_PREFERENCE = "only the next token is trained: there are no preferences, rewards or rollouts"
+_PREFERENCE = "it is of a preference loss: preference.objective has dpo, kto, orpo and simpo"
 _MIXTURE = "dataset_mixture.datasets"
 
 

@@ -28,12 +28,13 @@ AXOLOTL: dict[str, Any] = {
     "num_epochs": 3,
     "max_steps": 50,
     "warmup_ratio": 0.1,
+    "optimizer": "adamw_bnb_8bit",
     "lr_scheduler": "cosine",
     "cosine_min_lr_ratio": 0.2,
     "learning_rate": "2e-4",
     "bf16": "auto",
     "fsdp": ["full_shard", "auto_wrap"],
-    "fsdp_config": {"fsdp_offload_params": "true"},
+    "fsdp_config": {"fsdp_offload_params": "false"},
     "wandb_project": "mine",
     "output_dir": "./outputs/one",
 }
@@ -59,7 +60,8 @@ def test_axolotl(tmp_path: Path) -> None:
         "optim.betas": [0.9, 0.999],
         "optim.weight_decay": 0.0,
         "shard.strategy": "full_shard",
-        "memory.offload": "cpu",
+        "memory.offload": "none",
+        "optim.state": "int8",
         "observe.wandb_project": "mine",
         "name": "one",
         "runs_dir": "outputs",
@@ -73,13 +75,25 @@ def test_axolotl(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tree", "key"),
     [
-        ({"base_model": "m", "rl": "dpo"}, "rl"),
-        ({"model_name_or_path": "m", "finetuning_type": "full", "stage": "dpo"}, "stage"),
-        ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}, "loss._component_"),
+        ({"base_model": "m", "rl": "grpo"}, "rl"),
+        ({"model_name_or_path": "m", "finetuning_type": "full", "stage": "ppo"}, "stage"),
+        ({"loss": {"_component_": "torchtune.rlhf.loss.PPOLoss"}}, "loss._component_"),
     ],
 )
 def test_another_task_is_a_warning(tmp_path: Path, tree: Any, key: str) -> None:
     assert lines_of(migrated(tmp_path, tree))[key].outcome.is_other_task
+
+
+def test_answers_that_are_compared(tmp_path: Path) -> None:
+    rows = [{"path": "org/pairs", "type": "chat_template.default", "split": "train"}]
+    tree = {"base_model": "m", "rl": "dpo", "rl_beta": 0.2, "datasets": rows}
+    done = migrated(tmp_path, {**tree, "sample_packing": False, "learning_rate": -1})
+    assert done.settings["preference.objective"] == "dpo"
+    assert done.settings["preference.beta"] == 0.2
+    assert done.settings["data.format"] == "pairs" and "optim.lr" not in done.settings
+    named = {"stage": "dpo", "pref_loss": "simpo", "dataset": "pairs", "template": "x"}
+    done = migrated(tmp_path, {"model_name_or_path": "m", **named})
+    assert lines_of(done)["stage"].outcome.is_other_task, "it has no data that it could learn from"
 
 
 def test_llamafactory_with_the_deepspeed_file_that_it_names(tmp_path: Path) -> None:
