@@ -115,12 +115,11 @@ def _decided(chosen: Decisions) -> dict[str, Any]:
 def _by_path(plan: Plan) -> dict[str, dict[str, Any]]:
     """Accelerate's keys by the setting of ours that they come from."""
     chosen, shard = plan.decided, plan.config.shard
-    ranks = plan.cluster.num_nodes * plan.cluster.devices_per_node
     is_cpu = plan.cluster.device == "cpu"
     made: dict[str, dict[str, Any]] = {
         "cluster.name": {
             "num_machines": plan.cluster.num_nodes,
-            "num_processes": ranks,
+            "num_processes": chosen.replicate * chosen.shard,
             **({"use_cpu": True} if is_cpu else {}),
         },
         "precision.param": {"mixed_precision": _WORDS[chosen.param_dtype]},
@@ -129,7 +128,7 @@ def _by_path(plan: Plan) -> dict[str, dict[str, Any]]:
     }
     if chosen.strategy == "no_shard":
         several = "MULTI_CPU" if is_cpu else "MULTI_GPU"
-        made["shard.strategy"] = {"distributed_type": several if ranks > 1 else "NO"}
+        made["shard.strategy"] = {"distributed_type": several if chosen.replicate > 1 else "NO"}
         return made
     frees = {"fsdp_config.fsdp_reshard_after_forward": bool(chosen.reshard_after_forward)}
     made["shard.strategy"] = dict(frees)
