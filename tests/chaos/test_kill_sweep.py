@@ -29,7 +29,7 @@ from shardwise.checkpoint.store import list_entries
 pytestmark = pytest.mark.dist
 
 SAVES = range(2, STEPS + 1, 2)
-SHORT_SWEEP_KILLS = 6
+SHORT_SWEEP_KILLS = 4
 RANDOM_RUNS = 12 if LONG else 1
 RANDOM_KILLS = 4 if LONG else 2
 RANDOM_STEPS = 24 if LONG else 16

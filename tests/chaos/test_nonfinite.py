@@ -27,7 +27,11 @@ pytestmark = pytest.mark.dist
 FOR_EVER = range(3, 1000)
 
 
-@pytest.mark.parametrize("bad", [{0, 4}, {1, 2, 5}, {5, 6, 7}], ids=str)
+@pytest.mark.parametrize(
+    "bad",
+    [{1, 2, 5}, *(pytest.param(each, marks=pytest.mark.long) for each in ({0, 4}, {5, 6, 7}))],
+    ids=str,
+)
 def test_a_few_are_skipped(bad: set[int], tmp_path: Path) -> None:
     assert_skipped(tmp_path / "run", bad)
 
@@ -65,7 +69,7 @@ def test_rolls_back_to_a_save_in_flight(tmp_path: Path) -> None:
     assert place(tmp_path / "run") == (STEPS, 6 + STEPS - 4)
 
 
-@pytest.mark.parametrize("param", ["fp32", "fp16"])
+@pytest.mark.parametrize("param", [pytest.param("fp32", marks=pytest.mark.long), "fp16"])
 def test_for_ever_bad_is_given_up(param: str, tmp_path: Path) -> None:
     """fp16 too: a loss that is not a number is no overflow that a smaller loss scale would mend."""
     settings = {"train__max_nonfinite": 2, "precision__param": param}
@@ -85,7 +89,11 @@ def test_bad_before_any_checkpoint_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "max_nonfinite"), [({1, 3, 4, 8}, 3), ({5, 6, 7}, 2)], ids=["skips", "rollback"]
+    ("bad", "max_nonfinite"),
+    [
+        pytest.param({1, 3, 4, 8}, 3, id="skips", marks=pytest.mark.long),
+        pytest.param({5, 6, 7}, 2, id="rollback"),
+    ],
 )
 def test_killed_run_goes_on_past_skipped_batches(
     bad: set[int], max_nonfinite: int, tmp_path: Path

@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,9 +131,14 @@ TORCHRUN = {name for action in get_args_parser()._actions for name in action.opt
 OTHERS = {"--ntasks-per-node"}
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
 def verb_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that words such as `checkpoint ls runs/demo` are for, and the rest of them."""
-    found: Any = typer.main.get_command(app)
+    found = program()
     while found is not None and hasattr(found, "commands") and words:
         found, words = found.commands.get(words[0]), words[1:]
     return found, words
@@ -143,13 +149,20 @@ def options_of(command: Any) -> set[str]:
     return own | TORCHRUN if command.name == "torchrun" else own
 
 
+@cache
 def all_options() -> set[str]:
     def below(command: Any) -> Iterator[str]:
         yield from options_of(command)
         for each in getattr(command, "commands", {}).values():
             yield from below(each)
 
-    return set(below(typer.main.get_command(app)))
+    return set(below(program()))
+
+
+@cache
+def all_extras() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"])
 
 
 def assert_setting(where: str, path: str, value: str) -> None:
@@ -183,9 +196,6 @@ def test_a_fix_can_be_typed_or_is_the_users_to_know(fix: Text) -> None:
 
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.where)
 def test_what_a_fix_names_exists(fix: Text) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
     for way in advice.ways_of(fix.text):
         match way:
             case advice.Settings(values=values):
@@ -199,7 +209,7 @@ def test_what_a_fix_names_exists(fix: Text) -> None:
                 assert path in advice.real_fields(), f"{fix.where}: {path}"
             case advice.Command(words=("pip", *words)):
                 for extra in re.findall(r"shardwise\[(\w+)\]", " ".join(words)):
-                    assert extra in extras, f"{fix.where}: there is no shardwise[{extra}]"
+                    assert extra in all_extras(), f"{fix.where}: there is no shardwise[{extra}]"
     for section, name in re.findall(r"(?<![\w./])(\w+)\.(\w+)(?![\w(])", fix.text):
         known = {path.partition(".")[0] for path in advice.real_fields() if "." in path}
         if section in known and (section, name) not in (("model", "state_dict"),):

@@ -267,7 +267,7 @@ def test_a_plan_that_a_cpu_has_no_memory_for_exits_with_3(
     assert code == 3
     assert "llama-3.2-1b does not fit on 1xCPU" in said
     assert "25.3 GiB are needed on a rank that has 23.5 GiB" in said
-    assert "fix: write data.seq_len=8192" in said
+    assert "fix: write data.seq_len=4096" in said
     assert not Path("runs").exists()
 
 

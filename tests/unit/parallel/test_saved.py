@@ -39,7 +39,10 @@ def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
     return (_selective_bytes if selective else _whole_bytes)(spec, decided)
 
 
-@pytest.mark.parametrize("family", KNOWN)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "qwen3")) for name in KNOWN],
+)
 def test_formulas_are_what_the_compiler_saves(family: str, count: Count) -> None:
     spec = spec_from_config("test", KNOWN[family])
     ways = ((False, True, "selective"), (True, True, "none"), (True, True, "selective"))

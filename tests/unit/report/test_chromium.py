@@ -74,7 +74,7 @@ def keep(page: Page, name: str, tmp_path: Path) -> None:
         shutil.copy(tmp_path / name, Path(place) / name)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_chromium_shows_every_point_and_has_no_complaint(
     page: Page, runs: list[Path], tmp_path: Path, count: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_chromium_shows_every_point_and_has_no_complaint(
     assert page.complaints() == []
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_no_table_is_cut(page: Page, runs: list[Path], tmp_path: Path, count: int) -> None:
     target = tmp_path / "report.html"
     names = [str(run) for run in runs[:count]]
