@@ -114,7 +114,8 @@ chaos: $(READY)
 	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
 	  tests/dist/test_compile.py tests/dist/test_router_loss.py tests/golden/test_cli_observe.py \
 	  $(addprefix tests/unit/parallel/test_,experts.py gated_mlp.py offload.py) \
-	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py
+	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py tests/dist/test_resume.py \
+	  tests/unit/parallel/test_saved.py tests/unit/report/test_chromium.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:
