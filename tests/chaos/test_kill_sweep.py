@@ -49,7 +49,7 @@ def test_same_end_however_saved(clean_run: Path, tmp_path: Path) -> None:
     assert end_state(tmp_path / "run") == end_state(clean_run)
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_kill_at_points_of_a_save(
     asynchronous: bool, clean_run: Path, tmp_path: Path, tally: Tally
 ) -> None:
