@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from rank_pool import Ranks
 from tiny_families import VOCAB, save_model, tiny_config
-from tiny_runs import tiny_plan
+from tiny_runs import plain_adamw, tiny_plan
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -165,14 +165,7 @@ def train_plainly(model: Any, plan: Plan, batches: list[Batch]) -> list[float]:
     """A dozen lines of plain PyTorch: one process, the whole batch, sum over valid tokens."""
     optim = plan.config.optim
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
-            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        betas=optim.betas,
-        eps=optim.eps,
-    )
+    optimizer = plain_adamw(model, optim)
     losses = []
     for step, (inputs, labels) in enumerate(batches):
         for group in optimizer.param_groups:

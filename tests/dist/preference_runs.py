@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tiny_runs import Settings, Trained, on_first, plain_twin, start, whole_params
+from tiny_runs import Settings, Trained, on_first, plain_adamw, plain_twin, start, whole_params
 from torch import Tensor
 
 from shardwise.kernels.cross_entropy import IGNORE_INDEX
@@ -63,14 +63,7 @@ def train_compared_plainly(settings: Settings) -> tuple[Trained, Any]:
         _assert_reference(model, session, table)
     optim, losses, norms = plan.config.optim, [], []
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
-            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        betas=optim.betas,
-        eps=optim.eps,
-    )
+    optimizer = plain_adamw(model, optim)
     for step in range(plan.config.train.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(optim, step, plan.config.train.steps)

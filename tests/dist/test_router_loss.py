@@ -22,6 +22,7 @@ from tiny_runs import (
     Trained,
     differences,
     on_first,
+    plain_adamw,
     plain_twin,
     start,
     whole_params,
@@ -114,14 +115,7 @@ def train_plainly(settings: Settings, accumulation: int) -> Routed:
     session = start(1, settings)
     plan, model, optim = session.plan, plain_twin(session), session.plan.config.optim
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
-            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-        ],
-        betas=optim.betas,
-        eps=optim.eps,
-    )
+    optimizer = plain_adamw(model, optim)
     losses, norms, aux, z, loads = [], [], [], [], []
     for step in range(plan.config.train.steps):
         for group in optimizer.param_groups:

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
+from shardwise.config.schema import OptimConfig
 from shardwise.data.loader import MicroBatch
 from shardwise.data.tokenizer import ByteTokenizer
 from shardwise.kernels.nf4 import floats_of
@@ -247,11 +248,10 @@ def one_batch(batches: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
     )
 
 
-def train_batches(model: Any, plan: Plan, batches: Sequence[tuple[Tensor, Tensor]]) -> Trained:
-    """One whole batch a step: cross-entropy of the logits, clip, AdamW."""
-    optim = plan.config.optim
+def plain_adamw(model: Any, optim: OptimConfig) -> torch.optim.AdamW:
+    """Weight decay for matrices, and none for vectors."""
     params = list(model.parameters())
-    optimizer = torch.optim.AdamW(
+    return torch.optim.AdamW(
         [
             {"params": [p for p in params if p.dim() >= 2], "weight_decay": optim.weight_decay},
             {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
@@ -259,6 +259,13 @@ def train_batches(model: Any, plan: Plan, batches: Sequence[tuple[Tensor, Tensor
         betas=optim.betas,
         eps=optim.eps,
     )
+
+
+def train_batches(model: Any, plan: Plan, batches: Sequence[tuple[Tensor, Tensor]]) -> Trained:
+    """One whole batch a step: cross-entropy of the logits, clip, AdamW."""
+    optim = plan.config.optim
+    params = list(model.parameters())
+    optimizer = plain_adamw(model, optim)
     losses, norms = [], []
     limit = float("inf") if optim.clip_norm is None else optim.clip_norm
     for step, (inputs, labels) in enumerate(batches):

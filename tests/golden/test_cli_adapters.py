@@ -4,56 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from frozen_runs import Run, make_home, train
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.read import find_checkpoint, read_tensor
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-from shardwise.facts.presets import PRESETS
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.dist
-
-CONFIG = """\
-model: MODEL
-adapter: {method: lora, rank: 4, alpha: 8, dropout: 0.1}
-data: {source: synthetic, seq_len: 32}
-cluster: 2xCPU
-shard: {strategy: full_shard}
-optim: {lr: 1e-2}
-train: {steps: 4, global_batch: 4}
-checkpoint: {asynchronous: false}
-observe: {log_every: 1}
-"""
-SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pretrained model in bf16, and a configuration that trains adapters over it."""
-    home = tmp_path_factory.mktemp("adapters")
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**{**PRESETS["tiny-llama"], **SHAPE})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(home / "base")
-    (home / "run.yaml").write_text(CONFIG.replace("MODEL", str(home / "base")))
-    return home
-
-
-def train(shardwise: Run, home: Path, name: str, *words: str, **how: Any) -> Any:
-    return shardwise(
-        "train", str(home / "run.yaml"), f"runs_dir={home}", f"name={name}", *words, **how
-    )
+    adapter = "{method: lora, rank: 4, alpha: 8, dropout: 0.1}"
+    return make_home(tmp_path_factory.mktemp("adapters"), adapter, 32)
 
 
 @pytest.fixture(scope="module")

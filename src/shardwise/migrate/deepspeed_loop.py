@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop import clip
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -25,13 +26,6 @@ _SCHEDULES = {
     "warmupcosinelr": ("cosine", 0.0001),
 }
 _ADAMW = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
-
-
-def _clip(value: Any, _: Source) -> Outcome:
-    norm = number(value)
-    if norm == 0:
-        return mapped({"optim.clip_norm": None}, "gradients are not clipped")
-    return mapped({"optim.clip_norm": norm}, "the largest gradient norm")
 
 
 def _optimizer(value: Any, _: Source) -> Outcome:
@@ -83,7 +77,7 @@ LOOP_RULES: dict[str, KeyRule] = {
     "train_batch_size": to("train.global_batch", positive, "sequences of one step over all ranks"),
     "train_micro_batch_size_per_gpu": to("train.micro_batch", positive, "of one forward pass"),
     "gradient_accumulation_steps": to("train.accumulation", positive, "micro-batches of a step"),
-    "gradient_clipping": KeyRule(_clip),
+    "gradient_clipping": KeyRule(clip),
     "optimizer.type": KeyRule(_optimizer),
     "optimizer.params.lr": to("optim.lr", number, "the peak rate"),
     "optimizer.params.betas": KeyRule(_betas),

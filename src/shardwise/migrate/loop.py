@@ -92,7 +92,8 @@ def _floor(source: Source) -> float:
     return 0.0
 
 
-def _clip(value: Any, _: Source) -> Outcome:
+def clip(value: Any, _: Source) -> Outcome:
+    """A largest norm, of which 0 stands for none."""
     norm = number(value)
     if norm == 0:
         return mapped({"optim.clip_norm": None}, "gradients are not clipped")
@@ -193,7 +194,7 @@ LOOP: dict[str, KeyRule] = {
     "warmup_steps": KeyRule(_warmup),
     "warmup_ratio": KeyRule(_warmup_ratio),
     "lr_scheduler_type": KeyRule(_schedule),
-    "max_grad_norm": KeyRule(_clip),
+    "max_grad_norm": KeyRule(clip),
     "optim": KeyRule(_optimizer),
     "adam_beta1": _beta(0, "adam_beta2", 0.999),
     "adam_beta2": _beta(1, "adam_beta1", 0.9),
