@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardwise.facts.presets import PRESETS
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.model.build import build_on_meta
 from shardwise.model.head import find_form
+from shardwise.model.weights import initialise_buffers
 from shardwise.training.loss import (
     LinearCrossEntropy,
     Slicing,
@@ -150,14 +152,14 @@ def real_model(preset: str) -> Any:
 
 
 def filled(model: Any) -> Any:
-    """The model with random weights."""
+    """The model with random weights, and with the buffers of its family."""
+    twin = copy.deepcopy(model)
     model = model.to_empty(device="cpu")
     model.tie_weights()
+    initialise_buffers(model, twin, torch.device("cpu"))
     torch.manual_seed(0)
     for param in model.parameters():
         nn.init.normal_(param, std=0.05)
-    for name, buffer in model.named_buffers():
-        buffer.copy_(torch.rand(buffer.shape) if "inv_freq" in name else buffer)
     return model
 
 
