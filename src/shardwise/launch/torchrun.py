@@ -71,7 +71,10 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
         parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=int)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
+    if "PET_NODE_RANK" not in os.environ:
+        parser.set_defaults(node_rank=None)
     arguments = parser.parse_args(words)
+    _name_host(arguments)
     if not arguments.module:
         program = ["train", arguments.training_script, *arguments.training_script_args]
         arguments.module, arguments.training_script = True, "shardwise"
@@ -84,6 +87,22 @@ def parse_agent(words: list[str]) -> argparse.Namespace:
     if arguments.max_restarts is None:
         arguments.max_restarts = _max_restarts(arguments)
     return arguments
+
+
+def _name_host(arguments: argparse.Namespace) -> None:
+    """Let the first node host the meeting of c10d, where the node's number is known.
+
+    Otherwise torchrun asks DNS whether the endpoint is this machine. In a new pod DNS does not know
+    that yet, and all agents would wait for a host that none of them is.
+    """
+    rank, arguments.node_rank = arguments.node_rank, arguments.node_rank or 0
+    if rank is None or arguments.rdzv_backend != "c10d":
+        return
+    # torchrun would warn that it takes no number of the node here.
+    arguments.node_rank = 0
+    if "is_host" not in arguments.rdzv_conf:
+        said = [arguments.rdzv_conf] if arguments.rdzv_conf else []
+        arguments.rdzv_conf = ",".join([*said, f"is_host={str(rank == 0).lower()}"])
 
 
 def _shutdown_timeout_s(environ: Mapping[str, str]) -> int:

@@ -306,3 +306,27 @@ def test_a_signal_that_no_rank_has_answered_is_a_loss() -> None:
 def test_ranks_that_hang_while_they_should_save_are_named() -> None:
     error = stopped(sign(Phase.TRAINING, begun=True), Hang("no step for 6 s", 6.0, 1, False, ()))
     assert error is not None and error.what == "rank 1 hung: no step for 6 s"
+
+
+@pytest.mark.parametrize(
+    ("words", "conf"),
+    [
+        (["--node-rank=0"], "is_host=true"),
+        (["--node-rank=2"], "is_host=false"),
+        (["--node-rank=2", "--rdzv-conf=join_timeout=9"], "join_timeout=9,is_host=false"),
+        (["--node-rank=2", "--rdzv-conf=is_host=1"], "is_host=1"),
+        ([], ""),
+    ],
+)
+def test_the_first_node_hosts_the_meeting_where_its_number_is_known(
+    words: list[str], conf: str
+) -> None:
+    parsed = parse_agent(["--rdzv-backend", "c10d", *words, "run.yaml"])
+    # torchrun warns of a number that it does not use.
+    assert (parsed.rdzv_conf, parsed.node_rank) == (conf, 0)
+
+
+def test_a_variable_gives_the_number_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    assert parse_agent(["--rdzv-backend=c10d", "run.yaml"]).rdzv_conf == "is_host=false"
+    assert parse_agent(["--nnodes=2", "run.yaml"]).node_rank == 1
