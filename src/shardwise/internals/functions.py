@@ -34,6 +34,11 @@ def add_to_each(tensors: Sequence[Tensor], amounts: Sequence[Tensor]) -> None:
     torch._foreach_add_(list(tensors), list(amounts))
 
 
+def norm_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The norm of each tensor, in one kernel, as torch.nn.utils.get_total_norm computes them."""
+    return list(torch._foreach_norm(list(tensors)))
+
+
 def occupy_stream(cycles: int) -> None:
     """Keep the current stream of the GPU busy with one thread that counts cycles.
 

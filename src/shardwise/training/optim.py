@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
 
 from shardwise.config.schema import OptimConfig
 from shardwise.errors import ExitCode, UserError
@@ -21,29 +22,73 @@ from shardwise.training.adam8 import Adam8
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class OnePassAdamW(torch.optim.AdamW):
-    """torch's fused AdamW and its state, with an update that moves fewer bytes.
+class ShardAdamW(torch.optim.AdamW):
+    """torch's AdamW and its state, computed on this rank's own parts.
+
+    AdamW is elementwise, so DTensor has nothing to decide. It would still work out how the list of
+    all parameters is sharded, in the first step of every start.
 
     As in torch's own, `grad_scale` and `found_inf` carry the scale of the gradients and whether
-    they are finite. Moments have the dtype of the parameters, or `state_dtype`.
+    they are finite.
     """
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def __init__(self, *given: Any, state_dtype: torch.dtype | None = None, **named: Any) -> None:
-        self.state_dtype = state_dtype
-        super().__init__(*given, **named)
-
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Queue one update without waiting for the device."""
+        """One update."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
                 self._update(group, params)
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        states = [self._state_of(param) for param in params]
+        adamw(
+            [_local(param) for param in params],
+            [_local(param.grad) for param in params if param.grad is not None],
+            [_local(state["exp_avg"]) for state in states],
+            [_local(state["exp_avg_sq"]) for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=group["fused"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+        """The initial state, as torch's own."""
+        state: dict[str, Tensor] = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            for name in _MOMENTS:
+                state[name] = self._narrow(torch.zeros_like(param))
+        return state
+
+    def _narrow(self, moment: Tensor) -> Tensor:
+        return moment
+
+
+class OnePassAdamW(ShardAdamW):
+    """With an update that moves fewer bytes than torch's fused one.
+
+    Moments have the dtype of the parameters, or `state_dtype`.
+    """
+
+    def __init__(self, *given: Any, state_dtype: torch.dtype | None = None, **named: Any) -> None:
+        self.state_dtype = state_dtype
+        super().__init__(*given, **named)
+
+    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Queue one update without waiting for the device."""
         states = [self._state_of(param) for param in params]
         counts = [state["step"] for state in states]
         found_inf = torch.zeros_like(counts[0]) if self.found_inf is None else self.found_inf
@@ -65,15 +110,6 @@ class OnePassAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             for param in group["params"]:
                 self._state_of(param)
-
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        """The initial state, as torch's own."""
-        state: dict[str, Tensor] = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            for name in _MOMENTS:
-                state[name] = self._narrow(torch.zeros_like(param))
-        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state. torch casts it to the dtype of the parameter, and here it is cast
@@ -116,7 +152,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         _check_kernels(plan)
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
     one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
-    return (OnePassAdamW if one_pass else torch.optim.AdamW)(**settings)
+    return (OnePassAdamW if one_pass else ShardAdamW)(**settings)
 
 
 def allocate_state(optimizer: torch.optim.AdamW) -> None:

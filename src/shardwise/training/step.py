@@ -17,6 +17,7 @@ from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
+from shardwise.training.grad_norm import total_norm
 from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
 from shardwise.training.objective import NextToken, Objective
@@ -214,15 +215,12 @@ class Stepper:
     def _norm(self) -> Tensor:
         """The norm of the gradients of all ranks, with the same bits on each of them."""
         grads = [param.grad for param in self.model.parameters() if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        if not isinstance(norm, DTensor):
-            return norm
-        whole = norm.full_tensor()
-        if self.mesh.replicas is not None:
+        norm = total_norm(grads)
+        if self.mesh.replicas is not None and any(isinstance(grad, DTensor) for grad in grads):
             # Every replica has summed in an order of its own. Clipped by norms that differ in their
             # last bit, replicas would drift apart.
-            dist.all_reduce(whole, dist.ReduceOp.MAX, group=self.mesh.replicas)
-        return whole
+            dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.mesh.replicas)
+        return norm
 
     def _agree(
         self, batches: Sequence[MicroBatch], wants_stop: bool

@@ -23,6 +23,11 @@ def test_an_amount_is_added_to_each_in_place() -> None:
     assert [tensor.item() for tensor in tensors] == [2, 4]
 
 
+def test_each_tensor_has_its_norm() -> None:
+    norms = functions.norm_of_each([torch.tensor([3.0, 4.0]), torch.zeros(0)])
+    assert [norm.item() for norm in norms] == [5, 0]
+
+
 def test_float8_matrices_are_multiplied_and_scaled() -> None:
     left = torch.eye(16).to(torch.float8_e4m3fn)
     right = torch.arange(256.0).remainder(8).view(16, 16).to(torch.float8_e4m3fn)

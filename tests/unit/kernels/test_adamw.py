@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwise.training.optim import OnePassAdamW, step_if_finite
+from shardwise.training.optim import OnePassAdamW, ShardAdamW, step_if_finite
 
 DEVICES = [
     "cpu",
@@ -54,6 +54,12 @@ def test_it_is_torchs_adamw(device: str, clip: float | None) -> None:
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_without_our_kernel_it_has_torchs_bits(clip: float | None) -> None:
+    ours, theirs = (train(cls, "cpu", clip) for cls in (ShardAdamW, torch.optim.AdamW))
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
 def test_a_state_of_bf16_takes_the_same_way() -> None:
