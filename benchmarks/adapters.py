@@ -44,9 +44,9 @@ from family_table import (
 )
 from forked_measures import import_ahead, import_torch, plan_of
 from gpu import driver, versions
+from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.launch.ranks import ALLOCATOR
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB
 

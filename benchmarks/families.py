@@ -35,7 +35,7 @@ from family_rows import PLAIN, Row
 from family_run import Bench, Board
 from family_table import markdown
 from peers.shapes import Setting
-from shardwise.launch.ranks import ALLOCATOR
+from shardwise.facts.allocator import ALLOCATOR
 
 
 def main() -> None:

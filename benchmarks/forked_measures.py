@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection
 
 from shardwise.config.plain import config_from_dict
 from shardwise.errors import UserError
+from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import read_model_config
 from shardwise.launch.prepare import measure_model
-from shardwise.launch.ranks import ALLOCATOR
 from shardwise.plan.choose import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peers.contenders import BENCHMARKS, Job, Measured
-from shardwise.launch.ranks import ALLOCATOR
+from shardwise.facts.allocator import ALLOCATOR
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError", re.IGNORECASE)
 _ERROR = re.compile(r"error", re.IGNORECASE)

@@ -18,6 +18,7 @@ from shardwise.cli import (
     export,
     fabric,
     generate,
+    launch,
     migrate,
     observe,
     plan,
@@ -50,6 +51,7 @@ _NARROWEST_PANEL = 20
 _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
+app.command("launch", context_settings=_OVERRIDES)(launch.launch)
 app.command("torchrun", context_settings=_OVERRIDES)(torchrun.torchrun)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)

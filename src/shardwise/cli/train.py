@@ -33,13 +33,14 @@ def train(
     from shardwise.launch.last_words import shared_errors
     from shardwise.launch.launcher import adopt_launcher, is_rank
     from shardwise.launch.local import plan_and_run
+    from shardwise.plan.elastic import as_launched
     from shardwise.training.signals import stop_signals_handled_by
 
     adopt_launcher(os.environ)
     if is_rank(os.environ):
         come_alive(os.environ)
     with shared_errors():
-        chosen_config = load_config(config, overrides or [])
+        chosen_config = as_launched(load_config(config, overrides or []))
         if is_rank(os.environ):
             show_life(os.environ, chosen_config.train.hang_timeout_s)
     plan = plan_and_run(chosen_config, _show)

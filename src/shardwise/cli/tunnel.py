@@ -56,8 +56,8 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise tunnel run.yaml --device fake train.micro_batch=4 --json
     Next: shardwise plan run.yaml, or shardwise train run.yaml
     """
+    from shardwise.facts.allocator import ALLOCATOR
     from shardwise.launch.prepare import choose_plan
-    from shardwise.launch.ranks import ALLOCATOR
 
     given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
     plan = choose_plan(load_config(config, given))

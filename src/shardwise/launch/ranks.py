@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import ExitCode
+from shardwise.facts.allocator import ALLOCATOR
 from shardwise.launch.console import Console
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.launch.node import ERROR_FILE_VARIABLE
@@ -25,8 +26,6 @@ from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 TRAINING = "shardwise.launch.rank"
-# Expandable segments fragment less than fixed blocks: less memory is reserved at the peak.
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 _POLL_S = 0.05
 # After one rank failed, the others fail too when they next wait for it. With NCCL they would hang.
 _GRACE_S = 5.0

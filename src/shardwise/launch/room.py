@@ -8,7 +8,7 @@ from shardwise.checkpoint.files import stats_below
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import free_bytes
-from shardwise.plan.memory import PARAM_BYTES, adam_bytes
+from shardwise.plan.checkpoint_size import checkpoint_bytes
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 
@@ -37,14 +37,6 @@ def validate_free_space(plan: Plan) -> None:
         fix=f"make room there, {keeps}or choose another place with runs_dir=DIRECTORY",
         code=ExitCode.ENVIRONMENT,
     )
-
-
-def checkpoint_bytes(plan: Plan) -> int:
-    """The tensors of one checkpoint: trained parameters in fp32 and Adam's two moments, each once.
-
-    Persistent buffers and JSON are left out: a few megabytes at most.
-    """
-    return int(plan.model.trained_params * (PARAM_BYTES + adam_bytes(plan.decided)))
 
 
 def _saves_to_come(plan: Plan, start: int) -> int:

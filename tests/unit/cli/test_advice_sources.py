@@ -128,7 +128,7 @@ FIXES, COMMANDS = tuple(fixes()), tuple(commands())
 # `shardwise torchrun` hands its options on.
 TORCHRUN = {name for action in get_args_parser()._actions for name in action.option_strings}
 # Of programs beside ours that a fix may name.
-OTHERS = {"--ntasks-per-node"}
+OTHERS = {"--ntasks-per-node", "--partition"}
 
 
 @cache

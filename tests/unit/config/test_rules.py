@@ -110,6 +110,15 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("observe.prometheus_port", {"observe": {"prometheus_port": 0}}),
     ("observe.prometheus_port", {"observe": {"prometheus_port": 65536}}),
     ("observe.prometheus_host", {"observe": {"prometheus_host": "0.0.0.0"}}),
+    ("launch.walltime_s", {"launch": {"walltime_s": 0}}),
+    ("launch.grace_s", {"launch": {"grace_s": -1.0}}),
+    ("launch.max_requeues", {"launch": {"max_requeues": -1}}),
+    ("launch.setup", {"launch": {"setup": ["module load cuda\nrm -r /"]}}),
+    ("launch.setup", {"launch": {"environment": {"A": "b\nc"}}}),
+    ("launch.environment", {"launch": {"environment": {"A;B": "c"}}}),
+    ("launch.exclude", {"launch": {"exclude": ["node1,node2"]}}),
+    ("launch.options", {"launch": {"options": ["partition=gpu"]}}),
+    ("launch.options", {"launch": {"options": ["--partition gpu"]}}),
 ]
 
 
@@ -141,6 +150,7 @@ KEPT: list[dict[str, Any]] = [
     {"observe": {"profile": 998, "profile_steps": 3}},
     {"observe": {"profile": 20}, "train": {"stop_after": 10}},
     {"observe": {"prometheus_port": 9630, "prometheus_host": "0.0.0.0"}},
+    {"launch": {"options": ["--partition=gpu"], "exclude": ["a1"], "environment": {"A": "b c"}}},
 ]
 
 

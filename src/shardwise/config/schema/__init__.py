@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardwise.config.schema.adapter import ALL_LINEAR, AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.launch import LaunchConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
@@ -29,6 +30,7 @@ __all__ = [
     "DataConfig",
     "DtypeName",
     "GatesConfig",
+    "LaunchConfig",
     "MemoryConfig",
     "MeshConfig",
     "ModelConfig",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shardwise.config.schema.adapter import AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.launch import LaunchConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
@@ -37,3 +38,4 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     gates: GatesConfig = field(default_factory=GatesConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)

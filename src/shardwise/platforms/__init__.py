@@ -1,0 +1,1 @@
+"""Files for the platforms that run jobs, and the platforms' own clients. Imports no torch."""

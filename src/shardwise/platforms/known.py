@@ -1,0 +1,18 @@
+"""The platforms that there are."""
+
+from __future__ import annotations
+
+from shardwise.errors import UserError
+from shardwise.platforms.launcher import Launcher
+from shardwise.platforms.local import LocalLauncher
+
+PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(),)
+
+
+def find_launcher(name: str) -> Launcher:
+    """The platform of that name."""
+    for platform in PLATFORMS:
+        if platform.name == name:
+            return platform
+    known = ", or --on ".join(platform.name for platform in PLATFORMS)
+    raise UserError(f"--on {name} is no platform that shardwise knows", fix=f"write --on {known}")

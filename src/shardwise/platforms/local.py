@@ -1,0 +1,116 @@
+"""This machine: one script that starts `shardwise train` in the background."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+
+from shardwise.errors import ExitCode, UserError
+from shardwise.files import read_tail
+from shardwise.platforms.job import Job, Setting
+from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile
+from shardwise.platforms.script import CONFIG_HEADER, environment_lines
+from shardwise.platforms.submission import Submission
+from shardwise.training.heartbeat import birth_of
+
+_OUTPUT = "output.log"
+
+
+class LocalLauncher:
+    """Starts a run on this machine that outlives the terminal."""
+
+    name = "local"
+    about = "this machine, in the background"
+
+    def render(self, job: Job) -> Rendered:
+        """A shell script; no scheduler reads it."""
+        if job.nodes > 1:
+            raise UserError(
+                f"cluster {job.cluster.name} has {job.nodes} nodes, and --on local is one machine",
+                fix="name a platform that has them, such as --on slurm, or write "
+                f"cluster.name={job.ranks_per_node}x{job.device_kind}",
+                code=ExitCode.ENVIRONMENT,
+            )
+        _validate_unused(job)
+        where = Setting("cd", quote(str(job.work_dir)), "relative paths of the run begin here")
+        command = f"{quote(job.command)} train {quote(str(job.config_path))}"
+        run = Setting("exec", command, "the launcher itself gets signals, and passes them on")
+        lines = [
+            "#!/bin/sh",
+            f"# {where.why}",
+            f"cd {where.value} || exit 4",
+            *environment_lines(job),
+            *job.launch.setup,
+            f"# {run.why}",
+            f"exec {run.value}",
+        ]
+        script = RenderedFile(
+            path=job.files_dir / "run.sh",
+            text="\n".join(lines) + "\n",
+            settings=(where, *job.environment, run),
+            executable=True,
+        )
+        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + job.config_text)
+        return Rendered(files=(script, config))
+
+    def submit(self, job: Job, rendered: Rendered) -> str:
+        """Start it in a session of its own, so that it does not end with the terminal."""
+        with (job.files_dir / _OUTPUT).open("ab") as output:
+            process = subprocess.Popen(
+                [str(rendered.main.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        # The number of a process that has ended may be given to another one.
+        return f"{process.pid}.{birth_of(process.pid)}"
+
+    def status(self, submission: Submission) -> JobState:
+        """Whether the process is there. How it ended stands in the run directory."""
+        pid, born = map(int, submission.id.split("."))
+        if birth_of(pid) == born:
+            return JobState(state="running", words=f"process {pid}", nodes=(os.uname().nodename,))
+        return JobState(state="ended", words=f"process {pid} has ended")
+
+    def logs(self, submission: Submission) -> Sequence[Output]:
+        """What the launcher has printed."""
+        path = Path(submission.files_dir, _OUTPUT)
+        with suppress(FileNotFoundError):
+            return [Output(name=str(path), text=read_tail(path).decode(errors="replace"))]
+        return []
+
+    def stop(self, submission: Submission) -> None:
+        """SIGTERM: the ranks save and end."""
+        if self.status(submission).state == "running":
+            with suppress(ProcessLookupError):
+                os.kill(int(submission.id.split(".")[0]), signal.SIGTERM)
+
+    def exclude(self, submission: Submission, nodes: Sequence[str]) -> None:
+        """One machine has no node to leave out."""
+        raise UserError(
+            f"{', '.join(nodes)} cannot be left out of a run on one machine",
+            fix="name a platform with several nodes, such as --on slurm",
+        )
+
+
+def _validate_unused(job: Job) -> None:
+    """Raise for settings that only a scheduler reads."""
+    said = {
+        "launch.options": bool(job.launch.options),
+        "launch.exclude": bool(job.launch.exclude),
+        "launch.walltime_s": job.launch.walltime_s != "auto",
+        "launch.grace_s": job.launch.grace_s != "auto",
+        "launch.elastic": job.launch.elastic,
+    }
+    if unused := [name for name, is_said in said.items() if is_said]:
+        raise UserError(
+            f"{' and '.join(unused)} would have no effect on this machine",
+            why="they are for a scheduler, which --on local has not",
+            fix=f"leave {' and '.join(unused)} out",
+        )
