@@ -40,6 +40,9 @@ def choose_plan(
     """
     _refuse_several_datacenters(config)
     basis = choose_basis(config, model, cluster)
+    if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
+        # The device emulates this format, at a speed that nobody has measured.
+        rates = None
     options = _judge_all(config, model, cluster, basis, rates)
     best = best_of(options, cluster)
     _validate_fits(best, config, model, cluster)

@@ -257,6 +257,11 @@ def test_precision_follows_the_hardware(
     assert plan.decided.reduce_dtype == "fp32"
 
 
+def test_a_format_that_a_device_emulates_has_no_forecast(plan_of: PlanOf) -> None:
+    plan = plan_of("cluster.name=8xV100", "precision.param=bf16")
+    assert plan.decided.param_dtype == "bf16" and plan.forecast is None
+
+
 def test_a_cpu_without_bf16_computes_fp32() -> None:
     config = RunConfig(model=ModelConfig(name="tiny-llama"), cluster=ClusterConfig(name="2xCPU"))
     source = read_model_config(config.model)
