@@ -15,6 +15,7 @@ from shardwise.cli import (
     checkpoint,
     config,
     data,
+    doctor,
     export,
     fabric,
     generate,
@@ -55,6 +56,7 @@ app.command("launch", context_settings=_OVERRIDES)(launch.launch)
 app.command("torchrun", context_settings=_OVERRIDES)(torchrun.torchrun)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)
+app.command("doctor", context_settings=_OVERRIDES)(doctor.doctor)
 app.command("fabric", context_settings=_OVERRIDES)(fabric.fabric)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)

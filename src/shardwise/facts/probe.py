@@ -46,12 +46,14 @@ def probe_gpus(environ: Mapping[str, str]) -> list[ProbedGpu]:
     """The GPUs that CUDA would show a process with this environment; none without a driver."""
     if environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []  # none is wanted, so a driver that hangs is not asked
-    rows = _visible(_query("name,memory.total", environ), environ)
+    rows = _visible(query_nvidia_smi("name,memory.total", environ), environ)
     if not rows:
         return []
     matches = [match_gpu(name) for name, _ in rows]
     # This is asked only for unknown GPUs, and old drivers do not know the field.
-    capabilities = _visible(_query("compute_cap", environ), environ) if None in matches else []
+    capabilities = (
+        _visible(query_nvidia_smi("compute_cap", environ), environ) if None in matches else []
+    )
     capabilities = capabilities or [["unknown"]] * len(rows)
     return [
         ProbedGpu(
@@ -78,7 +80,7 @@ def probe_cpu() -> ProbedCpu:
     )
 
 
-def _query(fields: str, environ: Mapping[str, str]) -> list[list[str]]:
+def query_nvidia_smi(fields: str, environ: Mapping[str, str]) -> list[list[str]]:
     """Rows of nvidia-smi; none where it is absent or finds no driver, as on login nodes."""
     command = shutil.which("nvidia-smi", path=environ.get("PATH"))
     if command is None:

@@ -1,0 +1,90 @@
+"""Which checks apply to what a user names, and what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwise.config.load import load_config
+from shardwise.doctor.check import Finding, by_severity, find_faults
+from shardwise.doctor.machine.node import Node, read_node
+from shardwise.doctor.registry import NODE_CHECKS, PLAN_CHECKS, UNPLANNED, exit_code_of
+from shardwise.errors import ExitCode, UserError
+from shardwise.launch.prepare import choose_plan
+from shardwise.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was looked at, and the faults that were found."""
+
+    findings: tuple[Finding, ...]
+    num_checks: int
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+    node: Node | None = None
+    refused: UserError | None = None
+    """Why there is no plan."""
+
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """More for JSON, such as the causes of a slow run."""
+
+    def count(self, level: str) -> int:
+        """Findings of one level."""
+        return sum(finding.check.level == level for finding in self.findings)
+
+    def exit_code(self, *, strict: bool) -> ExitCode:
+        """The code of the first error; with `strict` warnings count as errors."""
+        if self.refused is not None:
+            return self.refused.code
+        bad = ("error", "warning") if strict else ("error",)
+        found = (f.check for f in self.findings if f.check.level in bad)
+        return next(map(exit_code_of, found), ExitCode.OK)
+
+
+def examine_machine(environ: Mapping[str, str], plan: Plan | None = None) -> Diagnosis:
+    """Look at this node, for a run that is to start on it or for any."""
+    node = read_node(plan, environ)
+    findings = find_faults(NODE_CHECKS, node)
+    return Diagnosis(findings=tuple(by_severity(findings)), num_checks=len(NODE_CHECKS), node=node)
+
+
+def examine_config(file: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Diagnosis:
+    """Look at a configuration, its plan, and this machine where it can be one of the cluster."""
+    try:
+        plan = choose_plan(load_config(str(file), list(overrides)), environ)
+    except UserError as error:
+        return Diagnosis(findings=(Finding(UNPLANNED, str(error)),), num_checks=1, refused=error)
+    found = Diagnosis(
+        findings=tuple(by_severity(find_faults(PLAN_CHECKS, plan))), num_checks=len(PLAN_CHECKS)
+    )
+    if (why := _why_elsewhere(plan, environ)) is not None:
+        return Diagnosis(findings=found.findings, num_checks=found.num_checks, notes=(why,))
+    return joined(found, examine_machine(environ, plan))
+
+
+def joined(*parts: Diagnosis) -> Diagnosis:
+    """Several diagnoses as one."""
+    return Diagnosis(
+        findings=tuple(by_severity([finding for part in parts for finding in part.findings])),
+        num_checks=sum(part.num_checks for part in parts),
+        notes=tuple(note for part in parts for note in part.notes),
+        node=next((part.node for part in parts if part.node is not None), None),
+        refused=next((part.refused for part in parts if part.refused is not None), None),
+        details={key: value for part in parts for key, value in part.details.items()},
+    )
+
+
+def _why_elsewhere(plan: Plan, environ: Mapping[str, str]) -> str | None:
+    """Why this machine is not part of the plan's cluster; None where it may be."""
+    from shardwise.facts.probe import probe_gpus
+
+    if plan.cluster.device == "cpu" or probe_gpus(environ):
+        return None
+    return (
+        f"this machine was not looked at: {plan.cluster.name} has GPUs, and nvidia-smi shows none "
+        "here; ask again on a node of the cluster"
+    )

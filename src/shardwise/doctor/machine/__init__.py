@@ -1,0 +1,1 @@
+"""Checks of one node, before ranks start on it."""

@@ -1,0 +1,1 @@
+"""Lines of logs that are known, with their cause and what to do."""
