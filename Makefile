@@ -12,6 +12,8 @@ FLOAT8 := .venv/float8
 TRITON := .venv/triton
 # And PEFT, which reads and writes adapters in a process of its own.
 PEFT := .venv/peft
+# The client of Kubernetes with what its synchronous half needs, which the other packages have not.
+KUBERNETES := kubernetes durationpy oauthlib requests-oauthlib websocket-client
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
@@ -38,6 +40,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --no-deps --upgrade --target $(FLOAT8) torchao
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --no-deps --upgrade --target $(TRITON) triton
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --no-deps --upgrade --target $(PEFT) peft accelerate psutil
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --no-deps $(KUBERNETES)
 	touch $@
 
 demo: $(READY)

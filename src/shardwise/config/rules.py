@@ -13,6 +13,7 @@ from pathlib import Path
 from shardwise.config.adapter_rules import ADAPTER_RULES
 from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.eval_rules import EVAL_RULES
+from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
 from shardwise.config.preference_rules import PREFERENCE_RULES
 from shardwise.config.reference import value_at
@@ -326,6 +327,7 @@ RULES: tuple[Rule, ...] = (
     *EVAL_RULES,
     *PREFERENCE_RULES,
     *LAUNCH_RULES,
+    *KUBERNETES_RULES,
     Rule(
         "profile-within-steps",
         "observe.profile",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from shardwise.errors import UserError
+from shardwise.platforms.kubernetes.launcher import KUBERNETES
 from shardwise.platforms.launcher import Launcher
 from shardwise.platforms.local import LocalLauncher
 
-PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(),)
+PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), *KUBERNETES)
 
 
 def find_launcher(name: str) -> Launcher:

@@ -119,6 +119,25 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("launch.exclude", {"launch": {"exclude": ["node1,node2"]}}),
     ("launch.options", {"launch": {"options": ["partition=gpu"]}}),
     ("launch.options", {"launch": {"options": ["--partition gpu"]}}),
+    ("kubernetes.image", {"kubernetes": {"image": "an image"}}),
+    ("kubernetes.claim", {"kubernetes": {"claim": "My_Claim"}}),
+    ("kubernetes.namespace", {"kubernetes": {"namespace": "-a"}}),
+    ("kubernetes.queue", {"kubernetes": {"queue": "x" * 254}}),
+    ("kubernetes.secret", {"kubernetes": {"secret": ""}}),
+    ("kubernetes.pull_secret", {"kubernetes": {"pull_secret": "a b"}}),
+    ("kubernetes.service_account", {"kubernetes": {"service_account": "a/b"}}),
+    ("kubernetes.context", {"kubernetes": {"context": " "}}),
+    ("kubernetes.mount", {"kubernetes": {"mount": "shared"}}),
+    ("kubernetes.mount", {"kubernetes": {"mount": "/a:b"}}),
+    ("kubernetes.mount", {"kubernetes": {"mount": "/a/../b"}}),
+    ("kubernetes.mount", {"kubernetes": {"mount": "/"}}),
+    ("kubernetes.topology", {"kubernetes": {"topology": "a rack"}}),
+    ("kubernetes.topology_required", {"kubernetes": {"topology_required": True}}),
+    ("kubernetes.resources", {"kubernetes": {"resources": {"cpu": "many"}}}),
+    ("kubernetes.resources", {"kubernetes": {"resources": {"a b": 1}}}),
+    ("kubernetes.resources", {"kubernetes": {"resources": {"nvidia.com/gpu": 8}}}),
+    ("kubernetes.node_selector", {"kubernetes": {"node_selector": {"pool": "a b"}}}),
+    ("kubernetes.tolerate", {"kubernetes": {"tolerate": ["a=b"]}}),
 ]
 
 
@@ -151,6 +170,8 @@ KEPT: list[dict[str, Any]] = [
     {"observe": {"profile": 20}, "train": {"stop_after": 10}},
     {"observe": {"prometheus_port": 9630, "prometheus_host": "0.0.0.0"}},
     {"launch": {"options": ["--partition=gpu"], "exclude": ["a1"], "environment": {"A": "b c"}}},
+    {"kubernetes": {"resources": {"cpu": 96, "memory": "900Gi", "rdma/hca_a": 8}, "topology": 2}},
+    {"kubernetes": {"image": "r.example.com:5000/a/b:1@sha256:0a", "mount": "/mnt/all"}},
 ]
 
 

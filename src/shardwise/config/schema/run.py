@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shardwise.config.schema.adapter import AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.kubernetes import KubernetesConfig
 from shardwise.config.schema.launch import LaunchConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
@@ -39,3 +40,4 @@ class RunConfig:
     gates: GatesConfig = field(default_factory=GatesConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)

@@ -1,0 +1,58 @@
+"""Whether a job suits Kubernetes, and where its run directory is in the pods."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from shardwise.errors import UserError
+from shardwise.platforms.job import Job
+
+
+def validate_suits(job: Job) -> None:
+    """Raise where something is missing, or was said that Kubernetes has no use for."""
+    settings = job.config.kubernetes
+    needed = {
+        "kubernetes.image": ("REGISTRY/IMAGE:TAG", "pods start from an image", settings.image),
+        "kubernetes.claim": (
+            "CLAIM",
+            "all pods write one run directory, on a ReadWriteMany volume",
+            settings.claim,
+        ),
+    }
+    for name, (example, why, value) in needed.items():
+        if value is None:
+            raise UserError(f"{name} is not set", why=why, fix=f"write {name}={example}")
+    if job.launch.options:
+        raise UserError(
+            "launch.options would have no effect on Kubernetes",
+            why="they are options of a batch command; a manifest has none",
+            fix="leave launch.options out; `shardwise config schema` lists section `kubernetes`",
+        )
+    if job.launch.elastic:
+        raise UserError(
+            "launch.elastic=true is not possible on Kubernetes",
+            why="pods of a job start together or not at all, so a job never gets fewer nodes",
+            fix="leave launch.elastic out, and write the smaller cluster.name after nodes are lost",
+        )
+    path_in_pods(job)
+
+
+def path_in_pods(job: Job) -> PurePosixPath:
+    """The directory of runs as pods see it: on the shared volume.
+
+    Where this machine has the volume at the same place, it is the same path. Otherwise a directory
+    below the current one becomes one below the mount.
+    """
+    mount = PurePosixPath(job.config.kubernetes.mount)
+    runs_dir = PurePosixPath(job.run_dir.parent)
+    if runs_dir.is_relative_to(mount):
+        return runs_dir
+    here = Path(os.path.abspath(job.work_dir))
+    if runs_dir.is_relative_to(here):
+        return mount / runs_dir.relative_to(here)
+    raise UserError(
+        f"runs_dir={runs_dir} is not on the shared volume",
+        why=f"pods have the claim at {mount}, and lose what they write elsewhere",
+        fix=f"write runs_dir=runs, which is {mount}/runs in the pods, or runs_dir={mount}/runs",
+    )
