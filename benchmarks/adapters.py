@@ -5,10 +5,11 @@
     python benchmarks/adapters.py --plan-only
     python benchmarks/adapters.py --table FILE ...
 
-A row is a model, `lora` or `qlora`, and a setting of families.py: rank 16 on all linear layers,
-those of experts too, on random tokens and random weights. `--peers` runs the same by PEFT: `plain`,
-or words such as compile and liger; `qlora` takes bitsandbytes' layers there. A row that fails says
-why. FILE is written after every row, and rows that it holds already are not run again.
+A row is a model, `lora`, `qlora` (NF4) or `float8` (frozen weights in float8), and a setting of
+families.py: rank 16 on all linear layers, those of experts too, on random tokens and random
+weights. `--peers` runs the same by PEFT: `plain`, or words such as compile and liger; `qlora` takes
+bitsandbytes' layers there, `float8` bf16 as `lora` does. A row that fails says why. FILE is written
+after every row, and rows that it holds already are not run again.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ _ROW_S = 240.0
 ROWS = (
     *("llama-3.1-8b/lora/2-none@4096", "llama-3.1-8b/lora/4-none@4096"),
     *("llama-3.1-8b/lora/4-selective@4096", "llama-3.1-8b/lora/2-full@8192"),
+    *("llama-3.1-8b/float8/2-none@4096", "llama-3.1-8b/float8/4-none@4096"),
     *("llama-3.1-8b/qlora/1-none@2048", "llama-3.1-8b/qlora/4-none@4096"),
     *("qwen3-8b/lora/2-none@4096", "gemma-3-12b/lora/2-selective@4096"),
     *("qwen3-30b-a3b/lora/2-selective@4096", "qwen3-30b-a3b/qlora/2-none@4096"),
     *("llama-3.1-70b/qlora/1-0.5@4096", "llama-3.1-70b/qlora/2-0.5@4096"),
     *("llama-3.1-70b/qlora/1-full@4096", "llama-3.1-70b/lora/1-full@2048"),
 )
+_BASES = {"lora": "param", "qlora": "nf4", "float8": "float8"}
 # What stands for a model where the code is only tried.
 _TINY = {False: "tiny-llama", True: "tiny-mixtral"}
 
@@ -80,8 +83,8 @@ class Row:
     def parse(cls, text: str) -> Row:
         """Raises ValueError where the text is no row."""
         model, method, case = text.split("/")
-        if model not in PRESETS or method not in ("lora", "qlora"):
-            raise ValueError(f"{text!r} is no preset/lora/setting and no preset/qlora/setting")
+        if model not in PRESETS or method not in _BASES:
+            raise ValueError(f"{text!r} is no preset/METHOD/setting: METHOD is {', '.join(_BASES)}")
         return cls(model, method, Case.parse(case))
 
     def __str__(self) -> str:
@@ -125,7 +128,7 @@ def sections_of(row: Row, *, tiny: bool) -> dict[str, dict[str, object]]:
             "method": "lora",
             "rank": RANK,
             **({"targets": targets} if targets else {}),
-            **({"base": "nf4"} if row.method == "qlora" else {}),
+            "base": _BASES[row.method],
         },
         "memory": {**memory, **({"compile": False} if tiny else {})},
         "precision": {"param": "fp32"} if tiny else {},

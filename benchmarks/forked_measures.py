@@ -19,7 +19,7 @@ from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import read_model_config
-from shardwise.launch.prepare import measure_model
+from shardwise.launch.prepare import measure_model, with_adapters
 from shardwise.plan.choose import choose_plan
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB
@@ -48,7 +48,7 @@ def plan_of(cluster: ClusterSpec, sections: Sections) -> Plan:
     """The plan of a configuration on random tokens."""
     config = config_from_dict({**sections, "data": {"source": "synthetic", **sections["data"]}})
     source = read_model_config(config.model)
-    spec = measure_model(config, source)
+    spec = with_adapters(measure_model(config, source), config, source)
     return choose_plan(config, spec, cluster, source, rates_for(cluster))
 
 

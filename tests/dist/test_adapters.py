@@ -17,6 +17,7 @@ from tiny_families import save_model, tiny_config
 from tiny_runs import Settings, Tally, Trained, assert_close, run_steps
 from transformers import CONFIG_MAPPING
 
+from shardwise.kernels import float8_rows
 from shardwise.kernels.nf4 import pack
 
 pytestmark = pytest.mark.dist
@@ -222,3 +223,39 @@ def test_families_learn_over_nf4(
     for name, weight in load_file(tmp_path / "model.safetensors").items():
         if name.endswith("_proj.weight") and name in reference.params:
             assert np.array_equal(reference.params[name], pack(weight).numpy()), name
+
+
+# One byte for each weight: made floats as NF4 is, or multiplied as it is, which ranks emulate.
+FLOAT8: Settings = {**NF4, "adapter.base": "float8"}
+MULTIPLIED: Settings = {**FLOAT8, "model.overrides": {**NF4["model.overrides"], "head_dim": 16}}
+FLOAT8_OPTIONS: list[tuple[int, Settings]] = [
+    (2, {**FULL, "memory.checkpoint_activations": "selective", "train.accumulation": 2}),
+    (4, {**HYBRID, "memory.offload": "cpu"}),
+]
+
+
+def test_no_option_changes_numbers_over_float8(ranks: Pools, tally: Tally, tmp_path: Path) -> None:
+    save_model(tiny_config("mixtral", WIDE), tmp_path)
+    place = {"model.name": str(tmp_path), "model.overrides": {}}
+    reference = assert_nf4(ranks, FLOAT8_OPTIONS, {**FLOAT8, **ALL, **place}, tally)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    stored = load_file(tmp_path / "model.safetensors")[name]
+    assert np.array_equal(reference.params[name], float8_rows.pack(stored).numpy())
+
+
+def test_float8_is_multiplied_alike_on_every_mesh(ranks: Pools) -> None:
+    exact = ranks(1).run(train_adapted_plainly, MULTIPLIED)[0]
+    alone, *others = (
+        spread(ranks, world, {**MULTIPLIED, "cluster.name": f"{world}xH200", **mesh})
+        for world, mesh in [(1, {}), *FLOAT8_OPTIONS]
+    )
+    assert alone.losses != exact.losses
+    assert alone.losses == pytest.approx(exact.losses, rel=5e-3)
+    assert alone.norms == pytest.approx(exact.norms, rel=5e-2)
+    for found in others:
+        # Scales are powers of two, so what shares a batch hardly matters.
+        assert found.losses == pytest.approx(alone.losses, rel=1e-4)
+        assert found.norms == pytest.approx(alone.norms, rel=2e-3)
+        for name, value in alone.params.items():
+            if name.endswith("_proj.weight"):
+                assert np.array_equal(found.params[name], value), name

@@ -23,7 +23,7 @@ from shardwise.config.rules import validate_rules
 from shardwise.config.schema import OptimConfig
 from shardwise.data.loader import MicroBatch
 from shardwise.data.tokenizer import ByteTokenizer
-from shardwise.kernels.nf4 import floats_of
+from shardwise.kernels.packed_rows import floats_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.packed import is_packed
 from shardwise.parallel.float8 import bare

@@ -105,7 +105,7 @@ def test_other_adapters_are_refused(
     [
         (["adapter.targets=[qkv_proj]"], "the model's linear layers are q_proj, k_proj, v_proj"),
         (["adapter.targets=lm_head"], "matches the output head, which gets no adapters yet"),
-        (["precision.linear=float8"], "adapters are not yet trained over a float8 model"),
+        (["precision.linear=float8"], "write adapter.base=float8"),
         (["adapter.dropout=1"], "it must be at least 0 and below 1"),
         (["adapter={method: none, alpha: 32, dropout: 0}"], "adapter.method is none, so it would"),
         (["model=gpt2"], "the model has no linear layers"),

@@ -111,9 +111,9 @@ def test_another_base_is_refused(home: Path, stopped: Path, shardwise: Run) -> N
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["precision.linear=float8"], "adapters are not yet trained over a float8 model"),
+        (["precision.linear=float8"], "it casts weights that are trained"),
         (["adapter={method: none, base: nf4}"], "adapter.method is none, so it would be ignored"),
-        (["adapter.dora=true"], "not yet computed from weights in NF4"),
+        (["adapter.dora=true"], "not yet computed from weights in four bits"),
         (["model=tiny-llama", "model.overrides={intermediate_size: 96}"], "multiples of 64"),
         (["model=gpt-oss-20b"], "cannot store the experts of model.layers.0.mlp.experts yet"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapters import ROWS, Row, markdown, rows_of, sections_of
+from adapters import ROWS, Row, markdown, plan, rows_of, sections_of
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 
@@ -33,6 +33,11 @@ def test_rows_are_found_by_pattern_and_by_name() -> None:
 @pytest.mark.parametrize("text", [text for text in ROWS if "/lora/" in text])
 def test_rows_are_configurations(text: str) -> None:
     validate_rules(config_from_dict(dict(sections_of(Row.parse(text), tiny=False))))
+
+
+def test_plans_are_of_runs_with_adapters() -> None:
+    found = plan(Row.parse("tiny-llama/float8/2-none@64"), "H200")
+    assert (found.decided.adapter, found.decided.linear) == ("lora", "float8_base")
 
 
 def test_the_table_has_the_plan_beside_the_run_and_ours_beside_peers() -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.adapter import BASE_NAMES
 from shardwise.files import free_name
 from shardwise.plan.plan import Plan
 
-# What the identity of weights ends with that were quantised when they were read.
-_IN_NF4 = ", in NF4"
+# What stands before the format of weights that were packed when they were read.
+_IN = ", in "
 
 
 def base_identity(plan: Plan) -> str | None:
@@ -22,7 +23,8 @@ def base_identity(plan: Plan) -> str | None:
         read = f"random weights of seed {plan.settings.train.seed}"
     else:
         read = describe_base(Path(plan.weights_dir))
-    return read + _IN_NF4 if plan.settings.adapter.base == "nf4" else read
+    name = BASE_NAMES.get(plan.settings.adapter.base)
+    return read if name is None else f"{read}{_IN}{name}"
 
 
 def describe_base(place: Path) -> str:
@@ -57,7 +59,7 @@ def validate_base(found: Checkpoint, plan: Plan) -> None:
 def validate_under(place: Path, saved: str | None) -> None:
     """Raise where a directory or file does not hold the weights that a manifest names, whatever
     format they had in training."""
-    if (now := describe_base(place)) != (saved or "").removesuffix(_IN_NF4):
+    if (now := describe_base(place)) != (saved or "").partition(_IN)[0]:
         raise UserError(
             f"{place} does not hold the weights that the adapters were trained over",
             why=f"those were {saved}, and these are {now}",

@@ -21,6 +21,7 @@ from shardwise.checkpoint.exporter import SAFETENSORS_DTYPES, safetensors_header
 from shardwise.checkpoint.manifest import read_manifest
 from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.adapter import BASE_NAMES
 from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
 from shardwise.model.lora import adapters_of, summed, whole_params
@@ -31,10 +32,6 @@ Advance = Callable[[int], None]
 # Rounding of a sum to its dtype is at most half of this, relative.
 _ROUNDINGS = 2.0
 _PROBES = 4
-_NOT_IN_NF4 = (
-    "they were trained over these weights in NF4, and are merged into the weights as their files "
-    "have them"
-)
 
 
 class Merger:
@@ -70,7 +67,7 @@ class Merger:
                 copy_code(self.code_dir, aside)
             notes = [
                 f"{len(self.of_weights)} adapters merged into {self.place.parent}",
-                *([_NOT_IN_NF4] if plan.settings.adapter.base == "nf4" else []),
+                *_note_packed(plan.settings.adapter.base),
                 *copy_tokenizer(plan, aside),
             ]
             num_files = len(list(aside.iterdir()))
@@ -180,6 +177,16 @@ def _files_of(found: Path) -> list[Path]:
         return [found]
     names = json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()
     return [found.parent / name for name in sorted(set(names))]
+
+
+def _note_packed(base: str) -> list[str]:
+    """What differs from training, where that had the weights in fewer bits."""
+    if base not in BASE_NAMES:
+        return []
+    return [
+        f"they were trained over these weights in {BASE_NAMES[base]}, and are merged into the "
+        "weights as their files have them"
+    ]
 
 
 def _copy_index(source: Path, target: Path, directory: Path) -> None:

@@ -52,17 +52,25 @@ ADAPTER_RULES: tuple[Rule, ...] = (
         "write adapter.targets=all-linear, or adapter.targets=[q_proj,v_proj]",
     ),
     Rule(
-        "nf4-without-dora",
+        "packed-without-dora",
         "adapter.dora",
-        lambda c: not (c.adapter.dora and c.adapter.base == "nf4"),
-        "the lengths of rows are not yet computed from weights in NF4",
+        lambda c: not (c.adapter.dora and c.adapter.base != "param"),
+        "the lengths of rows are not yet computed from weights in four bits or eight",
         "leave adapter.dora out, or adapter.base",
+    ),
+    Rule(
+        "float8-base-needs-range",
+        "adapter.base",
+        lambda c: c.adapter.base != "float8" or c.precision.param != "fp16",
+        "precision.param is fp16, whose range is too small for products of weights that are still "
+        "to be scaled",
+        "write precision.param=bf16, or leave precision.param out",
     ),
     Rule(
         "adapters-are-not-float8",
         "precision.linear",
         lambda c: c.adapter.method == "none" or c.precision.linear not in FLOAT8_FORMATS,
-        "adapters are not yet trained over a float8 model",
-        "leave precision.linear out, or write adapter.method=none",
+        "it casts weights that are trained, and adapters freeze them",
+        "leave precision.linear out and write adapter.base=float8, or write adapter.method=none",
     ),
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BASE_NAMES = {"nf4": "NF4", "float8": "float8"}
+"""What messages call the formats of `adapter.base` that are not `param`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec:
@@ -23,7 +26,10 @@ class AdapterSpec:
     """Channels of a token that go into such layers and come out of them, over the whole model."""
 
     packed_params: int = 0
-    """Frozen weights that are stored in NF4."""
+    """Frozen weights that are stored in four bits or in eight."""
+
+    packing: str = "nf4"
+    """Their format, as `adapter.base` calls it. It means nothing where there are none."""
 
     packed_bytes: int = 0
     """Their bytes, with scales."""

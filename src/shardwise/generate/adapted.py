@@ -32,7 +32,7 @@ def load_adapted(
     code_dir: Path | None,
 ) -> PreTrainedModel:
     """The frozen weights from where training read them, or from `base`, and the adapters of the
-    checkpoint, all in `dtype`, or in NF4 where they were in training."""
+    checkpoint, all in `dtype`, or packed as they were in training."""
     plan = checkpoint.plan
     place = base or (Path(plan.weights_dir) if plan.weights_dir else None)
     if place is not None:

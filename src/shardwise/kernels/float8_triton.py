@@ -100,7 +100,7 @@ def _to(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @triton.jit
-def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     # Where this program's numbers are, and where they are in the transposed matrix.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
@@ -112,7 +112,7 @@ def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
+def float8_bits(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
     # NaN stays NaN, because the norm of the gradients must show it.
     scaled = tl.maximum(x * scale, -MOST, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, MOST, propagate_nan=tl.PropagateNan.ALL)
@@ -120,7 +120,7 @@ def _float8(x, scale, MOST: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _largest(x):
+def largest(x):
     # The bits of positive floats are ordered as the floats are, and NaN is above all of them.
     bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(bits, axis=0).to(tl.float32, bitcast=True)
@@ -130,7 +130,7 @@ def _largest(x):
 def _amax(x, partial, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     read = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(partial + tl.program_id(0), _largest(read))
+    tl.store(partial + tl.program_id(0), largest(read))
 
 
 @triton.jit
@@ -139,8 +139,8 @@ def _cast(
     BOTH: tl.constexpr, MOST: tl.constexpr, FORMAT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
-    made = _float8(tl.load(x + at, mask=inside).to(tl.float32), tl.load(scale), MOST, FORMAT)
+    at, inside, turned, within = tile(height, width, ROWS, COLUMNS)
+    made = float8_bits(tl.load(x + at, mask=inside).to(tl.float32), tl.load(scale), MOST, FORMAT)
     tl.store(rows + at, made, mask=inside)
     if BOTH:
         tl.store(columns + turned, tl.trans(made), mask=within)
@@ -148,7 +148,7 @@ def _cast(
 
 @triton.jit
 def _transpose(x, columns, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
+    at, inside, turned, within = tile(height, width, ROWS, COLUMNS)
     tl.store(columns + turned, tl.trans(tl.load(x + at, mask=inside)), mask=within)
 
 
@@ -157,7 +157,7 @@ def _swiglu_amax(gate, up, partial, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, mask=at < count, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(partial + tl.program_id(0), _largest(g * sigmoid(g) * u))
+    tl.store(partial + tl.program_id(0), largest(g * sigmoid(g) * u))
 
 
 @triton.jit
@@ -165,7 +165,7 @@ def _swiglu_cast(gate, up, scale, rows, count, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(gate + at, mask=at < count).to(tl.float32)
     u = tl.load(up + at, mask=at < count).to(tl.float32)
-    made = _float8(g * sigmoid(g) * u, tl.load(scale), 448.0, tl.float8e4nv)
+    made = float8_bits(g * sigmoid(g) * u, tl.load(scale), 448.0, tl.float8e4nv)
     tl.store(rows + at, made, mask=at < count)
 
 
@@ -176,8 +176,8 @@ def _swiglu_grad_amax(gate, up, grad, partial, count, blocks, BLOCK: tl.constexp
     u = tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
     d = tl.load(grad + at, mask=at < count, other=0.0).to(tl.float32)
     gate_grad, up_grad, _ = grads_and_product(g, u, d)
-    tl.store(partial + tl.program_id(0), _largest(gate_grad))
-    tl.store(partial + blocks + tl.program_id(0), _largest(up_grad))
+    tl.store(partial + tl.program_id(0), largest(gate_grad))
+    tl.store(partial + blocks + tl.program_id(0), largest(up_grad))
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def _e5m2(x, scale):
     # Each copy loads the scale again, so that the compiler casts it with instructions of its own.
     # The assembler of CUDA 12.8 packs a cast that rows and columns share for one of them, and then
     # reads wrong bytes for the other.
-    return _float8(x, tl.load(scale), 57344.0, tl.float8e5)
+    return float8_bits(x, tl.load(scale), 57344.0, tl.float8e5)
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def _swiglu_grad_cast(
     gate, up, grad, scales, gate_rows, gate_columns, up_rows, up_columns, product, height, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    at, inside, turned, within = _tile(height, width, ROWS, COLUMNS)
+    at, inside, turned, within = tile(height, width, ROWS, COLUMNS)
     g = tl.load(gate + at, mask=inside).to(tl.float32)
     u = tl.load(up + at, mask=inside).to(tl.float32)
     d = tl.load(grad + at, mask=inside).to(tl.float32)
@@ -202,5 +202,5 @@ def _swiglu_grad_cast(
     tl.store(gate_columns + turned, _e5m2(tl.trans(gate_grad), scales), mask=within)
     tl.store(up_rows + at, _e5m2(up_grad, scales + 1), mask=inside)
     tl.store(up_columns + turned, _e5m2(tl.trans(up_grad), scales + 1), mask=within)
-    made = _float8(made, tl.load(scales + 2), 448.0, tl.float8e4nv)
+    made = float8_bits(made, tl.load(scales + 2), 448.0, tl.float8e4nv)
     tl.store(product + turned, tl.trans(made), mask=within)

@@ -10,13 +10,9 @@ bit. On a GPU a Triton kernel makes them, on a CPU plain torch.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
-from torch.nn.functional import grouped_mm
 
 from shardwise.facts.nf4 import BLOCK, STEP_BYTES, row_bytes, width_of
 
@@ -28,19 +24,6 @@ CODE_BOOK = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _MOST = 255
-# Weights that are quantised at once, so that what is made on the way stays small.
-_AT_ONCE = 2**24
-
-
-@torch.no_grad()
-def pack_into(target: Tensor, rows: Tensor) -> None:
-    """Quantise `rows`, on the device of the bytes that they become."""
-    bytes_of = target.view(-1, target.shape[-1])
-    given = rows.reshape(-1, rows.shape[-1])
-    count = max(1, _AT_ONCE // rows.shape[-1])
-    for start in range(0, len(given), count):
-        part = given[start : start + count].to(target.device)
-        bytes_of[start : start + count].copy_(pack(part))
 
 
 def pack(rows: Tensor) -> Tensor:
@@ -93,42 +76,6 @@ def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor
     from shardwise.kernels import nf4_triton
 
     return nf4_triton.floats_of(packed, dtype)
-
-
-@torch.compiler.allow_in_graph
-class Nf4Product(torch.autograd.Function):
-    """x @ W.T, where W is packed and has no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-        """The bytes are saved, not the floats that they become."""
-        ctx.save_for_backward(packed)
-        return F.linear(x, floats_of(packed, x.dtype), bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of x."""
-        (packed,) = ctx.saved_tensors
-        (grad,) = grads
-        return grad @ floats_of(packed, grad.dtype, grad), None, None
-
-
-@torch.compiler.allow_in_graph
-class Nf4GroupedProduct(torch.autograd.Function):
-    """The same for experts: rows are sorted by expert, and those of expert e end at ends[e]."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, packed: Tensor, ends: Tensor) -> Tensor:
-        """One grouped matmul over the weights of all experts."""
-        ctx.save_for_backward(packed, ends)
-        return grouped_mm(rows, floats_of(packed, rows.dtype).mT, offs=ends)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the rows."""
-        packed, ends = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        return grouped_mm(grad, floats_of(packed, grad.dtype, grad), offs=ends), None, None
 
 
 def _thresholds(device: torch.device) -> Tensor:

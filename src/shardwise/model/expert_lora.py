@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm
 
 from shardwise.config.schema import AdapterConfig
-from shardwise.kernels.nf4 import Nf4GroupedProduct
+from shardwise.kernels.packed_rows import PackedGroupedProduct
 from shardwise.model.expert_forms import STACKS
 from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.packed import floats_shape, is_packed
@@ -56,7 +56,7 @@ class ExpertLora:
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if not is_packed(weight):
         return grouped_mm(rows, weight.mT, offs=ends)
-    y: Tensor = Nf4GroupedProduct.apply(rows, weight, ends)
+    y: Tensor = PackedGroupedProduct.apply(rows, weight, ends)
     return y
 
 

@@ -25,7 +25,7 @@ from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
 from shardwise.model.head import embedding_of, head_of
-from shardwise.model.nf4 import count_packed
+from shardwise.model.quantised import count_packed
 from shardwise.model.seeds import seed_of
 from shardwise.model.weights import copy_shard, local_part, tied_names
 
@@ -250,7 +250,7 @@ def count_adapters(
         whole_params=sum(param.numel() for param in whole.values()),
         table=_size_of(embedding_of(model), whole),
         head=_size_of(head_of(model), whole),
-        **(count_packed(model) if config.base == "nf4" else {}),
+        **count_packed(model, config.base),
     )
 
 

@@ -305,7 +305,12 @@ def _copy(key: str, part: Tensor, param: Tensor, inside: Box | None = None) -> N
             fix="name a copy whose weights are bf16 or fp32: model.weights_from=DIR",
         )
     local = local_part(param)
-    put(local if inside is None else local[inside.slices][0], part)
+    if inside is None:
+        put(local, part)
+        return
+    # Of rows of bytes, all of a row.
+    places = inside.slices[:-1] if is_packed(param) else inside.slices
+    put(local[places][0], part)
 
 
 def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
 from shardwise.internals.hugging_face import initialise_module
-from shardwise.kernels.nf4 import pack_into
+from shardwise.kernels.packed_rows import PACKINGS, pack_into
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
 from shardwise.model.packed import floats_shape, is_packed
@@ -137,9 +137,9 @@ def copy_shard(target: Tensor, full: Tensor) -> None:
 
 
 def put(target: Tensor, values: Tensor) -> None:
-    """Copy floats into a tensor of this rank, or quantise them where it is the bytes of a packed
+    """Copy floats into a tensor of this rank, or pack them where it is the bytes of a packed
     parameter."""
-    if target.dtype == torch.uint8 and values.is_floating_point():
+    if target.dtype in PACKINGS and values.is_floating_point():
         pack_into(target, values)
     else:
         target.copy_(values)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from shardwise.model.lora import apply_lora, initialise_adapters
-from shardwise.model.nf4 import apply_nf4
+from shardwise.model.quantised import apply_base
 from shardwise.parallel.precision import DTYPES
+from shardwise.plan.decisions import multiplies_base
 from shardwise.plan.plan import Plan
 
 
@@ -20,8 +21,9 @@ def apply_adapters(model: nn.Module, plan: Plan) -> None:
     weights gets adapters that hold their first values."""
     if not has_adapters(plan):
         return
-    if plan.settings.adapter.base == "nf4":
-        apply_nf4(model)
+    base = plan.settings.adapter.base
+    if base != "param":
+        apply_base(model, base, multiplies=multiplies_base(plan.decided))
     apply_lora(model, plan.settings.adapter, DTYPES[plan.decided.param_dtype])
     if not any(param.is_meta for param in model.parameters()):
         initialise_adapters(model, plan.settings.train.seed)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 # These define operators that are named below.
 import shardwise.kernels.attention
 import shardwise.kernels.float8
+import shardwise.kernels.float8_rows
 import shardwise.kernels.swiglu  # noqa: F401
 from shardwise.internals.parts import CHANGES, is_open
 from shardwise.model.override import override_forward
@@ -50,6 +51,7 @@ SAVED_OPS |= frozenset(
         torch.ops.shardwise.causal_attention,
         torch.ops.shardwise.up_and_product,
         torch.ops.shardwise.amax,
+        torch.ops.shardwise.float8_row_product,
         torch.ops.shardwise.swiglu_amax,
     )
 )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from shardwise.config.schema import RunConfig
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter import BASE_NAMES, AdapterSpec
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice
 from shardwise.units import format_bytes, format_count
 
 
-def _say_packed(adapter: AdapterSpec) -> str:
-    """What is stored in NF4."""
-    bits = 8 * adapter.packed_bytes / adapter.packed_params
-    return (
-        f"{format_count(adapter.packed_params)} frozen weights are in NF4, {bits:.2f} bits each "
-        f"({format_bytes(adapter.packed_bytes)}), and become floats in each layer's forward and "
-        "backward"
+def _say_packed(adapter: AdapterSpec, *, has_experts: bool) -> str:
+    """What is stored in four bits or in eight."""
+    name, bits = BASE_NAMES[adapter.packing], 8 * adapter.packed_bytes / adapter.packed_params
+    stored = (
+        f"{format_count(adapter.packed_params)} frozen weights are in {name}, {bits:.2f} bits each "
+        f"({format_bytes(adapter.packed_bytes)})"
     )
+    if adapter.packing != "float8":
+        return f"{stored}, and become floats in each layer's forward and backward"
+    return f"{stored}; experts become floats where they compute" if has_experts else stored
 
 
 _MOST_NAMED = 4
@@ -39,7 +41,7 @@ def choose_adapter(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) ->
         more = len(adapter.whole) - _MOST_NAMED
         parts.append(f"trained whole: {names}{f' and {more} more' if more > 0 else ''}")
     if adapter.packed_params:
-        parts.append(_say_packed(adapter))
+        parts.append(_say_packed(adapter, has_experts=model.num_experts > 1))
     if adapter.left:
         parts.append(f"no adapters in {', '.join(adapter.left)}")
     if cluster.device == "cuda" and config.train.kernels != "torch":

@@ -17,6 +17,7 @@ from shardwise.plan.decisions import (
     Decisions,
     computes_float8,
     makes_product_again,
+    multiplies_base,
 )
 from shardwise.plan.software import Software
 
@@ -209,7 +210,7 @@ class _Seconds:
         narrow = min(matmul.inner, matmul.width) / decided.tensor
         lost = software.narrow_factor * rates.half_width / narrow / whole
         rate = whole
-        if self._float8:
+        if self._float8 or self._is_base(matmul):
             rate = rates.matmul_flops["fp8"] * software.float8_factor
         if matmul.fp32:
             rate = rates.matmul_flops.get("fp32", rate)
@@ -217,6 +218,14 @@ class _Seconds:
             rate *= software.grouped_factor
             lost += software.half_rows * matmul.groups / (decided.tokens * matmul.rows) / rate
         return flops * (1 / rate + lost)
+
+    def _is_base(self, matmul: Matmul) -> bool:
+        """Whether it is of a frozen layer that multiplies the float8 that it stores: not of an
+        adapter, which one side shows, and not of experts."""
+        if self.model.adapter is None or not multiplies_base(self.decided):
+            return False
+        rank = self.model.adapter.rank
+        return matmul.groups == 1 and rank not in (matmul.inner, matmul.width)
 
     # ---- attention
 
@@ -268,7 +277,7 @@ class _Seconds:
     @property
     def _float8_bytes(self) -> float:
         """Bytes of a token's casts to float8."""
-        if not self._float8:
+        if not self._float8 and not multiplies_base(self.decided):
             return 0.0
         ffn = self.model.ffn_size * max(1, self.model.experts_per_token)
         return self.software.float8_passes * (3 * self.model.hidden_size + 2 * ffn)

@@ -17,6 +17,10 @@ from shardwise.facts.models import ModelSpec
 T = TypeVar("T")
 Source = Literal["user", "rule", "search", "measured"]
 UNSAID = "-"  # by a plan that is older than the entry
+FLOAT8_BASE = "float8_base"
+"""Of `linear`: frozen layers multiply the float8 that they store. Users ask for it by
+`adapter.base`."""
+
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -158,6 +162,11 @@ def setting_paths() -> dict[str, str]:
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if hasattr(hint, "__metadata__")
     }
+
+
+def multiplies_base(decided: Decisions) -> bool:
+    """Whether frozen layers multiply the float8 that they store."""
+    return decided.linear == FLOAT8_BASE
 
 
 def computes_float8(model: ModelSpec, decided: Decisions) -> bool:

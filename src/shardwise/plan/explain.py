@@ -44,8 +44,9 @@ def _classes(plan: Plan) -> str:
     if not frozen:
         return ""
     trained = format_bytes(plan.memory.params - frozen)
-    packed = plan.model.adapter is not None and plan.model.adapter.packed_params
-    stored = f"nf4 and {plan.decided.param_dtype}" if packed else plan.decided.param_dtype
+    adapter, stored = plan.model.adapter, plan.decided.param_dtype
+    if adapter is not None and adapter.packed_params:
+        stored = f"{adapter.packing} and {stored}"
     return f": {format_bytes(frozen)} frozen in {stored}, {trained} trained, fp32"
 
 

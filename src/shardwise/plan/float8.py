@@ -8,7 +8,7 @@ from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import Choice
+from shardwise.plan.decisions import FLOAT8_BASE, Choice
 
 _MULTIPLE = 16  # of both sides of a float8 matmul
 _OTHER_FORMATS = "write precision.linear=param, or leave precision.linear out"
@@ -40,6 +40,8 @@ def choose_linear(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> 
     given = config.precision.linear
     if given == "param":
         return Choice("param", "given", "user")
+    if config.adapter.base == "float8":
+        return _choose_base(cluster)
     if given == "auto":
         why = "as param"
         if "fp8" in cluster.compute_formats:
@@ -48,6 +50,17 @@ def choose_linear(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> 
     if "fp8" not in cluster.compute_formats:
         raise no_float8_here(given, cluster.device_in_words)
     return Choice(given, f"given; {_which_layers(config, model)}", "user")
+
+
+def _choose_base(cluster: ClusterSpec) -> Choice[str]:
+    """How layers multiply whose frozen weights are stored in float8."""
+    if "fp8" not in cluster.compute_formats:
+        why = f"{cluster.device_in_words} does not compute float8, so layers make floats of their "
+        return Choice("param", f"{why}weights in each forward and backward", "rule")
+    why = "frozen layers multiply as they are stored; inputs and gradients are cast with one scale "
+    why += "a tensor, found anew each time; backward transposes a layer's bytes, because a second "
+    why += "copy would be stored and gathered too; adapters multiply as param"
+    return Choice(FLOAT8_BASE, why, "rule")
 
 
 def choose_float8_gather(config: RunConfig, model: ModelSpec, shard: int) -> Choice[bool]:

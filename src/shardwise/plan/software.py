@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from shardwise.facts.adapter import AdapterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import Decisions, computes_float8
+from shardwise.plan.decisions import Decisions, computes_float8, multiplies_base
 from shardwise.plan.memory import EVEN_ROWS
 
 Heads = Mapping[str, Mapping[int, float]]
@@ -134,8 +136,11 @@ class Software:
     adapter reads the input a second time and adds to the output."""
 
     unpack_passes: float = 0.0
-    """For each weight that is stored in four bits, before each use; 0: weights are stored as they
-    are computed with."""
+    """For each weight that is stored in four bits or eight, before each use; 0: weights are stored
+    as they are computed with."""
+
+    packed_width: float = 0.5
+    """Bytes of such a weight."""
 
     def attention_share(self, kernel: str, width: int) -> float:
         """The share of attention's rate that `kernel` reaches with heads of `width` channels."""
@@ -171,6 +176,11 @@ _ADAPTER_PASSES = 12.0
 # Four bits and a scale are read and bf16 is written, at nine tenths of the memory's bandwidth. Not
 # measured.
 _UNPACK_PASSES = 2.8
+# The same for one byte, and for layers that multiply it as it is: backward transposes it, which is
+# one of two uses. Casts are counted for inputs and for gradients. None of it was measured.
+_FLOAT8_UNPACK_PASSES = 3.3
+_TURN_PASSES = 1.1
+_BASE_CASTS = 7.5
 # OLMo 3's head of 100,278 rows ran at a third of the rate before it was padded.
 _ODD_HEAD = 1 / 3
 # For CPUs, fitted to steps of llama-shaped models of 128 to 512 channels. Launches stand for the
@@ -189,6 +199,19 @@ ON_CPU = Software(
 )
 
 
+def _of_packed(adapter: AdapterSpec, model: ModelSpec, decided: Decisions) -> dict[str, Any]:
+    """What weights in four bits or eight change."""
+    if not adapter.packed_params:
+        return {}
+    if adapter.packing == "nf4":
+        return {"unpack_passes": _UNPACK_PASSES}
+    if not multiplies_base(decided):
+        return {"unpack_passes": _FLOAT8_UNPACK_PASSES, "packed_width": 1.0}
+    experts = model.expert_params * model.num_layers / adapter.packed_params
+    passes = experts * _FLOAT8_UNPACK_PASSES + (1 - experts) * _TURN_PASSES
+    return {"unpack_passes": passes, "packed_width": 1.0, "float8_passes": _BASE_CASTS}
+
+
 def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
     """The software numbers of such decisions about such a model on such devices."""
     if device != "cuda":
@@ -199,8 +222,7 @@ def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
     if model.adapter is not None:
         # What adapters move is a part of what was counted of a block.
         base = replace(base, frozen=True, adapter_passes=0.0 if model.kinds else _ADAPTER_PASSES)
-        if model.adapter.packed_params:
-            base = replace(base, unpack_passes=_UNPACK_PASSES)
+        base = replace(base, **_of_packed(model.adapter, model, decided))
     pads = decided.own_kernels and decided.slice_tokens is not None
     if model.vocab_size % EVEN_ROWS and not pads:
         base = replace(base, head_factor=_ODD_HEAD)

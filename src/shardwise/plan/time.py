@@ -220,7 +220,8 @@ def _offload_seconds(shard_params: float, decided: Decisions, software: Software
     """Copies of parameters from the host and of gradients to it, and Adam in host memory."""
     if not decided.offload:
         return 0.0
-    width = 0.5 if software.unpack_passes else DTYPE_BYTES[decided.param_dtype]
+    stored = software.packed_width if software.unpack_passes else None
+    width = stored or DTYPE_BYTES[decided.param_dtype]
     seconds = 2 * width * decided.accumulation * shard_params / _PCIE_BYTES_PER_S
     if software.frozen:
         return seconds

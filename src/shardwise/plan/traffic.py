@@ -15,7 +15,6 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8, gathered_params
 from shardwise.plan.software import Software
 
-_PACKED_WIDTH = 0.5  # four bits
 _IN_PLACE_PASSES = 1.4  # one is written, beside compute that then waits; 9 ms of 904 were saved
 
 
@@ -90,7 +89,7 @@ def copied_bytes(model: ModelSpec, decided: Decisions, software: Software) -> fl
     width: float = DTYPE_BYTES[decided.param_dtype]
     reduce = DTYPE_BYTES[decided.reduce_dtype]
     if software.unpack_passes:
-        width = _PACKED_WIDTH
+        width = software.packed_width
     counts = collectives_of(decided, software)
     gathers = counts.in_forward + counts.in_backward
     passes = _IN_PLACE_PASSES if decided.gather_in_place else 3
@@ -188,7 +187,7 @@ def _beside(traffic: float, compute: float, software: Software) -> float:
 
 def _gather_width(model: ModelSpec, decided: Decisions, software: Software) -> float:
     if software.unpack_passes:
-        return _PACKED_WIDTH
+        return software.packed_width
     narrow = computes_float8(model, decided) and decided.float8_gather and software.float8_gathers
     return 1 if narrow else DTYPE_BYTES[decided.param_dtype]
 

@@ -10,6 +10,7 @@ from shardwise.plan.decisions import (
     Decisions,
     gathered_block_params,
     gathered_params,
+    multiplies_base,
 )
 
 
@@ -59,8 +60,11 @@ def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 
 def unpacked_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes of the floats that a layer makes of its packed weight, and frees when it is done."""
+    """Bytes of the floats that a layer makes of its packed weight, and frees when it is done. A
+    layer that multiplies float8 transposes its bytes; experts are made floats in any case."""
     largest = 0 if model.adapter is None else model.adapter.largest_packed
+    if multiplies_base(decided) and model.num_experts == 1:
+        return largest
     return largest * DTYPE_BYTES[decided.param_dtype]
 
 

@@ -26,6 +26,7 @@ from shardwise.errors import UserError
 from shardwise.internals.hugging_face import eager_code
 from shardwise.kernels.cross_entropy import IGNORE_INDEX
 from shardwise.model.override import own_forwards
+from shardwise.plan.decisions import multiplies_base
 from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 from shardwise.training.channels import Channels
@@ -180,7 +181,9 @@ def _split(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _share(plan: Plan) -> float:
-    return _FLOAT8_SHARE if is_float8(plan.decided.linear) else _SHARES[plan.decided.param_dtype]
+    if is_float8(plan.decided.linear) or multiplies_base(plan.decided):
+        return _FLOAT8_SHARE
+    return _SHARES[plan.decided.param_dtype]
 
 
 def _refusal(model: Any, found: LossComparison) -> UserError:

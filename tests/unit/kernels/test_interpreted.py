@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.facts.head_form import PLAIN, HeadForm
-from shardwise.kernels import adamw, clamped_swiglu, experts, float8, nf4
+from shardwise.kernels import adamw, clamped_swiglu, experts, float8, float8_rows, nf4
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import ACTIVATIONS, gated, gated_grads
 
@@ -29,6 +29,7 @@ from shardwise.kernels import (
     clamped_swiglu_triton,
     cross_entropy_triton,
     experts_triton,
+    float8_rows_triton,
     float8_triton,
     nf4_triton,
     swiglu_triton,
@@ -100,6 +101,38 @@ def test_floats_of_nf4(dtype: torch.dtype) -> None:
     for shape in ((2, 3, 64), (3, 3072)):
         packed = nf4.pack(random(*shape))
         assert torch.equal(nf4_triton.floats_of(packed, dtype), nf4.floats_of(packed, dtype))
+
+
+def test_rows_of_float8() -> None:
+    """Less than a piece of a row and more than one, rows of all magnitudes, and every code."""
+    for shape in ((2, 3, 32), (3, 2304)):
+        packed = float8_rows.pack(random(*shape) * 1e-3)
+        packed[..., :32] = torch.arange(-128, -96).to(torch.int8)
+        packed[-1, ..., :32] = torch.arange(96, 128).to(torch.int8)
+        assert torch.equal(float8_rows_triton.steps_of(packed), float8_rows.steps_of(packed))
+        for dtype in (torch.float16, torch.float32):
+            found = float8_rows_triton.floats_of(packed, dtype)
+            expected = float8_rows.floats_of(packed, dtype)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_backward_makes_of_rows_of_float8(shape: tuple[int, int]) -> None:
+    height, width = shape
+    packed = float8_rows.pack(random(height, width) * torch.logspace(-3, 3, height)[:, None])
+    codes = float8_rows.codes_of(packed).view(torch.uint8)
+    assert torch.equal(float8_rows_triton.turned(packed).view(torch.uint8), codes.t())
+    grad, steps = random(50, height, seed=1).bfloat16(), float8_rows.steps_of(packed)
+    (found, by), (expected, factor) = (
+        room.cast_columns(grad, steps) for room in (float8_rows_triton, float8_rows)
+    )
+    assert torch.equal(by, factor)
+    one, other = found.float(), expected.float()
+    # As above, the interpreter rounds otherwise at powers of two and below normal numbers.
+    least = torch.finfo(float8.BACKWARD).smallest_normal
+    assert ((one - other).abs() <= other.abs() / 2 + least).all()
+    assert (one == other).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

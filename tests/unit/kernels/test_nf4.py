@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from shardwise.facts.nf4 import row_bytes, width_of
-from shardwise.kernels import nf4
-from shardwise.kernels.nf4 import CODE_BOOK, Nf4Product, floats_of, pack, pack_into
+from shardwise.kernels import packed_rows
+from shardwise.kernels.nf4 import CODE_BOOK, floats_of, pack
+from shardwise.kernels.packed_rows import PackedProduct, pack_into
 
 # The table of bitsandbytes' functional.py, and the middles of the decisions in its kernel.
 PUBLISHED = """
@@ -73,7 +74,7 @@ def test_rounding_and_what_it_costs() -> None:
 def test_rows_are_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = random(3, 10, 256).bfloat16()
     whole = pack(weights)
-    monkeypatch.setattr(nf4, "_AT_ONCE", 7 * 256)
+    monkeypatch.setattr(packed_rows, "_AT_ONCE", 7 * 256)
     found = torch.empty_like(whole)
     pack_into(found, weights)
     assert torch.equal(found, whole)
@@ -85,7 +86,7 @@ def test_a_layer_saves_its_bytes_alone() -> None:
     x = random(2, 5, 64).requires_grad_()
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y = Nf4Product.apply(x, packed, bias)
+        y = PackedProduct.apply(x, packed, bias)
     assert [(each.dtype, each.shape) for each in saved] == [(torch.uint8, packed.shape)]
     weight = floats_of(packed, torch.float32)
     torch.testing.assert_close(y, x @ weight.t() + bias)
@@ -108,8 +109,8 @@ def test_compiled_layers_save_bytes_and_make_floats_twice() -> None:
     packed = [pack(random(128, 64)), pack(random(64, 128))]
 
     def block(x: Tensor) -> Tensor:
-        y: Tensor = Nf4Product.apply(x, packed[0], None)
-        z: Tensor = Nf4Product.apply(torch.nn.functional.silu(y), packed[1], None)
+        y: Tensor = PackedProduct.apply(x, packed[0], None)
+        z: Tensor = PackedProduct.apply(torch.nn.functional.silu(y), packed[1], None)
         return x + z
 
     inputs = [random(10, 64).requires_grad_() for _ in range(2)]

@@ -14,10 +14,11 @@ from shardwise.facts.counted import preset_spec
 from shardwise.facts.flops import flops_per_token
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
-from shardwise.plan.decisions import Decisions
+from shardwise.plan.decisions import FLOAT8_BASE, Decisions
 from shardwise.plan.memory import estimate_memory, reduce_buffer_bytes
 from shardwise.plan.software import software_of
 from shardwise.plan.time import estimate_time
+from shardwise.plan.unit_sizes import unpacked_bytes
 
 LLAMA = preset_spec("llama-3.1-8b")
 ADAPTER = AdapterSpec(
@@ -102,6 +103,33 @@ def test_packed_weights_are_stored_and_gathered_as_bytes() -> None:
     least = 2 * 2.5 * packed / rates().memory_bytes_per_s
     assert least < step.elementwise - plain.elementwise < 1.3 * least
     assert ModelSpec.from_dict(qlora.to_dict()) == qlora
+
+
+def test_a_float8_base_is_stored_and_multiplied_in_eight_bits() -> None:
+    packed = 32 * 218_103_808
+    eight = replace(
+        ADAPTER,
+        packing="float8",
+        packed_params=packed,
+        packed_bytes=packed * 1004 // 1000,
+        largest_packed=4096 * 14336,
+    )
+    model, decided = replace(LLAMA, adapter=eight), replace(DECIDED, linear=FLOAT8_BASE)
+    memory = estimate_memory(model, EIGHT, decided)
+    rest = 2 * (LLAMA.total_params - packed)
+    assert memory.frozen == pytest.approx((rest + eight.packed_bytes) / 8, rel=1e-6)
+    # The bytes of one layer are transposed; floats of it would be twice as many.
+    assert unpacked_bytes(model, decided) == 4096 * 14336
+    assert unpacked_bytes(model, DECIDED) == 2 * 4096 * 14336
+    step, as_floats, plain = (
+        estimate_time(each, EIGHT.fabric, how, rates(), software_of("cuda", each, how))
+        for each, how in ((model, decided), (model, DECIDED), (LORA, DECIDED))
+    )
+    assert as_floats.matmul == plain.matmul
+    # The head and the adapters multiply in bf16.
+    assert 0.5 * plain.matmul < step.matmul < 0.65 * plain.matmul
+    assert plain.elementwise < min(step.elementwise, as_floats.elementwise)
+    assert step.matmul + step.elementwise < 0.8 * (plain.matmul + plain.elementwise)
 
 
 def rates() -> Rates:

@@ -23,10 +23,11 @@ class AdapterConfig:
     Experts that are stacked in one tensor get adapters where a pattern such as `experts.*` matches
     them, and a router only where a pattern names it without a `*`."""
 
-    base: Literal["param", "nf4"] = "param"
+    base: Literal["param", "nf4", "float8"] = "param"
     """The format that frozen linear layers are stored and gathered in. `param` is that of
     `precision.param`. `nf4` is four bits for each weight (QLoRA): layers make floats of them where
-    they compute. The head, embeddings, norms and routers stay in the format of
+    they compute. `float8` is one byte for each: GPUs that compute float8 multiply them as they are,
+    others make floats of them. The head, embeddings, norms and routers stay in the format of
     `precision.param`."""
 
     rank: int = 16
