@@ -25,10 +25,15 @@ def doctor(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FILE|RUN] [KEY=VALUE]...",
-            help="A configuration and changes to it, or a run directory. Without: this machine.",
+            metavar="[FILE|RUN|NODE.json...] [KEY=VALUE]...",
+            help="A configuration and changes to it, a run directory, or what the doctors of "
+            "several nodes wrote. Without: this machine.",
             show_default=False,
         ),
+    ] = None,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--log", help="Look for known lines in this log too (repeatable)."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     explain: Annotated[
@@ -42,13 +47,17 @@ def doctor(
     """Look for known faults, and say what each means and what to do.
 
     Without a name it looks at this machine: limits, disk, links and GPUs. A configuration is
-    planned, and the plan is looked at too. Exits with 2 where a configuration has an error, 4 where
-    a machine has one, and 5 where a run has one.
+    planned, and the plan is looked at too. Of a run it looks at the record and the logs, and says
+    why it is slower than its plan. Exits with 2 where a configuration has an error, 4 where a
+    machine has one, and 5 where a run has one.
 
     \b
     Examples:
       shardwise doctor
       shardwise doctor run.yaml cluster=4x8xH100
+      shardwise doctor runs/demo
+      shardwise doctor --log slurm-4711.out
+      shardwise doctor --json > NODE.json; shardwise doctor NODE.json OTHER.json
       shardwise doctor --explain SW104
       shardwise doctor --list
     Next: shardwise train run.yaml
@@ -58,18 +67,26 @@ def doctor(
     elif explain is not None:
         _explain(explain)
     else:
-        subject, found = _examine(words or [])
+        subject, found = _examine(words or [], logs or [])
         _show(subject, found, as_json)
         _end(subject, found, strict=strict)
 
 
-def _examine(words: Sequence[str]) -> tuple[str, Diagnosis]:
+def _examine(words: Sequence[str], logs: Sequence[Path]) -> tuple[str, Diagnosis]:
     """What was named, in words, and what was found in it."""
     from shardwise.doctor import examine
 
     if not words:
+        if logs:
+            return ", ".join(map(str, logs)), examine.examine_logs(logs)
         return "this machine", examine.examine_machine(os.environ)
-    return words[0], examine.examine_config(Path(words[0]), words[1:], os.environ)
+    first, *rest = words
+    if Path(first).is_dir():
+        return first, examine.examine_run(Path(first), examine.read_logs(logs))
+    if rest and all(word.endswith(".json") for word in words):
+        return "these nodes", examine.examine_nodes(list(map(Path, words)))
+    found = examine.examine_config(Path(first), rest, os.environ)
+    return first, examine.joined(found, examine.examine_logs(logs)) if logs else found
 
 
 def _show(subject: str, found: Diagnosis, as_json: bool) -> None:

@@ -10,8 +10,20 @@ from typing import Any
 from shardwise.config.load import load_config
 from shardwise.doctor.check import Finding, by_severity, find_faults
 from shardwise.doctor.machine.node import Node, read_node
-from shardwise.doctor.registry import NODE_CHECKS, PLAN_CHECKS, UNPLANNED, exit_code_of
+from shardwise.doctor.machine.nodes import NODES
+from shardwise.doctor.registry import (
+    NODE_CHECKS,
+    PLAN_CHECKS,
+    RUN_CHECKS,
+    UNPLANNED,
+    exit_code_of,
+)
+from shardwise.doctor.run.case import Case, read_case
+from shardwise.doctor.signatures import SIGNATURES
+from shardwise.doctor.signatures.log import Logs, read_log_file
+from shardwise.doctor.slow.ranked import SLOW, rank_causes
 from shardwise.errors import ExitCode, UserError
+from shardwise.files import read_json
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
 
@@ -64,6 +76,62 @@ def examine_config(file: Path, overrides: Sequence[str], environ: Mapping[str, s
     if (why := _why_elsewhere(plan, environ)) is not None:
         return Diagnosis(findings=found.findings, num_checks=found.num_checks, notes=(why,))
     return joined(found, examine_machine(environ, plan))
+
+
+def examine_run(run: Path, more_logs: Logs = ()) -> Diagnosis:
+    """Look at what a run has left, and at logs from elsewhere."""
+    return diagnose(read_case(run, more_logs))
+
+
+def diagnose(case: Case) -> Diagnosis:
+    """All checks of a run: its record, its logs, and its pace beside its plan."""
+    causes = rank_causes(case)
+    findings = [*find_faults(RUN_CHECKS, case), *find_faults(SIGNATURES, case.logs)]
+    findings = by_severity([*(finding for finding, _ in causes), *findings])
+    ranked = [{"id": finding.check.id, "share": lost.share} for finding, lost in causes]
+    return Diagnosis(
+        findings=tuple(findings),
+        num_checks=len(RUN_CHECKS) + len(SIGNATURES) + len(SLOW),
+        details={"causes": ranked},
+    )
+
+
+def examine_logs(paths: Sequence[Path]) -> Diagnosis:
+    """Look for known lines in logs of any program."""
+    found = find_faults(SIGNATURES, read_logs(paths))
+    return Diagnosis(findings=tuple(by_severity(found)), num_checks=len(SIGNATURES))
+
+
+def read_logs(paths: Sequence[Path]) -> Logs:
+    """The ends of these files."""
+    try:
+        return [read_log_file(path) for path in paths]
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be read: {error.strerror}", fix=f"ls -l {error.filename}"
+        ) from error
+
+
+def examine_nodes(paths: Sequence[Path]) -> Diagnosis:
+    """Compare nodes by what `shardwise doctor --json` wrote on each."""
+    found = find_faults(NODES, [_told_node(path) for path in paths])
+    return Diagnosis(findings=tuple(by_severity(found)), num_checks=len(NODES))
+
+
+def _told_node(path: Path) -> Mapping[str, Any]:
+    try:
+        told = read_json(path)
+        node = told["node"]
+        lists = node["gpus"], node["rdma"]
+        if not all(isinstance(each, list) for each in lists) or not node["host"]:
+            raise ValueError("it lacks a part")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"{path} is not what a node's doctor has said",
+            why=str(error),
+            fix="write it on each node: shardwise doctor --json > NODE.json",
+        ) from error
+    return dict(node)
 
 
 def joined(*parts: Diagnosis) -> Diagnosis:

@@ -14,6 +14,11 @@ from shardwise.doctor.machine.links import LINKS
 from shardwise.doctor.machine.node import Node
 from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.machine.preflight import PREFLIGHT
+from shardwise.doctor.run.case import Case
+from shardwise.doctor.run.record import RECORD
+from shardwise.doctor.run.transports import TRANSPORTS
+from shardwise.doctor.signatures import SIGNATURES
+from shardwise.doctor.slow.ranked import SLOW
 from shardwise.errors import ExitCode, UserError
 from shardwise.plan.plan import Plan
 
@@ -26,12 +31,16 @@ UNPLANNED: Check[Any] = Check(
 """It has no look of its own: whoever plans finds it."""
 
 PLAN_CHECKS: tuple[Check[Plan], ...] = (*SHARDING, *SETTINGS)
+RUN_CHECKS: tuple[Check[Case], ...] = (*RECORD, *TRANSPORTS)
 NODE_CHECKS: tuple[Check[Node], ...] = (*LIMITS, *PREFLIGHT, *HEALTH, *LINKS)
 
 GROUPS: dict[str, tuple[Check[Any], ...]] = {
     "configuration": (UNPLANNED, *PLAN_CHECKS),
     "machine": NODE_CHECKS,
     "nodes beside each other": NODES,
+    "run": RUN_CHECKS,
+    "run that is slower than its plan": SLOW,
+    "lines of logs": SIGNATURES,
 }
 """In the order in which they are listed."""
 

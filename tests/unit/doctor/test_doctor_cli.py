@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from healthy import gpus, server
+from known_lines import HEALTHY, KNOWN_LINES
 from typer.testing import CliRunner
 
+import slow_runs
 from shardwise.cli.main import app
 from shardwise.doctor.registry import CHECKS
+from shardwise.doctor.run.case import Case
 from shardwise.errors import ExitCode, UserError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -75,6 +79,67 @@ def test_a_fault_of_the_machine_is_one_of_the_environment(tmp_path: Path) -> Non
     found = json.loads(told)
     assert [finding["id"] for finding in found["findings"]] == ["SW206"]
     assert found["node"]["gpus"] == []
+
+
+def write_run(folder: Path, case: Case) -> Path:
+    assert case.run.plan is not None
+    (folder / "logs/attempt-1").mkdir(parents=True)
+    case.run.plan.save(folder / "plan.json")
+    lines = "".join(json.dumps(event) + "\n" for event in case.run.events)
+    (folder / "events.jsonl").write_text(lines)
+    return folder
+
+
+def test_a_run_is_looked_at(tmp_path: Path) -> None:
+    plan = slow_runs.plan_of("model=llama-3.1-8b", "cluster=8xH100")
+    run = write_run(tmp_path / "run", slow_runs.healthy_run(plan, 1))
+    (run / "logs/attempt-1/rank-0.log").write_text(HEALTHY)
+    told, code = doctor(str(run))
+    assert code == 0 and "nothing found by" in told
+    (run / "logs/attempt-1/rank-5.log").write_text(f"{KNOWN_LINES['SW534']}\n")
+    told, code = doctor(str(run))
+    assert code == ExitCode.VERIFY_FAILED
+    assert "error SW534: The GPU's memory has an uncorrectable error" in told
+    assert "seen: attempt-1/rank-5.log, line 1: torch.AcceleratorError" in told
+
+
+def test_a_slow_run_gets_its_cause_first(tmp_path: Path) -> None:
+    plan = slow_runs.plan_of("model=llama-3.1-8b", "cluster=8xH100")
+    case = slow_runs.CAUSES["SW401"][1](plan, 0, 0.5).run()
+    run = write_run(tmp_path / "run", case)
+    told, code = doctor(str(run))
+    assert code == 0 and told.startswith("warning SW401: Steps wait for data\n")
+    assert doctor(str(run), "--strict")[1] == ExitCode.VERIFY_FAILED
+    causes = json.loads(doctor(str(run), "--json")[0])["causes"]
+    assert causes[0]["id"] == "SW401" and 0.25 < causes[0]["share"] < 0.4
+
+
+def test_any_log_is_looked_at(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-4711.out"
+    log.write_text(f"{KNOWN_LINES['SW608']}\n{KNOWN_LINES['SW602']}\n")
+    told, code = doctor("--log", str(log))
+    assert code == ExitCode.VERIFY_FAILED
+    assert told.index("SW602") < told.index("SW608")  # what follows from it comes after the cause
+    told, code = doctor("llama.yaml", "--log", str(log))
+    assert "SW602" in told and code == ExitCode.VERIFY_FAILED
+    result = CliRunner().invoke(app, ["doctor", "--log", "none.log"])
+    assert isinstance(result.exception, UserError) and "cannot be read" in str(result.exception)
+
+
+def test_nodes_are_compared(tmp_path: Path) -> None:
+    for name, driver in (("a", "570.1"), ("b", "570.1"), ("c", "535.9")):
+        node = server(None, host=f"gpu-{name}", gpus=gpus(8, driver_version=driver)).to_dict()
+        for gpu in node["gpus"]:
+            gpu["driver_version"] = driver
+        (tmp_path / f"{name}.json").write_text(json.dumps({"node": node}))
+    assert doctor("a.json", "b.json")[1] == 0
+    told, code = doctor("a.json", "b.json", "c.json")
+    assert code == ExitCode.ENVIRONMENT
+    assert "driver 570.1 on gpu-a, gpu-b; driver 535.9 on gpu-c" in told
+    (tmp_path / "c.json").write_text("{}")
+    result = CliRunner().invoke(app, ["doctor", "a.json", "c.json"])
+    assert isinstance(result.exception, UserError)
+    assert "is not what a node's doctor has said" in str(result.exception)
 
 
 def test_a_check_is_explained() -> None:

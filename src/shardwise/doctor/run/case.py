@@ -1,0 +1,47 @@
+"""One run as checks look at it: its record and its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardwise.doctor.signatures.log import Logs, read_run_logs
+from shardwise.metrics.shapes import is_whole
+from shardwise.report.collect import RunRecord, collect_run
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: they leave no room for cached properties
+class Case:
+    """What a run has left."""
+
+    run: RunRecord
+    logs: Logs = field(default=())
+
+    @cached_property
+    def whole(self) -> list[Event]:
+        """Events that have the fields of their kind."""
+        return [event for event in self.run.events if "time" in event and is_whole(event)]
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """Logged steps, each once, as it was computed last."""
+        return [event for event in self.run.steps if is_whole(event)]
+
+    @cached_property
+    def steady(self) -> list[Event]:
+        """The same without the first of every start, which holds warm-up and compilation."""
+        return [event for event in self.run.steady if is_whole(event)]
+
+    def of_kind(self, *kinds: str) -> list[Event]:
+        """Whole events of these kinds, in order."""
+        return [event for event in self.whole if event["event"] in kinds]
+
+
+def read_case(run: Path, logs: Sequence[Any] = ()) -> Case:
+    """Everything that a run directory tells, and logs from elsewhere."""
+    return Case(run=collect_run(run), logs=[*read_run_logs(run), *logs])
