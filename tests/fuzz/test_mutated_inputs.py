@@ -62,7 +62,7 @@ def assert_handled(cases: list[dict[str, Any]], inputs: Path) -> None:
 
 
 def test_a_sample_of_mutated_inputs_ends_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, 0, 32)
+    cases = run_cases(tmp_path, 0, 16)
     assert len({case["kind"] for case in cases}) == 16
     assert_handled(cases, tmp_path / "inputs")
 

@@ -53,7 +53,13 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+# The others have more than one of these oddities.
+PLAINER = ("one layer", "two tokens in a sequence", "two positions")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in PLAINER)) for name in ODD]
+)
 def test_odd_sizes_train(
     name: str,
     shardwise: Run,

@@ -220,7 +220,7 @@ def test_what_a_file_holds_is_not_run_again(tmp_path: Path) -> None:
     assert again.holds(row) and len(again.results["rows"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tiny_families_go_from_plan_to_table(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     options = ["--device", "cpu", "--steps", "1", "--warm", "2", "--profile"]

@@ -75,18 +75,18 @@ def test_the_gradients_are_those_of_autograd(family: str, remat: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-COMPILED = ("mixtral", "none", True)
-TRACED = ("gpt_oss", "none", False)
+# `make test` makes kernels of a whole run in tests/dist/test_compile.py.
+TRACED = tuple((family, "none", False) for family in ("mixtral", "gpt_oss"))
 
 
 @pytest.mark.parametrize(
     ("family", "remat", "kernels"),
     [
-        pytest.param(*each, marks=[] if each in (COMPILED, TRACED) else pytest.mark.long)
-        for each in (
-            TRACED,
-            *product(("mixtral", "gpt_oss"), REMATS, [True]),
-        )
+        *TRACED,
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in product(("mixtral", "gpt_oss"), REMATS, [True])
+        ),
     ],
 )
 def test_the_compiled_block_keeps_gate_and_up_alone(family: str, remat: str, kernels: bool) -> None:
