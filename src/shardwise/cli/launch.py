@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +44,7 @@ def launch(
     Examples:
       shardwise launch run.yaml
       shardwise launch run.yaml --on local --submit
+      shardwise launch run.yaml --on slurm --submit launch.options=[--partition=gpu]
       shardwise launch run.yaml --on jobset kubernetes.queue=gpus
       shardwise launch run.yaml --out files optim.lr=1e-5
     Next: read the files, then add --submit
@@ -91,7 +93,7 @@ def _least_nodes(plan: Plan) -> int:
 
 def _validate_idle(job: Job) -> None:
     """Raise where the run is waiting or running already."""
-    before = find_submission(job.run_dir)
+    before, place = find_submission(job.run_dir), quote(str(job.run_dir))
     if before is None:
         return
     found = find_launcher(before.platform).status(before)
@@ -100,7 +102,8 @@ def _validate_idle(job: Job) -> None:
             f"the run {job.name} was submitted before: {before.platform} job {before.id}, "
             f"{found.words}",
             why="two jobs cannot write to one run directory",
-            fix=f"stop that one first, or give this run another name: name={job.name}-2",
+            fix=f"stop that one first: `shardwise stop {place}`, or give this run another name: "
+            f"name={job.name}-2",
             code=ExitCode.ENVIRONMENT,
         )
 
@@ -126,3 +129,6 @@ def _conclude(platform: Launcher, job: Job, *, submitted: bool) -> None:
     found = find_submission(job.run_dir)
     number = "" if found is None else found.id
     typer.echo(f"submitted: {platform.name} job {number}; run directory {job.run_dir}")
+    typer.echo(
+        f"next: shardwise status {quote(str(job.run_dir))}   (or logs, attach, stop)", err=True
+    )

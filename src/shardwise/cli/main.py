@@ -20,11 +20,14 @@ from shardwise.cli import (
     fabric,
     generate,
     launch,
+    logs,
     migrate,
     observe,
     plan,
     profile,
     report,
+    status,
+    stop,
     torchrun,
     train,
     tunnel,
@@ -53,6 +56,11 @@ _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("launch", context_settings=_OVERRIDES)(launch.launch)
+app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("attach")(logs.attach)
+app.command("stop")(stop.stop)
+app.command("exclude")(stop.exclude)
 app.command("torchrun", context_settings=_OVERRIDES)(torchrun.torchrun)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardwise.errors import UserError
+from shardwise.cli.find_run import find_run
 
-RUNS_DIR = Path("runs")
 REPORT_NAME = "report.html"
-_TRACES = ("plan.json", "events.jsonl")
 
 
 def report(
@@ -48,7 +45,7 @@ def report(
     from shardwise.report.write import validate_target, watch_runs, write_report
     from shardwise.units import format_bytes
 
-    paths = list(dict.fromkeys(map(_find_run, runs)))
+    paths = list(dict.fromkeys(map(find_run, runs)))
     target = _target(paths, to)
     validate_target(target)
     if not watch:
@@ -64,28 +61,3 @@ def _target(paths: list[Path], to: Path | None) -> Path:
     if to is None:
         return (paths[0] if len(paths) == 1 else paths[0].parent) / REPORT_NAME
     return to / REPORT_NAME if to.is_dir() else to
-
-
-def _find_run(given: Path) -> Path:
-    """The directory itself, or the run of that name."""
-    candidates = [given, RUNS_DIR / given]
-    for path in candidates:
-        if any((path / name).exists() for name in _TRACES):
-            return path
-    if given.is_dir():
-        raise UserError(
-            f"{given} is not a run directory",
-            why=f"it holds neither {' nor '.join(_TRACES)}",
-            fix="name the directory that `shardwise train` printed, such as runs/demo",
-        )
-    raise UserError(f"there is no run {given}", fix=_suggestion(given))
-
-
-def _suggestion(given: Path) -> str:
-    known = [path.parent.name for path in sorted(RUNS_DIR.glob("*/plan.json"))]
-    near = get_close_matches(given.name, known, n=3, cutoff=0.4)
-    if near:
-        return f"did you mean {' or '.join(str(RUNS_DIR / name) for name in near)}?"
-    if known:
-        return f"there are {', '.join(str(RUNS_DIR / name) for name in known[:10])}"
-    return "name the directory that `shardwise train` printed, such as runs/demo"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from shardwise.config.rule import Rule, above_zero, at_least
 from shardwise.config.schema import RunConfig
@@ -16,6 +17,13 @@ def _is_one_line(text: str) -> bool:
 
 def _has_one_line_each(c: RunConfig) -> bool:
     return all(map(_is_one_line, [*c.launch.setup, *c.launch.environment.values()]))
+
+
+def _is_command(c: RunConfig) -> bool:
+    try:
+        return _is_one_line(c.launch.command) and bool(shlex.split(c.launch.command))
+    except ValueError:
+        return False
 
 
 def _all_words(texts: list[str]) -> bool:
@@ -32,6 +40,13 @@ LAUNCH_RULES: tuple[Rule, ...] = (
         _has_one_line_each,
         "each line of it, and each value of launch.environment, is one line of text",
         "write launch.setup=[module load cuda], or leave it out",
+    ),
+    Rule(
+        "launch-command-is-one",
+        "launch.command",
+        _is_command,
+        "it is one command of a shell, with its quotes closed",
+        "write launch.command=/opt/env/bin/shardwise, or leave it out",
     ),
     Rule(
         "launch-environment-has-names",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from shardwise.launch.last_words import errors_naming
 from shardwise.launch.one_plan import Agree, same_plan
 from shardwise.launch.peers import Peers
 from shardwise.launch.say import Lines, say_on_console, write_to, write_to_console
+from shardwise.metrics.log_header import header
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.loop import run
@@ -82,11 +84,15 @@ def _open_log(root: Path) -> tuple[Path, int]:
     except OSError as error:
         say_on_console(f"ALERT: {path} cannot be written: {error.strerror}")
         path, log = Path(os.devnull), os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError):  # a full disk
+        os.write(log, f"{header(dist.get_rank(), dist.get_world_size())}\n".encode())
     os.dup2(log, sys.stderr.fileno())
     # A rank that hangs gets SIGABRT, and its stacks go here, even from inside a collective.
     faulthandler.enable(file=sys.stderr, all_threads=True)
     if dist.get_rank() != 0:
         os.dup2(log, sys.stdout.fileno())
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # With the time, by which the logs of ranks are merged.
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=form)
     warnings.simplefilter("default")
     return path, log

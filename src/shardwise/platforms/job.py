@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import LaunchConfig, RunConfig
@@ -41,7 +42,7 @@ class Job:
     """Where the files are written."""
 
     command: str
-    """The `shardwise` of this installation."""
+    """What starts shardwise on a node, as words of a shell."""
 
     config: RunConfig
     """What the ranks are given. A later change of the user's file does not reach a job that waits
@@ -92,15 +93,17 @@ class Job:
 
 
 def build_job(plan: Plan, *, command: str, least_nodes: int, files_dir: Path | None = None) -> Job:
-    """The job of a plan, started from the current directory."""
+    """The job of a plan, started from the current directory. `command` is the path of this
+    installation's own."""
     config = _pinned(plan)
+    said = config.launch.command
     run_dir = Path(config.runs_dir) / config.name
     return Job(
         name=config.name,
         run_dir=run_dir,
         work_dir=Path.cwd(),
         files_dir=run_dir / FOLDER if files_dir is None else files_dir.absolute(),
-        command=command,
+        command=quote(command) if said == "auto" else said,
         config=config,
         cluster=plan.cluster,
         least_nodes=least_nodes,

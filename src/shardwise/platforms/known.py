@@ -6,8 +6,9 @@ from shardwise.errors import UserError
 from shardwise.platforms.kubernetes.launcher import KUBERNETES
 from shardwise.platforms.launcher import Launcher
 from shardwise.platforms.local import LocalLauncher
+from shardwise.platforms.slurm import SlurmLauncher
 
-PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), *KUBERNETES)
+PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), SlurmLauncher(), *KUBERNETES)
 
 
 def find_launcher(name: str) -> Launcher:

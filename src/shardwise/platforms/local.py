@@ -16,7 +16,7 @@ from shardwise.platforms.job import Job, Setting
 from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile
 from shardwise.platforms.script import CONFIG_HEADER, environment_lines
 from shardwise.platforms.submission import Submission
-from shardwise.training.heartbeat import birth_of
+from shardwise.training.heartbeat import birth_of, stat_of
 
 _OUTPUT = "output.log"
 
@@ -38,7 +38,7 @@ class LocalLauncher:
             )
         _validate_unused(job)
         where = Setting("cd", quote(str(job.work_dir)), "relative paths of the run begin here")
-        command = f"{quote(job.command)} train {quote(str(job.config_path))}"
+        command = f"{job.command} train {quote(str(job.config_path))}"
         run = Setting("exec", command, "the launcher itself gets signals, and passes them on")
         lines = [
             "#!/bin/sh",
@@ -74,7 +74,9 @@ class LocalLauncher:
     def status(self, submission: Submission) -> JobState:
         """Whether the process is there. How it ended stands in the run directory."""
         pid, born = map(int, submission.id.split("."))
-        if birth_of(pid) == born:
+        # A container without an init keeps the number of a process that has ended.
+        fields = stat_of(pid)
+        if fields and fields[0] not in "ZX" and birth_of(pid) == born:
             return JobState(state="running", words=f"process {pid}", nodes=(os.uname().nodename,))
         return JobState(state="ended", words=f"process {pid} has ended")
 

@@ -115,6 +115,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("launch.max_requeues", {"launch": {"max_requeues": -1}}),
     ("launch.setup", {"launch": {"setup": ["module load cuda\nrm -r /"]}}),
     ("launch.setup", {"launch": {"environment": {"A": "b\nc"}}}),
+    ("launch.command", {"launch": {"command": "shardwise 'half"}}),
     ("launch.environment", {"launch": {"environment": {"A;B": "c"}}}),
     ("launch.exclude", {"launch": {"exclude": ["node1,node2"]}}),
     ("launch.options", {"launch": {"options": ["partition=gpu"]}}),

@@ -31,8 +31,12 @@ class LaunchConfig:
     exclude: list[str] = field(default_factory=list)
     """Nodes that the run must not get."""
 
+    command: str | Auto = "auto"
+    """What starts shardwise on the nodes, where it is not at the place that it has here, such as
+    `/opt/env/bin/shardwise` or `apptainer exec image.sif shardwise`."""
+
     setup: list[str] = field(default_factory=list)
-    """Lines of shell that every node runs before the ranks start, such as [module load cuda]."""
+    """Lines of shell that run before the ranks start, such as [module load cuda]."""
 
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of the ranks, such as {NCCL_SOCKET_IFNAME: ib0}. They replace those that

@@ -29,6 +29,12 @@ def validate_suits(job: Job) -> None:
             why="they are options of a batch command; a manifest has none",
             fix="leave launch.options out; `shardwise config schema` lists section `kubernetes`",
         )
+    if job.launch.command != "auto":
+        raise UserError(
+            "launch.command would have no effect on Kubernetes",
+            why="pods start the `shardwise` of their image",
+            fix="leave launch.command out, and write kubernetes.image=REGISTRY/IMAGE:TAG",
+        )
     if job.launch.elastic:
         raise UserError(
             "launch.elastic=true is not possible on Kubernetes",
