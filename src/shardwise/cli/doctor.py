@@ -47,7 +47,8 @@ def doctor(
     """Look for known faults, and say what each means and what to do.
 
     Without a name it looks at this machine: limits, disk, links and GPUs. A configuration is
-    planned, and the plan is looked at too. Of a run it looks at the record and the logs, and says
+    planned, and the plan is looked at too. A file of another tool, or a script, is read and never
+    run. Of a run it looks at the record and the logs, and says
     why it is slower than its plan. Exits with 2 where a configuration has an error, 4 where a
     machine has one, and 5 where a run has one.
 
@@ -55,6 +56,7 @@ def doctor(
     Examples:
       shardwise doctor
       shardwise doctor run.yaml cluster=4x8xH100
+      shardwise doctor fsdp.yaml
       shardwise doctor runs/demo
       shardwise doctor --log slurm-4711.out
       shardwise doctor --json > NODE.json; shardwise doctor NODE.json OTHER.json

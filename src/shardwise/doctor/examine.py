@@ -9,6 +9,8 @@ from typing import Any
 
 from shardwise.config.load import load_config
 from shardwise.doctor.check import Finding, by_severity, find_faults
+from shardwise.doctor.foreign.checks import FOREIGN
+from shardwise.doctor.foreign.setup import read_setup
 from shardwise.doctor.machine.node import Node, read_node
 from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.registry import (
@@ -65,17 +67,22 @@ def examine_machine(environ: Mapping[str, str], plan: Plan | None = None) -> Dia
 
 
 def examine_config(file: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Diagnosis:
-    """Look at a configuration, its plan, and this machine where it can be one of the cluster."""
+    """Look at a configuration, its plan, and this machine where it can be one of the cluster. A
+    file of another tool, or a script, is looked at by itself."""
+    if (setup := read_setup(file)) is not None:
+        found = find_faults(FOREIGN, setup)
+        return Diagnosis(findings=tuple(by_severity(found)), num_checks=len(FOREIGN))
     try:
         plan = choose_plan(load_config(str(file), list(overrides)), environ)
     except UserError as error:
         return Diagnosis(findings=(Finding(UNPLANNED, str(error)),), num_checks=1, refused=error)
-    found = Diagnosis(
-        findings=tuple(by_severity(find_faults(PLAN_CHECKS, plan))), num_checks=len(PLAN_CHECKS)
+    why = _why_elsewhere(plan, environ)
+    of_plan = Diagnosis(
+        findings=tuple(find_faults(PLAN_CHECKS, plan)),
+        num_checks=len(PLAN_CHECKS),
+        notes=() if why is None else (why,),
     )
-    if (why := _why_elsewhere(plan, environ)) is not None:
-        return Diagnosis(findings=found.findings, num_checks=found.num_checks, notes=(why,))
-    return joined(found, examine_machine(environ, plan))
+    return joined(of_plan, *([] if why else [examine_machine(environ, plan)]))
 
 
 def examine_run(run: Path, more_logs: Logs = ()) -> Diagnosis:
@@ -120,18 +127,18 @@ def examine_nodes(paths: Sequence[Path]) -> Diagnosis:
 
 def _told_node(path: Path) -> Mapping[str, Any]:
     try:
-        told = read_json(path)
-        node = told["node"]
-        lists = node["gpus"], node["rdma"]
-        if not all(isinstance(each, list) for each in lists) or not node["host"]:
+        node = dict(read_json(path)["node"])
+        tables = [*node["gpus"], *node["rdma"], node["environ"]]
+        if not all(isinstance(each, dict) for each in tables) or {"host", "nccl"} - node.keys():
             raise ValueError("it lacks a part")
+        _ = [port["rate"] for port in node["rdma"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{path} is not what a node's doctor has said",
             why=str(error),
             fix="write it on each node: shardwise doctor --json > NODE.json",
         ) from error
-    return dict(node)
+    return node
 
 
 def joined(*parts: Diagnosis) -> Diagnosis:

@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.doctor.check import Check
 from shardwise.doctor.config.settings import SETTINGS
 from shardwise.doctor.config.sharding import SHARDING
+from shardwise.doctor.foreign.checks import FOREIGN
 from shardwise.doctor.machine.health import HEALTH
 from shardwise.doctor.machine.limits import LIMITS
 from shardwise.doctor.machine.links import LINKS
@@ -36,6 +37,7 @@ NODE_CHECKS: tuple[Check[Node], ...] = (*LIMITS, *PREFLIGHT, *HEALTH, *LINKS)
 
 GROUPS: dict[str, tuple[Check[Any], ...]] = {
     "configuration": (UNPLANNED, *PLAN_CHECKS),
+    "another tool's file or script": FOREIGN,
     "machine": NODE_CHECKS,
     "nodes beside each other": NODES,
     "run": RUN_CHECKS,

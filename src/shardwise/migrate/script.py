@@ -39,10 +39,50 @@ class ScriptCall:
     becomes: str
 
 
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """Any call by the full name of what is called, such as `torch.optim.AdamW`."""
+
+    line: int
+    name: str
+    arguments: dict[str, str]
+    """Its named arguments, as they are written."""
+
+    in_loop: bool
+    """Whether it may be made several times."""
+
+
 def read_script(file: Path) -> list[ScriptCall]:
     """What a script calls, in the order of its lines."""
+    found = set(_found(_parsed(file)))
+    return sorted(found, key=lambda item: (item.line, item.what.startswith(" "), item.what))
+
+
+def named_calls(file: Path) -> list[NamedCall]:
+    """All calls of a script whose names can be told."""
+    tree = _parsed(file)
+    names = _imported(tree)
+    repeated = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While | ast.ListComp | ast.GeneratorExp)
+        for inner in ast.walk(node)
+    }
+    return [
+        NamedCall(
+            line=node.lineno,
+            name=_full_name(spelled, names),
+            arguments={word.arg: ast.unparse(word.value) for word in node.keywords if word.arg},
+            in_loop=id(node) in repeated,
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and (spelled := _dotted(node.func)) is not None
+    ]
+
+
+def _parsed(file: Path) -> ast.Module:
     try:
-        found = set(_found(ast.parse(read_bytes(file, _MAX_BYTES))))
+        return ast.parse(read_bytes(file, _MAX_BYTES))
     except OSError as error:
         raise UserError(
             f"{file}: cannot be read: {error.strerror}",
@@ -58,7 +98,6 @@ def read_script(file: Path) -> list[ScriptCall]:
             f"{file}: not valid Python: it holds NUL bytes, or is nested too deeply",
             fix="name a script: `shardwise migrate FILE`",
         ) from error
-    return sorted(found, key=lambda item: (item.line, item.what.startswith(" "), item.what))
 
 
 def _found(tree: ast.Module) -> Iterator[ScriptCall]:

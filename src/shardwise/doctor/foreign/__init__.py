@@ -1,0 +1,1 @@
+"""Checks of other tools' configurations and of scripts, which are read and never run."""
