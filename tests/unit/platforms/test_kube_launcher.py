@@ -196,29 +196,44 @@ def test_no_server_and_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyP
         submitted("jobset", tmp_path)
 
 
-def test_submitted_on_the_command_line(
+def test_a_job_on_the_command_line(
     api: KubeApi,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "first.yaml").write_text(GPUS)
-    words = ["launch", "first.yaml", "--on", "jobset", "--submit", "runs_dir=runs"]
-    monkeypatch.setattr("sys.argv", ["shardwise", *words])
 
-    def exit_code() -> int:
+    def said(*words: str, expect: int = 0) -> str:
+        monkeypatch.setattr("sys.argv", ["shardwise", *words])
         with pytest.raises(SystemExit) as end:
             main()
-        return int(end.value.code or 0)
+        output = capsys.readouterr()
+        assert int(end.value.code or 0) == expect, output.err
+        return output.err if expect else output.out
 
-    assert exit_code() == 0
-    said = capsys.readouterr().out
-    assert "submitted: jobset job default/first" in said and "config-map.yaml (" in said
+    launch = ("launch", "first.yaml", "--on", "jobset", "--submit", "runs_dir=runs")
+    shown = said(*launch)
+    assert "submitted: jobset job default/first" in shown and "config-map.yaml (" in shown
     # The reason stands above its setting in what is shown.
-    lines = said.splitlines()
+    lines = shown.splitlines()
     assert "A single pod is never replaced" in lines[lines.index("          backoffLimit: 0") - 1]
     found = find_submission(tmp_path / "runs" / "first")
     assert found is not None and found.platform == "jobset"
     # The same command does not start a second job in one run directory.
-    assert exit_code() == ExitCode.ENVIRONMENT
-    assert "was submitted before: jobset job default/first" in capsys.readouterr().err
+    again = said(*launch, expect=ExitCode.ENVIRONMENT)
+    assert "was submitted before: jobset job default/first" in again
+
+    pod = api.add_pod(labels(LAUNCHERS["jobset"], 0), "node-a")
+    api.logs[pod] = "step 1/1000\nstep 2/1000\n"
+    state = "first: running (jobset job default/first: 1 of 1 pod running) on node-a"
+    assert said("status", "first").splitlines()[0] == state
+    assert said("logs", "first", "--lines", "1") == "step 2/1000\n"
+    assert "asked to stop" in said("stop", "first")
+    api.pods.clear()
+    said("status", "first")
+    assert "there is nothing to stop: no JobSet first is left" in said("stop", "first")
+    # The same command resumes, without a node that is bad.
+    said(*launch)
+    assert "starts next without node-a" in said("exclude", "first", "node-a")
+    assert "'values': ['node-a']" in str(api.objects["JobSet", "first"])

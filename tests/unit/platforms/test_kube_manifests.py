@@ -107,6 +107,11 @@ def test_what_does_not_suit_kubernetes_is_refused(override: str, said: str, tmp_
         LAUNCHERS["volcano"].render(make_job(tmp_path, GPUS, override))
 
 
+def test_the_machine_of_the_command_is_no_cluster(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is the machine that this command runs on"):
+        LAUNCHERS["jobset"].render(make_job(tmp_path, CPUS, "cluster.name=local"))
+
+
 def test_comments_give_the_reasons_and_change_nothing() -> None:
     data = {
         "a": Because({"b": Because([1, Because("no", "a word")], "a list")}, "why " * 40),

@@ -44,6 +44,8 @@ def test_sigterm_reaches_the_agent(on: str, job: Job) -> None:
     assert shell[:2] == ["/bin/sh", "-c"]
     assert shell[2].splitlines() == ["set -e", "module load cuda", 'exec "$@"']
     assert shell[4:] == command_of(on, job)
+    other = replace(job.config, launch=replace(job.launch, command="/opt/env/bin/shardwise"))
+    assert command_of(on, replace(job, config=other))[:2] == ["/opt/env/bin/shardwise", "torchrun"]
     # As the first process of a container the agent would not die of it before it has ranks.
     assert pod_of(on, job)["shareProcessNamespace"] is True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import split
 from typing import Any
 
 from shardwise.config.schema import KubernetesConfig
@@ -65,8 +66,10 @@ def config_map(job: Job, text: str) -> dict[str, Any]:
 
 def agent_words(job: Job, endpoint: str, counts: Sequence[str]) -> list[Any]:
     """The command of one pod: one agent, which starts a rank for each device."""
+    said = job.launch.command
     words = [
-        "shardwise",
+        # The path of this installation means nothing in the image.
+        *(["shardwise"] if said == "auto" else split(said)),
         "torchrun",
         *counts,
         "--rdzv-backend=c10d",

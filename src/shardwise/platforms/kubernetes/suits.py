@@ -12,6 +12,12 @@ from shardwise.platforms.job import Job
 def validate_suits(job: Job) -> None:
     """Raise where something is missing, or was said that Kubernetes has no use for."""
     settings = job.config.kubernetes
+    if job.cluster.source == "probed":
+        raise UserError(
+            f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
+            why="the nodes of Kubernetes are others, and the plan must know what they have",
+            fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
+        )
     needed = {
         "kubernetes.image": ("REGISTRY/IMAGE:TAG", "pods start from an image", settings.image),
         "kubernetes.claim": (
@@ -28,12 +34,6 @@ def validate_suits(job: Job) -> None:
             "launch.options would have no effect on Kubernetes",
             why="they are options of a batch command; a manifest has none",
             fix="leave launch.options out; `shardwise config schema` lists section `kubernetes`",
-        )
-    if job.launch.command != "auto":
-        raise UserError(
-            "launch.command would have no effect on Kubernetes",
-            why="pods start the `shardwise` of their image",
-            fix="leave launch.command out, and write kubernetes.image=REGISTRY/IMAGE:TAG",
         )
     if job.launch.elastic:
         raise UserError(
