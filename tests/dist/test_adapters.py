@@ -17,8 +17,10 @@ from tiny_families import save_model, tiny_config
 from tiny_runs import Settings, Tally, Trained, assert_close, run_steps
 from transformers import CONFIG_MAPPING
 
+from quantised_models import read_all, save_both
 from shardwise.kernels import float8_rows
 from shardwise.kernels.nf4 import pack
+from shardwise.kernels.packed_rows import floats_of
 
 pytestmark = pytest.mark.dist
 
@@ -259,3 +261,18 @@ def test_float8_is_multiplied_alike_on_every_mesh(ranks: Pools) -> None:
         for name, value in alone.params.items():
             if name.endswith("_proj.weight"):
                 assert np.array_equal(found.params[name], value), name
+
+
+@pytest.mark.parametrize("base", ["float8", "nf4"])
+def test_clamped_experts_that_ship_in_mxfp4(
+    ranks: Pools, tally: Tally, tmp_path: Path, base: str
+) -> None:
+    """One byte holds each of MXFP4's values exactly, so nothing is lost on the way from files."""
+    save_both("gpt_oss", tmp_path / "shipped", tmp_path / "plain")
+    place = {"model.name": str(tmp_path / "shipped"), "model.overrides": {}}
+    settings = {**NF4, **place, "adapter.base": base}
+    reference = assert_nf4(ranks, [(2, FULL)], settings, tally)
+    name = "model.layers.1.mlp.experts.down_proj"
+    dtype = {"float8": torch.int8, "nf4": torch.uint8}[base]
+    floats = floats_of(torch.from_numpy(reference.params[name]).to(dtype), torch.float32)
+    assert torch.equal(floats, read_all(tmp_path / "plain")[name]) is (base == "float8")

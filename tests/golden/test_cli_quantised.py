@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from quantised_models import read_all, save_both
+from shardwise.cli.main import app
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.dist
@@ -91,6 +93,25 @@ def test_what_is_not_dequantised_is_refused_before_a_rank_starts(
     weights = f"model.weights_from={home / 'gpt_oss-plain'}"
     run = words(home, "gptq-plain", "gptq", weights, "cluster.name=2xCPU", "train.stop_after=1")
     shardwise(*run)
+
+
+@pytest.mark.parametrize(
+    ("family", "base", "shown"),
+    [
+        ("gpt_oss", "param", "adapter.base=float8 keeps one byte of each, and holds each of their"),
+        ("deepseek_v3", "param", "the files are in fp8"),
+        ("gpt_oss", "float8", None),
+    ],
+)
+def test_a_plan_says_that_frozen_weights_grow(
+    home: Path, family: str, base: str, shown: str | None
+) -> None:
+    adapter = f"adapter={{method: lora, base: {base}}}"
+    given = words(home, "grown", f"{family}-quantised", adapter, "cluster.name=1xCPU")[1:]
+    done = CliRunner().invoke(app, ["plan", *given, "--json"])
+    assert done.exit_code == 0, done.output
+    warnings = " ".join(json.loads(done.stdout)["warnings"])
+    assert shown in warnings if shown else "the files are in" not in warnings
 
 
 def test_missing_scales_are_an_error_that_names_them(home: Path, shardwise: Run) -> None:

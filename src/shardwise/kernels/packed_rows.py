@@ -109,17 +109,26 @@ class PackedProduct(torch.autograd.Function):
 
 @torch.compiler.allow_in_graph
 class PackedGroupedProduct(torch.autograd.Function):
-    """The same for experts: rows are sorted by expert, and those of expert e end at ends[e]."""
+    """The same for experts: rows are sorted by expert, and those of expert e end at ends[e].
+
+    Weights are (experts, out, in), or (experts, in, out) where `is_transposed`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, packed: Tensor, ends: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, packed: Tensor, ends: Tensor, is_transposed: bool
+    ) -> Tensor:
         """One grouped matmul over the weights of all experts."""
         ctx.save_for_backward(packed, ends)
-        return grouped_mm(rows, floats_of(packed, rows.dtype).mT, offs=ends)
+        ctx.is_transposed = is_transposed
+        weights = floats_of(packed, rows.dtype)
+        return grouped_mm(rows, weights if is_transposed else weights.mT, offs=ends)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of the rows."""
         packed, ends = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return grouped_mm(grad, floats_of(packed, grad.dtype, grad), offs=ends), None, None
+        weights = floats_of(packed, grad.dtype, grad)
+        x_grad = grouped_mm(grad, weights.mT if ctx.is_transposed else weights, offs=ends)
+        return x_grad, None, None, None

@@ -15,7 +15,8 @@ from shardwise.internals.functions import with_parameters
 from shardwise.kernels.clamped_swiglu import clamped_swiglu
 
 STACKS = ("gate_up_proj", "down_proj")
-BIASES = ("gate_up_proj_bias", "down_proj_bias")
+BIAS = "{}_bias"
+BIASES = tuple(map(BIAS.format, STACKS))
 # Sizes of the small experts that a module is tried with: experts, hidden channels, width.
 _EXPERTS, _HIDDEN, _WIDTH = 3, 8, 16
 
@@ -25,7 +26,7 @@ class ExpertForm:
     """Two matmuls, and what lies between them."""
 
     activate: Callable[[Any, Tensor], Tensor]
-    """What becomes of a row of gate and up, by a module's own numbers."""
+    """What becomes of rows of gate and up, by a module's own numbers."""
 
     is_biased: bool
     is_transposed: bool
@@ -38,7 +39,7 @@ class ExpertForm:
 
 
 def _swiglu(experts: Any, halves: Tensor) -> Tensor:
-    gate, up = halves.chunk(2)
+    gate, up = halves.chunk(2, dim=-1)
     return silu(gate) * up
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import grouped_mm
 
 from shardwise.config.schema import AdapterConfig
 from shardwise.kernels.packed_rows import PackedGroupedProduct
-from shardwise.model.expert_forms import STACKS
+from shardwise.model.expert_forms import BIAS, STACKS, SWIGLU, ExpertForm
 from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.packed import floats_shape, is_packed
 
@@ -24,11 +24,12 @@ _A, _B = "{}_lora_A", "{}_lora_B"
 
 
 class ExpertLora:
-    """What adapted or quantised experts have besides their own class: plain SwiGLU, with or without
-    adapters in each of the two stacks."""
+    """What adapted or packed experts have besides their own class: a form that is known, with or
+    without adapters in each of the two stacks."""
 
     gate_up_proj: nn.Parameter
     down_proj: nn.Parameter
+    expert_form: ExpertForm
     lora_scale: float
     lora_dropout: float
     lora_is_off: bool = False
@@ -36,15 +37,18 @@ class ExpertLora:
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """For each token, the weighted sum of what its experts make of it."""
-        order, _, places, ends = sort_by_expert(top_k_index, len(self.gate_up_proj))
+        order, experts, places, ends = sort_by_expert(top_k_index, len(self.gate_up_proj))
         rows = hidden_states[order // top_k_index.shape[1]]
-        gate, up = self._product("gate_up_proj", rows, ends).chunk(2, dim=-1)
-        made = self._product("down_proj", F.silu(gate) * up, ends)
+        halves = self._product("gate_up_proj", rows, experts, ends)
+        made = self._product("down_proj", self.expert_form.activate(self, halves), experts, ends)
         shares = top_k_weights.reshape(-1)[order].to(made.dtype)
         return (made * shares[:, None])[places].sum(1)
 
-    def _product(self, stack: str, rows: Tensor, ends: Tensor) -> Tensor:
-        y = _grouped(rows, getattr(self, stack), ends)
+    def _product(self, stack: str, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        form = self.expert_form
+        y = _grouped(rows, getattr(self, stack), ends, is_transposed=form.is_transposed)
+        if form.is_biased:
+            y = y + getattr(self, BIAS.format(stack))[experts.int()]
         a, b = (getattr(self, part.format(stack), None) for part in (_A, _B))
         if a is None or b is None or self.lora_is_off:
             return y
@@ -53,10 +57,10 @@ class ExpertLora:
         return y + grouped_mm(narrow, b.mT, offs=ends)
 
 
-def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _grouped(rows: Tensor, weight: Tensor, ends: Tensor, *, is_transposed: bool) -> Tensor:
     if not is_packed(weight):
-        return grouped_mm(rows, weight.mT, offs=ends)
-    y: Tensor = PackedGroupedProduct.apply(rows, weight, ends)
+        return grouped_mm(rows, weight if is_transposed else weight.mT, offs=ends)
+    y: Tensor = PackedGroupedProduct.apply(rows, weight, ends, is_transposed)
     return y
 
 
@@ -75,15 +79,15 @@ def adapt_experts(experts: nn.Module, stack: str, config: AdapterConfig, scale: 
     experts.register_parameter(_A.format(stack), nn.Parameter(torch.empty(a, **new)))
     experts.register_parameter(_B.format(stack), nn.Parameter(torch.empty(b, **new)))
     adapted.lora_scale, adapted.lora_dropout = scale, config.dropout
-    take_over(experts)
+    take_over(experts, SWIGLU)
 
 
-def take_over(experts: nn.Module) -> None:
-    """Compute plain SwiGLU experts by our forward."""
+def take_over(experts: nn.Module, form: ExpertForm) -> None:
+    """Compute experts of this form by our forward."""
     if not isinstance(experts, ExpertLora):
         changed: Any = experts
         kind: Any = type(experts)
-        changed.__class__ = _adapted(kind)
+        changed.expert_form, changed.__class__ = form, _adapted(kind)
 
 
 def adapted_stacks(experts: ExpertLora) -> dict[str, tuple[str, str]]:

@@ -89,10 +89,11 @@ def find_quantised(model: nn.Module, base: str) -> Quantised:
     )
     packing = PACKINGS[dtype_of(base)]
     for name, module in found.experts.items():
-        if find_form(module) is not SWIGLU:
+        if find_form(module) is None:
             raise UserError(
                 f"adapter.base={base} cannot store the experts of {name} yet",
-                why=f"experts in {packing.name} must be plain SwiGLU without biases",
+                why=f"experts in {packing.name} must be SwiGLU, plain as Mixtral's or clamped as "
+                "gpt-oss's, and their code computes something else",
                 fix="leave adapter.base out",
             )
     for name, weight in found.weights().items():
@@ -111,6 +112,7 @@ def apply_base(model: nn.Module, base: str, *, multiplies: bool) -> None:
     `multiplies`: layers in float8 multiply as they are stored, where matmuls take their rows.
     """
     quantised, dtype = find_quantised(model, base), dtype_of(base)
+    forms = {experts: find_form(experts) for experts in quantised.experts.values()}
     made = {weight: pack_weight(weight, dtype) for weight in quantised.weights().values()}
     for name, layer in quantised.layers.items():
         changed: Any = layer
@@ -123,7 +125,7 @@ def apply_base(model: nn.Module, base: str, *, multiplies: bool) -> None:
     for experts in quantised.experts.values():
         for stack in STACKS:
             setattr(experts, stack, made[getattr(experts, stack)])
-        take_over(experts)
+        take_over(experts, forms[experts] or SWIGLU)
 
 
 def count_packed(model: nn.Module, base: str) -> dict[str, Any]:

@@ -27,13 +27,16 @@ from shardwise.kernels.experts import (
     weighted_swiglu_backward,
 )
 from shardwise.model.expert_forms import CLAMPED_SWIGLU, SWIGLU, find_form
+from shardwise.model.expert_lora import ExpertLora
 from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.override import override_forward
 
 
 def apply_experts(blocks: list[nn.Module]) -> None:
-    """Let the experts of blocks save less, where they have a form that is known here."""
-    found = [(module, find_form(module)) for block in blocks for module in block.modules()]
+    """Let the experts of blocks save less, where they have a form that is known here. Packed ones
+    compute by a forward of their own."""
+    modules = (module for block in blocks for module in block.modules())
+    found = [(m, find_form(m)) for m in modules if not isinstance(m, ExpertLora)]
     plain = [module for module, form in found if form is SWIGLU]
     clamped = [module for module, form in found if form is CLAMPED_SWIGLU]
     override_forward(plain, "Grouped", lambda cls: _forward)

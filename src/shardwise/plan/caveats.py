@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.facts.quantization import FP8, MXFP4, quant_method
 from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.routers import left_out
 from shardwise.plan.search import Option, fits
 from shardwise.units import format_bytes
+
+# What files are quantised with, and what float8 with a power of two for each row makes of it.
+_SHIPPED = {
+    MXFP4: ("MXFP4", "holds each of their values"),
+    FP8: ("fp8", "rounds once more where a scale of theirs is no power of two"),
+}
 
 
 def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> list[str]:
@@ -19,6 +29,18 @@ def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterS
         *_padded_experts(config, model, best.decided.shard),
         *_without_effect(config, cluster),
         *left_out(model, best.decided.router_aux_loss),
+    ]
+
+
+def expanded(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+    """The warning for frozen weights that take more bytes than their files."""
+    shipped = _SHIPPED.get(quant_method(hf_config) or "")
+    if shipped is None or config.adapter.method == "none" or config.adapter.base != "param":
+        return []
+    name, loss = shipped
+    return [
+        f"the files are in {name}, and their weights are frozen in the format of precision.param, "
+        f"with two bytes or four; adapter.base=float8 keeps one byte of each, and {loss}"
     ]
 
 

@@ -12,8 +12,8 @@ from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
 from shardwise.plan.basis import choose_basis, offloaded_bytes
 from shardwise.plan.candidates import mesh_candidates, variants
-from shardwise.plan.caveats import caveats
-from shardwise.plan.decisions import Choices, Decisions
+from shardwise.plan.caveats import caveats, expanded
+from shardwise.plan.decisions import Choice, Choices, Decisions
 from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
 from shardwise.plan.memory import estimate_memory
@@ -59,7 +59,7 @@ def choose_plan(
         memory=best.memory,
         forecast=best.forecast,
         alternatives=alternatives(best, options, cluster),
-        warnings=caveats(best, config, model, cluster),
+        warnings=[*caveats(best, config, model, cluster), *_expanded(config, source, weights)],
         choices={
             **basis,
             **choose_gathers(config, model, best.candidate.mesh, own_kernels=own_kernels),
@@ -70,6 +70,11 @@ def choose_plan(
             "packing": choose_packing(config),
         },
     )
+
+
+def _expanded(config: RunConfig, source: ModelSource, weights: Choice[str]) -> list[str]:
+    reads_its_own = weights.value != "random" and config.model.weights_from is None
+    return expanded(config, source.hf_config) if reads_its_own else []
 
 
 def _judge_all(
