@@ -120,7 +120,8 @@ chaos: $(READY)
 	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py tests/dist/test_resume.py \
 	  tests/unit/parallel/test_saved.py tests/unit/report/test_chromium.py \
 	  tests/unit/kernels/test_cross_entropy.py tests/unit/launch/test_counted_models.py \
-	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py
+	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py \
+	  tests/dist/test_adapters.py tests/golden/test_cli_adapter_export.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 clean:

@@ -221,7 +221,7 @@ def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask)
 
 
 @needs_peft
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.long), True])
 def test_modules_that_are_trained_whole_leave_and_merge(
     home: Path, shardwise: Run, ask_peft: Ask, tied: bool
 ) -> None:
