@@ -116,6 +116,20 @@ def test_every_command_that_a_run_ends_with_works(
         shardwise(verb, *words, cwd=tmp_path)
 
 
+def test_the_doctor_finds_nothing_in_a_good_run_and_a_damaged_checkpoint_in_another(
+    whole: tuple[Path, subprocess.CompletedProcess[str]], shardwise: Run
+) -> None:
+    done = shardwise("doctor", str(whole[0]), "--json")
+    # One record of the data is broken on purpose.
+    assert {found["id"] for found in json.loads(done.stdout)["findings"]} == {"SW316"}
+    broken = copy_run(whole[0], "broken")
+    (broken / "checkpoints/step-00000008/manifest.json").write_text("{")
+    (broken / "logs/attempt-1/rank-1.log").open("a").write("OSError: [Errno 5] Input/output error")
+    done = shardwise("doctor", str(broken), expect=5)
+    assert "error SW301: A checkpoint is damaged" in done.stdout
+    assert "error SW664: A disk cannot be read or written" in done.stdout
+
+
 def test_activations_can_wait_in_host_memory(
     home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
 ) -> None:

@@ -43,11 +43,24 @@ def train(
         chosen_config = as_launched(load_config(config, overrides or []))
         if is_rank(os.environ):
             show_life(os.environ, chosen_config.train.hang_timeout_s)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _say_faults_of_node()
     plan = plan_and_run(chosen_config, _show)
     # The run is done and saved, so a request to stop changes nothing now.
     with stop_signals_handled_by(signal.SIG_IGN):
         if os.environ.get("RANK", "0") == "0":
             _conclude(plan, config, overrides or [])
+
+
+def _say_faults_of_node() -> None:
+    """What the doctor finds on this node, before its GPUs are used. It refuses nothing."""
+    from shardwise.doctor.examine import look_before_start
+    from shardwise.launch.say import say_on_console
+
+    for finding in look_before_start(os.environ):
+        check = finding.check
+        told = f"{check.level} {check.id}: {check.title}: {finding.evidence}"
+        say_on_console(f"{told} (shardwise doctor --explain {check.id})")
 
 
 def _show(plan: Plan) -> None:

@@ -11,12 +11,14 @@ from shardwise.config.load import load_config
 from shardwise.doctor.check import Finding, by_severity, find_faults
 from shardwise.doctor.foreign.checks import FOREIGN
 from shardwise.doctor.foreign.setup import read_setup
+from shardwise.doctor.machine.gpu import read_gpus
 from shardwise.doctor.machine.node import Node, read_node
 from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.registry import (
     NODE_CHECKS,
     PLAN_CHECKS,
     RUN_CHECKS,
+    STATE_CHECKS,
     UNPLANNED,
     exit_code_of,
 )
@@ -64,6 +66,15 @@ def examine_machine(environ: Mapping[str, str], plan: Plan | None = None) -> Dia
     node = read_node(plan, environ)
     findings = find_faults(NODE_CHECKS, node)
     return Diagnosis(findings=tuple(by_severity(findings)), num_checks=len(NODE_CHECKS), node=node)
+
+
+def look_before_start(environ: Mapping[str, str]) -> list[Finding]:
+    """Errors and warnings of a node with GPUs on which ranks are about to start. Nothing is
+    written."""
+    if not read_gpus(environ):
+        return []
+    found = find_faults(STATE_CHECKS, read_node(None, environ, writes=False))
+    return [finding for finding in by_severity(found) if finding.check.level != "note"]
 
 
 def examine_config(file: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Diagnosis:

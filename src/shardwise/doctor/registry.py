@@ -33,6 +33,9 @@ UNPLANNED: Check[Any] = Check(
 
 PLAN_CHECKS: tuple[Check[Plan], ...] = (*SHARDING, *SETTINGS)
 RUN_CHECKS: tuple[Check[Case], ...] = (*RECORD, *TRANSPORTS)
+STATE_CHECKS: tuple[Check[Node], ...] = (*LIMITS, *HEALTH, *LINKS)
+"""Of a node, whatever is to run there."""
+
 NODE_CHECKS: tuple[Check[Node], ...] = (*LIMITS, *PREFLIGHT, *HEALTH, *LINKS)
 
 GROUPS: dict[str, tuple[Check[Any], ...]] = {

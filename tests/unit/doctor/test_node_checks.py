@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from healthy import GPU, cards, gpus, healthy_plans, plan_of, server
+from typer.testing import CliRunner
 
+from shardwise.cli.main import app
 from shardwise.doctor.check import find_faults
 from shardwise.doctor.machine.gpu import read_gpus
 from shardwise.doctor.machine.network import RdmaPort, is_port_taken, read_rdma_ports
@@ -19,6 +21,7 @@ from shardwise.doctor.machine.node import Node, read_node
 from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.machine.pci import redirecting_bridges
 from shardwise.doctor.registry import NODE_CHECKS
+from shardwise.errors import UserError
 from shardwise.plan.plan import Plan
 from shardwise.units import GIB, MIB
 
@@ -180,7 +183,7 @@ def fake_smi(folder: Path, rows: list[dict[str, str]], unknown: str = "") -> dic
     script = ["#!/bin/sh", 'case "$1" in']
     from shardwise.doctor.machine import gpu
 
-    for number, question in enumerate(gpu._QUESTIONS):
+    for number, question in enumerate([",".join(gpu._QUESTIONS), *gpu._QUESTIONS]):
         lines = [", ".join(row[field] for field in question.split(",")) for row in rows]
         (answers / str(number)).write_text("\n".join(lines) + "\n")
         if unknown and unknown in question:
@@ -199,7 +202,11 @@ def test_nvidia_smi_and_the_kernel_log_are_read(tmp_path: Path) -> None:
     rows = [{**GPU, "index": str(at)} for at in range(2)]
     rows[1]["ecc.errors.uncorrected.volatile.total"] = "3"
     rows[1]["clocks_throttle_reasons.sw_thermal_slowdown"] = "Active"
-    node = read_node(None, fake_smi(tmp_path, rows, "retired_pages.pending"))
+    whole, partial = tmp_path / "whole", tmp_path / "partial"
+    whole.mkdir()
+    partial.mkdir()
+    assert read_gpus(fake_smi(whole, rows))[1].fields == rows[1]
+    node = read_node(None, fake_smi(partial, rows, "retired_pages.pending"))
     assert [gpu.name for gpu in node.gpus] == [
         "GPU 0 (NVIDIA H100 80GB HBM3)", "GPU 1 (NVIDIA H100 80GB HBM3)",
     ]  # fmt: skip
@@ -208,7 +215,7 @@ def test_nvidia_smi_and_the_kernel_log_are_read(tmp_path: Path) -> None:
     assert node.xids == (FELL,)
     ids = {finding.check.id for finding in find_faults(NODE_CHECKS, node)}
     assert {"SW220", "SW222", "SW224"} <= ids
-    assert read_gpus({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) == ()
+    assert read_gpus({"PATH": str(whole), "CUDA_VISIBLE_DEVICES": ""}) == ()
     assert read_gpus({"PATH": ""}) == ()
 
 
@@ -277,3 +284,21 @@ def test_nodes_that_differ_are_named(name: str) -> None:
     assert find_faults(NODES, [usual, {**usual, "host": "gpu-c"}]) == []
     (found,) = [f for f in find_faults(NODES, [usual, odd]) if f.check.id == name]
     assert "gpu-a" in found.evidence and "gpu-b" in found.evidence
+
+
+def test_train_tells_of_a_node_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{**GPU, "clocks_throttle_reasons.hw_thermal_slowdown": "Active"}]
+    for name in ("CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", fake_smi(tmp_path, rows)["PATH"])
+    (tmp_path / "run.yaml").write_text(
+        f"model: tiny-llama\ndata: synthetic\ncluster: 1xCPU\nruns_dir: {tmp_path / 'run.yaml'}\n"
+    )
+    # It ends at the preflight, which comes after.
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "run.yaml")])
+    assert isinstance(result.exception, UserError)
+    told = result.output + capfd.readouterr().err
+    assert "error SW224: A GPU is throttled: GPU 0 (NVIDIA H100 80GB HBM3)" in told
+    assert "error SW220: A GPU has reported a hardware error (XID)" in told

@@ -84,7 +84,7 @@ FAULTS: dict[str, Callable[[], Case]] = {
     "SW317": lambda: with_event("sink_failed", sink="wandb", reason="no network"),
     "SW318": lambda: with_log("replicas differ after step 40: rank 3 on gpu-b holds other bits"),
     "SW319": lambda: with_log("the ranks were not started alike:\n  rank 8: data differs"),
-    "SW320": lambda: with_event("restart", reason="rank 2 hung: no step for 900 s"),
+    "SW320": lambda: with_log("rank 2 hung: no step for 900 s"),
     "SW321": lambda: with_log("rank 8 on gpu-b does not see the runs directory of rank 0 on gpu-a"),
     "SW340": lambda: with_log(CHANNEL.format("NET/Socket/0")),
     "SW341": lambda: with_log(CHANNEL.format("NET/IB/0")),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from shardwise.facts.probe import query_nvidia_smi
 
-# Each line is one question: a driver that does not know a field refuses the whole question.
+# All are asked at once, because a question can take a second. A driver that does not know a field
+# refuses the whole question, and is then asked line by line.
 _QUESTIONS = (
     "index,name,driver_version",
     "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max",
@@ -63,6 +64,9 @@ def read_gpus(environ: Mapping[str, str]) -> tuple[GpuState, ...]:
     """All GPUs of this node; none without a driver."""
     if environ.get("CUDA_VISIBLE_DEVICES") == "":
         return ()
+    everything = ",".join(_QUESTIONS)
+    if rows := query_nvidia_smi(everything, environ):
+        return tuple(GpuState(_named(everything, row)) for row in rows)
     states: list[dict[str, str]] = []
     for question in _QUESTIONS:
         rows = query_nvidia_smi(question, environ)
@@ -72,5 +76,9 @@ def read_gpus(environ: Mapping[str, str]) -> tuple[GpuState, ...]:
             states = [{} for _ in rows]
         if len(rows) == len(states):
             for state, row in zip(states, rows, strict=True):
-                state.update(zip(question.split(","), row, strict=True))
+                state.update(_named(question, row))
     return tuple(GpuState(state) for state in states)
+
+
+def _named(question: str, row: list[str]) -> dict[str, str]:
+    return dict(zip(question.split(","), row, strict=True))

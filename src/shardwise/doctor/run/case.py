@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardwise.doctor.signatures.log import Logs, read_run_logs
+from shardwise.doctor.signatures.log import Logs, LogText, read_run_logs
 from shardwise.metrics.shapes import is_whole
 from shardwise.report.collect import RunRecord, collect_run
 
@@ -42,6 +41,14 @@ class Case:
         return [event for event in self.whole if event["event"] in kinds]
 
 
-def read_case(run: Path, logs: Sequence[Any] = ()) -> Case:
+def read_case(run: Path, logs: Logs = ()) -> Case:
     """Everything that a run directory tells, and logs from elsewhere."""
-    return Case(run=collect_run(run), logs=[*read_run_logs(run), *logs])
+    record = collect_run(run)
+    return Case(run=record, logs=[*read_run_logs(run), *_reasons(record), *logs])
+
+
+def _reasons(record: RunRecord) -> Logs:
+    """What the launcher recorded when ranks died: a killed rank writes no line of its own."""
+    restarts = [event for event in record.events if event["event"] == "restart"]
+    lines = [f"{event.get('reason')} ({event.get('why')})" for event in restarts]
+    return [LogText("events.jsonl", "\n".join(lines))] if lines else []

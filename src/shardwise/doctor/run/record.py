@@ -15,7 +15,7 @@ from shardwise.verify.gates import check_gates
 _LEAST_STEPS = 3
 _LEAST_SCALE = 1.0
 _LONGEST_SAVE_S = 600
-_OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 def _gate(name: str) -> Callable[[Case], Iterator[str]]:
@@ -131,11 +131,9 @@ def _said(pattern: str) -> Callable[[Case], Iterator[str]]:
     compiled = re.compile(pattern)
 
     def look(case: Case) -> Iterator[str]:
-        texts = [log.text for log in case.logs]
-        texts += [str(event.get("reason")) for event in case.of_kind("restart")]
-        for text in texts:
-            if match := compiled.search(text):
-                yield match[0]
+        for log in case.logs:
+            if match := compiled.search(log.text):
+                yield f"{log.name}: {match[0].strip()}"
                 return
 
     return look

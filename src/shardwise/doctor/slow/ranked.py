@@ -117,8 +117,12 @@ SLOW: tuple[Check[Case], ...] = tuple(
 
 def is_slow(pace: Pace) -> bool:
     """Whether steps miss their plan, or a tenth of the time went to something else."""
-    pauses = causes.uneven_steps(pace)
-    lost = (pace.slower, 1 - pace.spent["productive"], pauses.share if pauses else 0.0)
+    lost = [pace.slower, 1 - pace.spent["productive"]]
+    # Without a forecast the record itself shows what a step waits for.
+    measured: list[Measure] = [causes.uneven_steps]
+    if pace.planned_s is None:
+        measured += [causes.input_wait, causes.late_rank]
+    lost += [found.share for measure in measured if (found := measure(pace)) is not None]
     return max(lost) > SPEED_BAND
 
 
