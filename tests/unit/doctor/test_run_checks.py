@@ -59,6 +59,12 @@ def damaged() -> Case:
     return replace(healthy(), run=replace(healthy().run, checkpoints=(bad,)))
 
 
+def cut_off() -> Case:
+    """A run that is at work."""
+    case = healthy()
+    return replace(case, run=replace(case.run, events=case.run.events[:-1]))
+
+
 GIB = 2**30
 FAULTS: dict[str, Callable[[], Case]] = {
     "SW301": damaged,
@@ -86,6 +92,7 @@ FAULTS: dict[str, Callable[[], Case]] = {
     "SW319": lambda: with_log("the ranks were not started alike:\n  rank 8: data differs"),
     "SW320": lambda: with_log("rank 2 hung: no step for 900 s"),
     "SW321": lambda: with_log("rank 8 on gpu-b does not see the runs directory of rank 0 on gpu-a"),
+    "SW322": lambda: replace(cut_off(), now=cut_off().whole[-1]["time"] + 600),
     "SW340": lambda: with_log(CHANNEL.format("NET/Socket/0")),
     "SW341": lambda: with_log(CHANNEL.format("NET/IB/0")),
     "SW342": lambda: with_log(CHANNEL.format("SHM/direct/direct")),
@@ -153,3 +160,10 @@ def test_causes_are_first_among_warnings_and_in_json() -> None:
     assert found.findings[0].check.id == "SW402"
     assert "for rank 5 (costs about 19%)" in found.findings[0].evidence
     assert found.details["causes"][0]["id"] == "SW402"
+
+
+def test_a_run_at_work_is_not_silent() -> None:
+    case = cut_off()
+    assert found_in(replace(case, now=case.whole[-1]["time"] + 5)) == {}
+    # One that has ended may be as old as it likes.
+    assert found_in(replace(healthy(), now=healthy().whole[-1]["time"] + 10**6)) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ class Case:
 
     run: RunRecord
     logs: Logs = field(default=())
+    now: float = field(default_factory=time.time)
 
     @cached_property
     def whole(self) -> list[Event]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from shardwise.doctor.check import Check
 from shardwise.doctor.run.case import Case
@@ -15,6 +17,9 @@ from shardwise.verify.gates import check_gates
 _LEAST_STEPS = 3
 _LEAST_SCALE = 1.0
 _LONGEST_SAVE_S = 600
+# A save or an evaluation may take some of the usual intervals.
+_LEAST_SILENCE_S = 30
+_MANY_INTERVALS = 8
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -124,6 +129,21 @@ def _more_memory(case: Case) -> Iterator[str]:
     held, planned = case.steps[-1]["memory"]["allocated"], plan.memory.allocated
     if held > (1 + MEMORY_BAND) * planned:
         yield f"{format_bytes(held)} allocated, where the plan has {format_bytes(planned)}"
+
+
+def _silent(case: Case) -> Iterator[str]:
+    """A run that has neither ended nor said anything for much longer than usual."""
+    life = case.of_kind("start", "restart", "end", "stopped")
+    times = [event["time"] for event in case.of_kind("step")]
+    if not life or life[-1]["event"] in ("end", "stopped") or len(times) < _LEAST_STEPS:
+        return
+    usual = statistics.median(after - before for before, after in pairwise(times))
+    silence = case.now - case.whole[-1]["time"]
+    if silence > max(_LEAST_SILENCE_S, _MANY_INTERVALS * usual):
+        yield (
+            f"its last event was {format_duration(silence)} ago, at step "
+            f"{case.of_kind('step')[-1]['step']}; a line usually comes every {usual:.1f} s"
+        )
 
 
 def _said(pattern: str) -> Callable[[Case], Iterator[str]]:
@@ -266,5 +286,12 @@ RECORD: tuple[Check[Case], ...] = (
         "Checkpoints need one directory that all nodes see.",
         "name one on a shared file system: runs_dir=DIRECTORY",
         _said(r"[^\n]*does not see the runs directory of [^\n]*"),
+    ),
+    Check(
+        "SW322", "error", "The run has gone silent",
+        "It is dead, or ranks wait in a collective for a link or a node that is down.",
+        "see whether its processes and all nodes are there, and whether nodes reach each other: "
+        "shardwise fabric; ranks that hang are ended after train.hang_timeout_s",
+        _silent,
     ),
 )  # fmt: skip

@@ -54,6 +54,9 @@ def _exposed(pace: Pace) -> float:
     late = pace.late[1] if pace.late is not None else 0.0
     if excess is not None:
         return max(0.0, excess - late)
+    if pace.planned_s is None:
+        slow = 1.0 if pace.link_share is None else pace.link_share[0]
+        return max(0.0, (1 - slow) * pace.communication_share - late)
     # Nothing was profiled: what is missing beside data and a late rank may be communication.
     waited = input_wait(pace)
     return max(0.0, pace.slower - late - (waited.share if waited else 0.0))

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from shardwise.doctor.run.case import Case, Event
@@ -109,6 +110,18 @@ class Pace:
         worst = min(middle, key=lambda kind: middle[kind])
         return middle[worst], worst
 
+    @cached_property
+    def communication_share(self) -> float:
+        """The time of collectives as a share of steps, hidden or not."""
+        reports = self.case.of_kind("collectives")
+        shares = [
+            sum(row["count"] * row["p50_s"] for row in _rows(event))
+            / max(1, event["step"] - before["step"])
+            / self.step_s
+            for before, event in pairwise(reports)
+        ]
+        return min(1.0, statistics.median(shares)) if shares else 0.0
+
     def _of_expected(self, row: Event) -> float | None:
         kinds: dict[str, Collective] = {
             "all_gather": "all_gather",
@@ -125,6 +138,10 @@ class Pace:
             return None
         size = row["bytes"] / count
         fabric = self.plan.cluster.fabric
+        spans_domains = replicates or ranks > fabric.domain
+        if fabric.library == "gloo" and not spans_domains:
+            # Ranks on one CPU hold each other up: their collectives tell nothing of links.
+            return None
         seconds = fabric.seconds(kind, size, ranks, decided.shard if replicates else 1)
         return float(row["bus_bytes_per_s"]) / bus_rate(kind, size, ranks, seconds)
 
@@ -139,11 +156,15 @@ class Pace:
 
 
 def _rows(event: Event) -> Sequence[dict[str, Any]]:
-    needed = ("kind", "count", "bytes", "bus_bytes_per_s")
+    numbers = ("count", "bytes", "bus_bytes_per_s", "p50_s")
     rows = event.get("rows")
-    if not isinstance(rows, list):
-        return []
-    return [row for row in rows if isinstance(row, dict) and all(key in row for key in needed)]
+    return [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+        and "kind" in row
+        and all(isinstance(row.get(name), int | float) for name in numbers)
+    ]
 
 
 def pace_of(case: Case) -> Pace | None:

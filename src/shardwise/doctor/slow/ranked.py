@@ -121,7 +121,7 @@ def is_slow(pace: Pace) -> bool:
     # Without a forecast the record itself shows what a step waits for.
     measured: list[Measure] = [causes.uneven_steps]
     if pace.planned_s is None:
-        measured += [causes.input_wait, causes.late_rank]
+        measured += [causes.input_wait, causes.late_rank, causes.slow_links]
     lost += [found.share for measure in measured if (found := measure(pace)) is not None]
     return max(lost) > SPEED_BAND
 
