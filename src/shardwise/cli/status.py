@@ -68,7 +68,7 @@ def _facts(record: RunRecord, submission: Submission | None, job: JobState) -> d
         "num_steps": record.num_steps,
         "eta_s": _eta_s(record) if is_live else None,
         "checkpoint": max(saved, default=None),
-        "late": _late(record) if is_live else None,
+        "late": late_rank(record) if is_live else None,
     }
 
 
@@ -91,7 +91,7 @@ def _eta_s(record: RunRecord) -> float | None:
     return (record.num_steps - int(record.steps[-1]["step"])) * statistics.median(recent)
 
 
-def _late(record: RunRecord) -> dict[str, Any] | None:
+def late_rank(record: RunRecord) -> dict[str, Any] | None:
     """The rank that the others wait for now, and the node that it is on."""
     from shardwise.platforms.rank_logs import newest_attempt, nodes_of_ranks
     from shardwise.report.late import stretches_of
@@ -101,8 +101,10 @@ def _late(record: RunRecord) -> dict[str, Any] | None:
         return None
     late, attempt = stretches[-1], newest_attempt(record.path)
     node = None if attempt is None else nodes_of_ranks(attempt).get(late["rank"])
-    since = {"since_step": late["step"], "behind_s": late["behind_s"]}
-    return {"rank": late["rank"], "node": node} | since
+    since = late["step"]
+    count = sum(report["step"] >= since for report in reports)
+    behind = {"since_step": since, "behind_s": late["behind_s"], "reports": count}
+    return {"rank": late["rank"], "node": node} | behind
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:

@@ -154,9 +154,13 @@ def _start(job: Job) -> list[str]:
 def _end(job: Job) -> list[str]:
     """Start again where that helps; the same command resumes from the newest checkpoint."""
     final = "|".join(str(int(code)) for code in _FINAL)
+    late = [
+        "# A node that the others have waited for again and again is left out.",
+        f'{job.command} exclude "$run" --late',
+    ]
     files = quote(str(job.files_dir))
     return [
-        f"files={files}",
+        f'files={files} run={quote(str(job.run_dir.parent))}/"$name"',
         'failures="$files/failures-$SLURM_JOB_ID" stopped="$files/stop-$SLURM_JOB_ID"',
         "# `shardwise stop` is no failure, and not to be followed by another start.",
         f'if [ -e "$stopped" ] && [ "$code" = {int(ExitCode.PREEMPTED)} ]; then exit 0; fi',
@@ -178,6 +182,7 @@ def _end(job: Job) -> list[str]:
         '  echo "shardwise: scontrol cannot requeue here; submit $files/job.sbatch again" >&2',
         '  exit "$code"',
         "}",
+        *(late if job.least_nodes < job.nodes else []),
         "# Nodes that `shardwise exclude` has named.",
         '[ ! -s "$files/exclude" ] ||',
         '  scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$(paste -sd, "$files/exclude")"',

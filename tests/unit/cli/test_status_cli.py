@@ -79,7 +79,8 @@ def test_status_has_state_step_eta_and_the_late_node(
     assert command(monkeypatch, "status", str(run_dir), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["step"], found["eta_s"]) == ("running", 30, 140.0)
-    assert found["late"] == {"rank": 1, "node": "node1", "since_step": 20, "behind_s": 0.25}
+    late = {"rank": 1, "node": "node1", "since_step": 20, "behind_s": 0.25, "reports": 2}
+    assert found["late"] == late
 
 
 def test_stop_sends_sigterm_to_the_launcher_and_status_sees_its_end(
@@ -138,6 +139,21 @@ def test_one_machine_has_no_node_to_leave_out(
 ) -> None:
     assert command(monkeypatch, "exclude", "demo", "node7") == 2
     assert "node7 cannot be left out of a run on one machine" in capsys.readouterr().err
+
+
+def test_a_node_that_is_late_again_and_again_is_left_out(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "exclude", "demo") == 2
+    assert "no node is named" in capsys.readouterr().err
+    assert command(monkeypatch, "exclude", "demo", "--late") == 0
+    assert capsys.readouterr().out == "no node is late\n", "two reports may be chance"
+    with (run_dir / "events.jsonl").open("a") as file:
+        event = {"event": "collectives", "time": time.time(), "step": 40, "straggler": LATE}
+        file.write(json.dumps(event) + "\n")
+    # This machine has no other node, and says which one it was asked for.
+    assert command(monkeypatch, "exclude", "demo", "--late") == 2
+    assert "node1 cannot be left out of a run on one machine" in capsys.readouterr().err
 
 
 def test_a_run_that_is_not_there_is_named(

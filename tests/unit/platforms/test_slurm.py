@@ -88,7 +88,11 @@ def test_what_the_user_says_replaces_ours() -> None:
 
 def test_an_elastic_run_asks_for_a_range_of_nodes() -> None:
     job = ("cluster=4x2xCPU", "launch.elastic=true", "train.global_batch=16")
-    assert options(render(*job, least=1))["--nodes"] == "1-4"
+    text = render(*job, least=1)
+    assert options(text)["--nodes"] == "1-4"
+    # A late node is left out only where the run may go on without it.
+    assert "'/my env/shardwise' exclude \"$run\" --late" in text
+    assert "--late" not in render(*job)
 
 
 def test_names_and_places_with_odd_characters_survive(tmp_path: Path) -> None:
