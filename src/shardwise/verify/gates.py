@@ -100,6 +100,8 @@ def _steady_gate(gates: GatesConfig, plan: Plan, steps: Steps) -> Gate:
     if len(times) < 5:
         return Gate("step time", "-", bound, "skip", "fewer than five logged steps")
     middle = statistics.median(times)
+    if not middle:
+        return Gate("step time", "-", bound, "skip", "the record says that steps took no time")
     spread = max(
         times[int(0.9 * (len(times) - 1))] / middle - 1, 1 - times[len(times) // 10] / middle
     )

@@ -167,3 +167,11 @@ def test_a_run_at_work_is_not_silent() -> None:
     assert found_in(replace(case, now=case.whole[-1]["time"] + 5)) == {}
     # One that has ended may be as old as it likes.
     assert found_in(replace(healthy(), now=healthy().whole[-1]["time"] + 10**6)) == {}
+
+
+@pytest.mark.parametrize("value", [0, "x", None, -1.0, float("nan"), [], {}, 1e300])
+def test_a_record_with_wrong_values_is_looked_at_all_the_same(value: Any) -> None:
+    for field in ("step_s", "data_share", "write_s", "stage_s", "rows", "straggler", "scale"):
+        case = with_event("checkpoint", step=600, stage_s=1.0, write_s=1.0)
+        events = [{**event, field: value} if field in event else event for event in case.run.events]
+        diagnose(replace(case, run=replace(case.run, events=tuple(events))))

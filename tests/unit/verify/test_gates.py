@@ -72,6 +72,11 @@ def test_unsteady_steps_fail(plan: Plan) -> None:
     assert failed(plan, events) == ["step time"]
 
 
+def test_steps_without_a_time_are_not_judged(plan: Plan) -> None:
+    gates = check_gates(plan, [step(plan, n, step_s=0) for n in range(1, 12)], ())
+    assert [gate.verdict for gate in gates if gate.name == "step time"] == ["skip"]
+
+
 def test_a_loss_that_rises_fails(plan: Plan) -> None:
     rising = [step(plan, n, loss=3.0 + 0.1 * n) for n in range(1, 12)]
     assert failed(plan, rising) == ["loss"]

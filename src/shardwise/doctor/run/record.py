@@ -81,7 +81,7 @@ def _is_small(scale: object) -> bool:
 
 
 def _slow_save(case: Case) -> Iterator[str]:
-    saves = [event for event in case.of_kind("checkpoint") if "write_s" in event]
+    saves = [e for e in case.of_kind("checkpoint") if isinstance(e.get("write_s"), int | float)]
     slow = [event for event in saves if event["write_s"] > _LONGEST_SAVE_S]
     if slow:
         longest = max(event["write_s"] for event in slow)

@@ -168,6 +168,10 @@ def _rows(event: Event) -> Sequence[dict[str, Any]]:
 
 
 def pace_of(case: Case) -> Pace | None:
-    """The pace of a run; None where it has no plan or too few steps."""
+    """The pace of a run; None where it has no plan or too few steps, or where these took no
+    time."""
     plan = case.run.plan
-    return Pace(case, plan) if plan is not None and len(case.steady) > 1 else None
+    if plan is None or len(case.steady) < 2:
+        return None
+    pace = Pace(case, plan)
+    return pace if pace.step_s > 0 else None
