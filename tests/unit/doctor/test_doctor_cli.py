@@ -77,7 +77,8 @@ def test_a_fault_of_the_machine_is_one_of_the_environment(tmp_path: Path) -> Non
     told, code = doctor("tiny.yaml", f"runs_dir={tmp_path / 'tiny.yaml'}", "--json")
     assert code == ExitCode.ENVIRONMENT
     found = json.loads(told)
-    assert [finding["id"] for finding in found["findings"]] == ["SW206"]
+    # Warnings depend on the machine that this runs on.
+    assert [f["id"] for f in found["findings"] if f["level"] == "error"] == ["SW206"]
     assert found["node"]["gpus"] == []
 
 
