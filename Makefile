@@ -14,6 +14,8 @@ TRITON := .venv/triton
 PEFT := .venv/peft
 # The client of Kubernetes with what its synchronous half needs, which the other packages have not.
 KUBERNETES := kubernetes durationpy oauthlib requests-oauthlib websocket-client
+# Ray, with all that it needs, for the tests of `make chaos` that start a cluster of it.
+RAY := .venv/ray
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
@@ -111,7 +113,7 @@ endef
 # every way to spread a run against one process, every family against plain PyTorch, a step over a
 # slow link, every compiled form of a block, masks of 10,000 conversations, an instruction set
 # learnt in 300 steps, 300 steps in float8.
-chaos: $(READY)
+chaos: $(READY) $(RAY)/.ready
 	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
 	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
 	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
@@ -123,6 +125,10 @@ chaos: $(READY)
 	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py \
 	  tests/dist/test_adapters.py tests/golden/test_cli_adapter_export.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
+
+$(RAY)/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade --target $(RAY) 'ray[default,train]'
+	touch $@
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest runs

@@ -25,6 +25,7 @@ from shardwise.cli import (
     observe,
     plan,
     profile,
+    ray_driver,
     report,
     status,
     stop,
@@ -62,6 +63,7 @@ app.command("attach")(logs.attach)
 app.command("stop")(stop.stop)
 app.command("exclude")(stop.exclude)
 app.command("torchrun", context_settings=_OVERRIDES)(torchrun.torchrun)
+app.command("ray-driver", hidden=True)(ray_driver.ray_driver)
 app.command("tunnel", context_settings=_OVERRIDES)(tunnel.tunnel)
 app.command("verify")(verify.verify)
 app.command("doctor", context_settings=_OVERRIDES)(doctor.doctor)

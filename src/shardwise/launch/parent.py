@@ -12,7 +12,7 @@ from collections.abc import Mapping
 LAUNCHER_VARIABLE = "SHARDWISE_LAUNCHER"
 AGENT_VARIABLE = "SHARDWISE_AGENT"
 # From linux/prctl.h: the signal to get when the parent dies.
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 def launcher_of(environ: Mapping[str, str]) -> int | None:
@@ -25,7 +25,7 @@ def leave_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
     """Make this rank save and stop when its launcher is killed, so that no rank is left on the
     devices."""
     launcher = launcher_of(environ) or os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:
         # The launcher died before this process could ask to be notified.
         os.kill(os.getpid(), signal.SIGTERM)

@@ -6,9 +6,10 @@ from shardwise.errors import UserError
 from shardwise.platforms.kubernetes.launcher import KUBERNETES
 from shardwise.platforms.launcher import Launcher
 from shardwise.platforms.local import LocalLauncher
+from shardwise.platforms.ray import RayLauncher
 from shardwise.platforms.slurm import SlurmLauncher
 
-PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), SlurmLauncher(), *KUBERNETES)
+PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), SlurmLauncher(), *KUBERNETES, RayLauncher())
 
 
 def find_launcher(name: str) -> Launcher:

@@ -13,7 +13,7 @@ from kube_schemas import RESOURCES_SERVED, schema_faults
 
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
-from shardwise.platforms.kubernetes.explained import Because, plain, to_yaml
+from shardwise.platforms.explained import Because, plain, to_yaml
 from shardwise.platforms.kubernetes.names import LONGEST, kube_name
 
 GOLDEN = Path(__file__).with_name("golden")

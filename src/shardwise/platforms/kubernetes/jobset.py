@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.platforms.explained import Because
 from shardwise.platforms.job import Job
-from shardwise.platforms.kubernetes.explained import Because
 from shardwise.platforms.kubernetes.names import kube_name
 from shardwise.platforms.kubernetes.pods import (
     FINAL_CODES,

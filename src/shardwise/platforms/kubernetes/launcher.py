@@ -12,6 +12,7 @@ import yaml
 from shardwise.config.plain import dump_yaml
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import replace_file
+from shardwise.platforms.explained import reasons_of, to_yaml
 from shardwise.platforms.job import Job, Setting
 from shardwise.platforms.kubernetes.client import (
     CONFIG_MAP,
@@ -24,7 +25,6 @@ from shardwise.platforms.kubernetes.client import (
     PodSeen,
     kind_of,
 )
-from shardwise.platforms.kubernetes.explained import reasons_of, to_yaml
 from shardwise.platforms.kubernetes.jobset import build_jobset
 from shardwise.platforms.kubernetes.pods import config_map
 from shardwise.platforms.kubernetes.states import state_of

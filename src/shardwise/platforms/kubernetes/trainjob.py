@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.platforms.explained import Because
 from shardwise.platforms.job import Job
-from shardwise.platforms.kubernetes.explained import Because
 from shardwise.platforms.kubernetes.jobset import (
     ATTEMPT_FIELD,
     QUEUE_LABEL,

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from shardwise.errors import ExitCode
+from shardwise.platforms.explained import Because
 from shardwise.platforms.job import Job
-from shardwise.platforms.kubernetes.explained import Because
 from shardwise.platforms.kubernetes.names import kube_name
 from shardwise.platforms.kubernetes.pods import (
     FINAL_CODES,

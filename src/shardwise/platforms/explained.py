@@ -91,7 +91,10 @@ def _entry(start: str, value: Any, depth: int) -> Iterator[str]:
 def _comment(value: Any, depth: int) -> Iterator[str]:
     if isinstance(value, Because):
         start = f"{'  ' * depth}# "
-        why = value.why[:1].upper() + value.why[1:].rstrip(".") + "."
+        why = value.why.rstrip(".") + "."
+        # The name of a setting stays as it is typed.
+        if why.split()[0].rstrip(":").isalpha():
+            why = why[0].upper() + why[1:]
         yield from (f"{start}{line}" for line in wrap(why, _WIDTH - len(start)))
 
 

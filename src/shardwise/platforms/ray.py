@@ -1,0 +1,174 @@
+"""Ray: a job whose driver is a TorchTrainer, submitted through Ray's own client.
+
+Written for Ray 2.60, whose Train is the second version (`ray.train.v2`).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from shlex import join, split
+from typing import Any, TypeVar
+
+from shardwise.errors import ExitCode, UserError, brief
+from shardwise.platforms.explained import Because, reasons_of, to_yaml
+from shardwise.platforms.job import Job, Setting
+from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile, State
+from shardwise.platforms.script import CONFIG_HEADER
+from shardwise.platforms.submission import Submission
+
+_FILE = "ray.yaml"
+_STATES: Mapping[str, State] = {
+    "PENDING": "waiting",
+    "RUNNING": "running",
+    "SUCCEEDED": "ended",
+    "FAILED": "failed",
+    "STOPPED": "stopped",
+}
+_Answer = TypeVar("_Answer")
+
+
+class RayLauncher:
+    """A submitted job of a Ray cluster. RAY_ADDRESS names the cluster, as for `ray job submit`."""
+
+    name = "ray"
+    about = "a job of a Ray cluster"
+
+    def render(self, job: Job) -> Rendered:
+        """What the driver reads, and the configuration of the ranks."""
+        _validate_suits(job)
+        settings = _settings(job)
+        main = RenderedFile(
+            path=job.files_dir / _FILE,
+            text=to_yaml(settings),
+            settings=tuple(
+                Setting(place, str(value), why) for place, value, why in reasons_of(settings)
+            ),
+        )
+        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + job.config_text)
+        return Rendered(files=(main, config))
+
+    def submit(self, job: Job, rendered: Rendered) -> str:
+        """Submit the driver. Ray's head needs the files at the same path."""
+        number = f"{job.name}-{uuid.uuid4().hex[:8]}"
+        driver = join([*split(job.command), "ray-driver", str(rendered.main.path)])
+        _ask(lambda client: client.submit_job(entrypoint=driver, submission_id=number))
+        return number
+
+    def status(self, submission: Submission) -> JobState:
+        """What Ray says about the driver."""
+        found = _ask(lambda client: client.get_job_info(submission.id))
+        said = str(getattr(found.status, "value", found.status))
+        message = " ".join((found.message or "").split())
+        # A driver whose ranks were asked to save and to end has done what it should.
+        has_saved = f"exit code {int(ExitCode.PREEMPTED)}" in message
+        state = "stopped" if has_saved else _STATES.get(said, "unknown")
+        return JobState(state=state, words=f"{said}: {message}".rstrip(": "))
+
+    def logs(self, submission: Submission) -> Sequence[Output]:
+        """What the driver has printed, and the agents through it."""
+        text = _ask(lambda client: client.get_job_logs(submission.id))
+        return [Output(name=f"Ray job {submission.id}", text=text)]
+
+    def stop(self, submission: Submission) -> None:
+        """Another job tells the driver. Ray itself would kill it after three seconds."""
+        if self.status(submission).state == "waiting":
+            _ask(lambda client: client.stop_job(submission.id))
+            return
+        info = _ask(lambda client: client.get_job_info(submission.id))
+        number = f"{submission.id}-stop-{uuid.uuid4().hex[:8]}"
+        asking = f"{info.entrypoint} --stop"
+        _ask(lambda client: client.submit_job(entrypoint=asking, submission_id=number))
+
+    def exclude(self, submission: Submission, nodes: Sequence[str]) -> None:
+        """Ray chooses nodes by what they have, not by name."""
+        raise UserError(
+            f"{', '.join(nodes)} cannot be left out of a job on Ray",
+            why="Ray places workers by resources, and knows no names of nodes",
+            fix="take the node out of the cluster: ray stop, typed on it; then the same command "
+            "again",
+        )
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """What stands in the file, each setting with its reason."""
+    agent = [
+        *split(job.command),
+        "torchrun",
+        f"--shutdown-timeout={job.grace_s.value}",
+        str(job.config_path),
+    ]
+    wanted: dict[str, Any] = {"CPU": Because(job.ranks_per_node, "One core at least for each rank")}
+    if job.cluster.device == "cuda":
+        wanted = {"GPU": Because(job.ranks_per_node, "One rank for each GPU of a node"), **wanted}
+    return {
+        "name": job.name,
+        "nodes": Because(job.nodes, "One worker of Ray for each node of the plan"),
+        "ranks_per_node": job.ranks_per_node,
+        "resources_per_node": wanted,
+        "placement_strategy": Because(
+            "STRICT_SPREAD" if job.nodes > 1 else "PACK",
+            "Each worker has a node of its own, as the plan has it; Ray starts all of them or none",
+        ),
+        "max_failures": Because(
+            job.launch.max_requeues,
+            "launch.max_requeues: restarts after a worker died. Ray's own default is none. Each "
+            "resumes from the newest checkpoint, and preemptions are not counted",
+        ),
+        "storage_path": Because(
+            str(job.files_dir / "ray"), "Ray keeps its own notes here; checkpoints are shardwise's"
+        ),
+        "work_dir": Because(str(job.work_dir), "Relative paths of the configuration begin here"),
+        "command": Because(
+            agent,
+            f"The agent of one node. After SIGTERM ranks get {job.grace_s.value} s to save "
+            f"({job.grace_s.why})",
+        ),
+        "environment": {one.name: Because(one.value, one.why) for one in job.environment},
+        "setup": list(job.launch.setup),
+    }
+
+
+def _validate_suits(job: Job) -> None:
+    """Raise for what Ray has no use for."""
+    if job.cluster.source == "probed":
+        raise UserError(
+            f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
+            why="the nodes of a Ray cluster are others, and the plan must know what they have",
+            fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
+        )
+    said = {
+        "launch.options": bool(job.launch.options),
+        "launch.exclude": bool(job.launch.exclude),
+        "launch.walltime_s": job.launch.walltime_s != "auto",
+        "launch.elastic": job.launch.elastic,
+    }
+    if unused := [name for name, is_said in said.items() if is_said]:
+        raise UserError(
+            f"{' and '.join(unused)} would have no effect on Ray",
+            why="a Ray job has no time limit and no names of nodes, and gets all nodes or none",
+            fix=f"leave {' and '.join(unused)} out",
+        )
+
+
+def _ask(question: Callable[[Any], _Answer]) -> _Answer:
+    """One question to the cluster."""
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError as error:
+        raise UserError(
+            "Ray is not installed",
+            fix="pip install 'shardwise[ray]'",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    try:
+        return question(JobSubmissionClient())
+    except (ConnectionError, OSError, RuntimeError) as error:
+        where = os.environ.get("RAY_ADDRESS")
+        raise UserError(
+            "no Ray cluster answers" if where is None else f"the Ray cluster {where} refuses",
+            why=brief(error),
+            fix="name the dashboard of the head node: export RAY_ADDRESS=http://HOST:8265",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
