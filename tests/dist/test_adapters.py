@@ -264,7 +264,7 @@ def test_float8_is_multiplied_alike_on_every_mesh(ranks: Pools) -> None:
                 assert np.array_equal(found.params[name], value), name
 
 
-@pytest.mark.parametrize("base", ["float8", "nf4"])
+@pytest.mark.parametrize("base", ["float8", pytest.param("nf4", marks=pytest.mark.long)])
 def test_clamped_experts_that_ship_in_mxfp4(
     ranks: Pools, tally: Tally, tmp_path: Path, base: str
 ) -> None:

@@ -156,6 +156,7 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
             result = stepper.run(batches_of(step), rate)
             losses.append((result.loss_sum.double() / result.num_tokens).item())
             norms.append(result.grad_norm)
+    stepper.settle()
     return on_first(Trained(losses, norms, whole_params(session.model)))
 
 

@@ -46,6 +46,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
             why_compile if on_gpu else "compiling takes longer than it saves",
         ),
         "offload": _choose_offload(config, model, cluster),
+        "overlap_optimizer": _choose_overlap(config),
         "offload_activations": decide(
             config,
             "offload_activations",
@@ -90,6 +91,18 @@ def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
         states += 2 * (model.total_params - model.adapter.packed_params)
         states += model.adapter.packed_bytes
     return states * min(1.0, cluster.devices_per_node / cluster.world_size)
+
+
+def _choose_overlap(config: RunConfig) -> Choice[bool]:
+    """Whether the host updates units beside the next forward."""
+    if config.memory.offload == "none":
+        return Choice(False, "the optimizer is on the device", "rule")
+    if not config.memory.overlap_optimizer:
+        return Choice(False, "given", "user")
+    if config.optim.fused is False or config.optim.state == "int8":
+        return Choice(False, "only torch's fused AdamW is run by a thread of its own", "rule")
+    why = "the host updates units in the order of forward, and forward waits for each of them"
+    return Choice(True, why, "rule")
 
 
 def _choose_offload(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Choice[bool]:

@@ -75,6 +75,9 @@ class Decisions:
     offload: bool = False
     """Parameters, gradients and optimizer state are in host memory."""
 
+    overlap_optimizer: bool = False
+    """The host updates parameters beside the next forward."""
+
     offload_activations: Annotated[float, "memory.offload_activations"] = 0.0
     """Share of the blocks whose activations wait in host memory."""
 

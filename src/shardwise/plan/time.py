@@ -110,7 +110,7 @@ def estimate_time(
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_idle_share(model, decided) * busy,
         optimizer=_optimizer_seconds(shard_params, decided, rates, software),
-        offload=_offload_seconds(stored_params, decided, software)
+        offload=_offload_seconds(stored_params, decided, software, layers * forward)
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s + passes * software.pass_s,
     )
@@ -216,8 +216,11 @@ def _optimizer_seconds(
     return (software.optimizer_passes + more) * shard_params / rates.memory_bytes_per_s
 
 
-def _offload_seconds(shard_params: float, decided: Decisions, software: Software) -> float:
-    """Copies of parameters from the host and of gradients to it, and Adam in host memory."""
+def _offload_seconds(
+    shard_params: float, decided: Decisions, software: Software, forward: float
+) -> float:
+    """Copies of parameters from the host and of gradients to it, and Adam in host memory, which
+    the next forward may run beside."""
     if not decided.offload:
         return 0.0
     stored = software.packed_width if software.unpack_passes else None
@@ -226,6 +229,8 @@ def _offload_seconds(shard_params: float, decided: Decisions, software: Software
     if software.frozen:
         return seconds
     adam = 32 * shard_params / _HOST_ADAM_BYTES_PER_S
+    if decided.overlap_optimizer:
+        adam = max(0.0, adam - forward)
     return seconds + 4 * shard_params / _PCIE_BYTES_PER_S + adam
 
 

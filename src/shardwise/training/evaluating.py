@@ -12,6 +12,7 @@ from shardwise.training.channels import Channels
 from shardwise.training.evaluation import evaluate
 from shardwise.training.heartbeat import Phase
 from shardwise.training.objective import NextToken, Objective
+from shardwise.training.overlapped import settle
 from shardwise.training.reached import Reached
 from shardwise.training.session import Session
 
@@ -43,6 +44,7 @@ class Evaluating:
         data, mesh = self.session.data.eval, self.session.mesh
         if data is None or reached.held_out.step == reached.step:
             return
+        settle(self.session.optimizer)
         batches = eval_batches(
             data,
             num_sequences=self.settings.data.eval_sequences,

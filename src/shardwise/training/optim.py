@@ -41,13 +41,13 @@ class ShardAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
-                self._update(group, params)
+                self._update(group, params, [p.grad for p in params if p.grad is not None])
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         states = [self._state_of(param) for param in params]
         adamw(
             [_local(param) for param in params],
-            [_local(param.grad) for param in params if param.grad is not None],
+            [_local(grad) for grad in grads],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
             [],
@@ -87,7 +87,7 @@ class OnePassAdamW(ShardAdamW):
         self.state_dtype = state_dtype
         super().__init__(*given, **named)
 
-    def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Queue one update without waiting for the device."""
         states = [self._state_of(param) for param in params]
         counts = [state["step"] for state in states]
@@ -98,7 +98,7 @@ class OnePassAdamW(ShardAdamW):
         add_to_each(counts, [1 - found_inf] * len(counts))
         update(
             [_local(param) for param in params],
-            [_local(param.grad) for param in params if param.grad is not None],
+            [_local(grad) for grad in grads],
             [_local(state["exp_avg"]) for state in states],
             [_local(state["exp_avg_sq"]) for state in states],
             torch.stack([found_inf, scale, *corrections(counts[0], group["betas"]), counts[0]]),
@@ -128,8 +128,11 @@ def _local(tensor: Tensor) -> Tensor:
     return inner.to_local() if isinstance(inner, DTensor) else inner
 
 
-def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    """AdamW with weight decay for matrices and none for vectors (norms, biases)."""
+def build_optimizer(
+    model: nn.Module, plan: Plan, usual: type[ShardAdamW] = ShardAdamW
+) -> torch.optim.AdamW:
+    """AdamW with weight decay for matrices and none for vectors (norms, biases); of the class
+    `usual`, unless the plan wants other moments or our kernel."""
     optim = plan.settings.optim
     params = [p for p in model.parameters() if p.requires_grad]
     spared = set() if plan.decided.decay_embeddings else _embeddings(model)
@@ -152,7 +155,7 @@ def build_optimizer(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
         _check_kernels(plan)
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
     one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
-    return (OnePassAdamW if one_pass else ShardAdamW)(**settings)
+    return (OnePassAdamW if one_pass else usual)(**settings)
 
 
 def allocate_state(optimizer: torch.optim.AdamW) -> None:

@@ -21,6 +21,7 @@ from shardwise.checkpoint.state import model_tensors
 from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import Mesh
+from shardwise.training.overlapped import settle
 from shardwise.training.step import Reading
 
 _WORD_BYTES = 8
@@ -61,6 +62,7 @@ class Replicas:
         """Queue a comparison of all replicas after `step`. Nothing waits for it."""
         if self._group is None:
             return
+        settle(self._optimizer)
         held = dict(_held(self._model, self._optimizer))
         # Offloaded tensors are summed on the host, and only the few sums are copied.
         checksums = torch.stack([checksum(each).to(self._device) for each in held.values()])

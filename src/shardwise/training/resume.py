@@ -13,6 +13,7 @@ from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
+from shardwise.training.overlapped import settle
 from shardwise.training.reached import Reached
 from shardwise.training.scale import LossScale
 from shardwise.training.session import Session
@@ -32,6 +33,7 @@ def find_newest(plan: Plan, world: World, channels: Channels) -> Checkpoint | No
 def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
     """Fill model, optimizer and loss scale. Returns the progress of the run at that checkpoint."""
     world, manifest = session.mesh.world, found.manifest
+    settle(session.optimizer)
     restore_checkpoint(found, session.plan, session.model, session.optimizer, world)
     scale.restore(manifest.loss_scale)
     return Reached(

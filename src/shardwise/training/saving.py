@@ -7,6 +7,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import LostLease
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Phase
+from shardwise.training.overlapped import settle
 from shardwise.training.reached import Reached
 from shardwise.training.replicas import Replicas
 from shardwise.training.room import rooms_until
@@ -92,6 +93,7 @@ class Saving:
         """Start a save of this step. Returns the outcomes that are known."""
         if reached.step == self.saved_step:
             return []
+        settle(self.saver.optimizer)
         self.compare_replicas(reached.step)
         progress = Progress(
             step=reached.step,

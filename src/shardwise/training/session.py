@@ -44,7 +44,7 @@ from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.objective import NextToken, Objective
-from shardwise.training.optim import build_optimizer
+from shardwise.training.overlapped import build_for
 from shardwise.training.preference import PreferenceObjective
 from shardwise.training.reference import Reference, open_reference
 from shardwise.training.surroundings import fast_attention
@@ -85,7 +85,7 @@ def build_session(
     knows = reference is None or reference.is_known
     reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
-    optimizer = build_optimizer(model, plan)
+    optimizer = build_for(model, units, plan)
     return Session(plan, model, units, optimizer, data, device, mesh, reference)
 
 

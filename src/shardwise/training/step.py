@@ -22,6 +22,7 @@ from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
 from shardwise.training.objective import NextToken, Objective
 from shardwise.training.optim import allocate_state, set_learning_rate, step_if_finite
+from shardwise.training.overlapped import settle
 from shardwise.training.passes import OneByOne, Passed, Passes
 from shardwise.training.scale import scale_of
 
@@ -158,6 +159,10 @@ class Stepper:
             passed.scores,
             overflows if judged.is_finite else 0,
         )
+
+    def settle(self) -> None:
+        """Wait until the last update is made, so that others may read parameters and state."""
+        settle(self.optimizer)
 
     def _arrange_memory(self) -> None:
         """Leave as few holes as possible: what stays comes first, and what the first step left

@@ -477,6 +477,15 @@ def test_offload_moves_the_optimizer_to_the_host() -> None:
     step = estimate_time(LLAMA, fabric_of(H100, 8), replace(EIGHT, offload=True), rates_of(H100))
     assert step.optimizer == 0.0
     assert step.offload > 0.3
+    beside = replace(EIGHT, offload=True, overlap_optimizer=True)
+    hidden = estimate_time(LLAMA, fabric_of(H100, 8), beside, rates_of(H100))
+    # The update of a billion parameters takes half a second, and one forward hides its length.
+    gain = step.offload - hidden.offload
+    assert 0.2 < gain < 0.45
+    passes = replace(beside, accumulation=8)
+    assert estimate_time(LLAMA, fabric_of(H100, 8), passes, rates_of(H100)).offload == (
+        pytest.approx(hidden.offload + 7 * 4 * LLAMA.total_params / 8 / 25e9)
+    )
 
 
 def test_activations_are_waited_for_where_copies_outlast_compute() -> None:

@@ -63,6 +63,10 @@ class MemoryConfig:
     pin_memory: bool = True
     """With `offload` and a GPU: use pinned host memory, so that copies overlap with compute."""
 
+    overlap_optimizer: bool = True
+    """With `offload`: let the host update one unit after the other beside the next forward, which
+    waits for the update of each unit that it needs. The numbers are the same without it."""
+
     loss: Literal["auto", "chunked", "full"] = "auto"
     """`chunked` computes head and cross-entropy together, a slice of tokens at a time, and never
     holds all logits; `full` calls the model's own forward. `auto`: chunked where the model's logits
