@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from zero_files import save_zero
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.dist
 
@@ -87,6 +89,19 @@ def test_accelerates_shards_are_trained_on(home: Path, shardwise: Run) -> None:
     found = load_file(home / "out" / "model.safetensors")
     for name, tensor in expected(home).items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_shards_of_deepspeed_are_trained_on(home: Path, shardwise: Run, tmp_path: Path) -> None:
+    weights = expected(home)
+    groups = [{n: t for n, t in weights.items() if (t.dim() > 1) is wide} for wide in (True, False)]
+    save_zero(tmp_path, groups, stage=3, num_ranks=3)
+    done = train(shardwise, home, "zero", tmp_path)
+    assert f"of weights from {tmp_path}/global_step7/zero_pp_rank_0" in done.stdout
+    assert "not read: the optimizer and scheduler of DeepSpeed; the optimizer" in done.stdout
+    shardwise("export", str(home / "zero"), "--to", str(tmp_path / "out"))
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_hostile_checkpoint_is_an_error_and_runs_nothing(

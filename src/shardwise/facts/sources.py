@@ -19,6 +19,8 @@ from shardwise.files import read_json, user_path
 # are never random instead.
 _WEIGHT_PATTERNS = (
     *("*.safetensors", "pytorch_model*.bin", "pytorch_model_fsdp_*", "*.distcp", ".metadata"),
+    # DeepSpeed's, of which one may name the directory that holds them or the one above it.
+    *("*mp_rank_00_model_states.pt", "*/*mp_rank_00_model_states.pt"),
 )
 # Index files by format. The first format that is there is read.
 _INDEXES = {
@@ -135,10 +137,12 @@ def _named_weights(name: str | None) -> Path | None:
     if not _holds_weights(place):
         raise UserError(
             f"there are no weights in model.weights_from={name}",
-            why="nothing there looks like safetensors, pytorch_model*.bin or DCP's .metadata"
+            why="nothing there looks like safetensors, pytorch_model*.bin, DCP's .metadata or "
+            "DeepSpeed's model states"
             if place.exists()
             else "there is no such file or directory",
-            fix="name what save_pretrained, Accelerate or DCP wrote: model.weights_from=DIR, or "
+            fix="name what save_pretrained, Accelerate, DeepSpeed or DCP wrote: "
+            "model.weights_from=DIR, or "
             "leave model.weights_from out",
         )
     return place

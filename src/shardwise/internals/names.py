@@ -48,5 +48,10 @@ DCP_METADATA = (
     ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
 )
 
+# Functions by which `torch.save` describes a tensor, a parameter, and a tensor with attributes.
+REBUILD_TENSOR = ("torch._utils", "_rebuild_tensor_v2")
+REBUILD_PARAMETER = ("torch._utils", "_rebuild_parameter")
+REBUILD_WITH_ATTRIBUTES = ("torch._tensor", "_rebuild_from_type_v2")
+
 # The logger that warns of torchao's enums.
 PYTREE_LOGGER = "torch.utils._pytree"

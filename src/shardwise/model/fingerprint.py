@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from shardwise.files import open_file, parse_json, read_json, sampled_digest
 from shardwise.model.dcp_index import METADATA_NAME
 from shardwise.model.stored import INDEX_NAME, TORCH_INDEX_NAME, find_weights
+from shardwise.model.zero import MODEL_NAMES
 
 # Training changes almost every value of a tensor, so the first ones are enough.
 _TENSOR_BYTES = 4096
@@ -47,7 +48,7 @@ def fingerprint_weights(place: Path) -> str:
 def weight_files(place: Path) -> list[Path]:
     """All files that hold the weights of a directory or file."""
     found = find_weights(place)
-    if found.name == METADATA_NAME:
+    if found.name == METADATA_NAME or found.name in MODEL_NAMES:
         return sorted(path for path in found.parent.iterdir() if path.is_file())
     if found.name not in (INDEX_NAME, TORCH_INDEX_NAME):
         return [found]

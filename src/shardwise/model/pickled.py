@@ -32,6 +32,15 @@ class Described:
     state: Any = None
 
 
+# What a pickle refers to outside of itself is described by this name and its id.
+OUTSIDE = Name("", "persistent id")
+_ORDERED = Name("collections", "OrderedDict")
+
+
+class Ordered(dict[Any, Any]):
+    """The items of an OrderedDict. Attributes that it had are left out."""
+
+
 class RefusedPickle(ValueError):
     """A pickle that is not plain data and the allowed names."""
 
@@ -100,10 +109,17 @@ class _Tape:
         args, made_by = self.pop(), self.pop()
         if type(args) is not tuple or type(made_by) is not Name:
             raise RefusedPickle("it calls what is not a name")
-        self.push(Described(made_by, args))
+        self.push(Ordered() if made_by == _ORDERED and not args else Described(made_by, args))
+
+    def refer(self) -> None:
+        if OUTSIDE not in self.allowed:
+            raise RefusedPickle("it refers to what is not in it")
+        self.push(Described(OUTSIDE, (self.pop(),)))
 
     def set_state(self) -> None:
         state, described = self.pop(), self.stack[-1]
+        if type(described) is Ordered:
+            return
         if type(described) is not Described:
             raise RefusedPickle("it gives a state to what is not an object")
         described.state = state
@@ -116,7 +132,7 @@ class _Tape:
 
     def add_to_dict(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is not dict or len(items) % 2:
+        if type(target) not in (dict, Ordered) or len(items) % 2:
             raise RefusedPickle("it sets items of what is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Tuples are refused here: the hash of one that holds another twice, and so on, never
@@ -154,6 +170,7 @@ _STEPS: dict[str, Callable[[_Tape, Any], None]] = {
     "STACK_GLOBAL": lambda tape, arg: tape.name(*tape.pop_last(2)),
     "REDUCE": lambda tape, arg: tape.describe(),
     "NEWOBJ": lambda tape, arg: tape.describe(),
+    "BINPERSID": lambda tape, arg: tape.refer(),
     "BUILD": lambda tape, arg: tape.set_state(),
     "APPEND": lambda tape, arg: tape.add_to_list([tape.pop()]),
     "APPENDS": lambda tape, arg: tape.add_to_list(tape.pop_to_mark()),

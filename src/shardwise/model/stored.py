@@ -16,6 +16,7 @@ from shardwise.model.boxes import Box
 from shardwise.model.dcp import DcpWeights
 from shardwise.model.dcp_index import METADATA_NAME
 from shardwise.model.torch_file import load_torch
+from shardwise.model.zero import MODEL_NAMES, ZeroWeights, find_checkpoint
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -87,11 +88,14 @@ class _TorchFiles:
 
 
 def find_weights(place: Path) -> Path:
-    """The file that says what `place` holds: weights, an index of them, or DCP's metadata."""
+    """The file that says what `place` holds: weights, an index of them, DCP's metadata, or the
+    first file of a checkpoint of DeepSpeed."""
     found = [place] if place.is_file() else [place / name for name in _PLACES]
     for path in found:
         if path.is_file():
             return path
+    if (first := find_checkpoint(place)) is not None:
+        return first
     raise UserError(
         f"no weights in {place}",
         why=f"none of {', '.join(_PLACES)} is there",
@@ -101,10 +105,13 @@ def find_weights(place: Path) -> Path:
 
 
 def open_weights(place: Path) -> StoredWeights:
-    """What `save_pretrained`, Accelerate or DCP left in a directory, or one file of weights."""
+    """What `save_pretrained`, Accelerate, DeepSpeed or DCP left in a directory, or one file of
+    weights."""
     path = find_weights(place)
     if path.name == METADATA_NAME:
         return DcpWeights(path.parent)
+    if path.name in MODEL_NAMES:
+        return ZeroWeights(path.parent)
     if path.name == INDEX_NAME:
         return _Safetensors(_weight_map(path))
     if path.name == TORCH_INDEX_NAME:
@@ -117,7 +124,11 @@ def open_weights(place: Path) -> StoredWeights:
 
 def unread_state(place: Path) -> list[str]:
     """Optimizer state and the like beside the weights of `place`, which is not read."""
-    directory = find_weights(place).parent
+    found = find_weights(place)
+    directory = found.parent
+    if found.name in MODEL_NAMES:
+        # Its other files have the weights in fp32 too.
+        return ["the optimizer and scheduler of DeepSpeed"]
     if directory.name == FSDP_DIRECTORY:
         directory = directory.parent
     return sorted(path.name for pattern in _OTHER_STATE for path in directory.glob(pattern))

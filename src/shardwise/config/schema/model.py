@@ -18,7 +18,7 @@ class ModelConfig:
 
     weights_from: str | None = None
     """The directory or file of the weights, where they are not beside config.json: safetensors,
-    torch.save, or a checkpoint of Accelerate, the HF Trainer or DCP."""
+    torch.save, or a checkpoint of Accelerate, the HF Trainer, DeepSpeed or DCP."""
 
     ignore_weights: list[str] = field(default_factory=list)
     """Regular expressions of tensors in the files that may stay unread, such as `^mtp`. Without
