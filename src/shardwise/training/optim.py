@@ -41,10 +41,10 @@ class ShardAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if params:
-                self._update(group, params, [p.grad for p in params if p.grad is not None])
+                self.update_params(group, params, [p.grad for p in params if p.grad is not None])
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        states = [self._state_of(param) for param in params]
+    def update_params(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        states = [self.state_of(param) for param in params]
         adamw(
             [_local(param) for param in params],
             [_local(grad) for grad in grads],
@@ -64,7 +64,7 @@ class ShardAdamW(torch.optim.AdamW):
             maximize=False,
         )
 
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+    def state_of(self, param: Tensor) -> dict[str, Tensor]:
         """The initial state, as torch's own."""
         state: dict[str, Tensor] = self.state[param]
         if not state:
@@ -87,9 +87,9 @@ class OnePassAdamW(ShardAdamW):
         self.state_dtype = state_dtype
         super().__init__(*given, **named)
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+    def update_params(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Queue one update without waiting for the device."""
-        states = [self._state_of(param) for param in params]
+        states = [self.state_of(param) for param in params]
         counts = [state["step"] for state in states]
         found_inf = torch.zeros_like(counts[0]) if self.found_inf is None else self.found_inf
         scale = torch.ones_like(counts[0]) if self.grad_scale is None else self.grad_scale
@@ -109,7 +109,7 @@ class OnePassAdamW(ShardAdamW):
         """Allocate all moments now, not in the first step."""
         for group in self.param_groups:
             for param in group["params"]:
-                self._state_of(param)
+                self.state_of(param)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state. torch casts it to the dtype of the parameter, and here it is cast

@@ -54,7 +54,7 @@ class OverlappedAdamW(ShardAdamW):
         # State in the usual order, which is that of a checkpoint's bytes.
         for param in every:
             if param.grad is not None:
-                self._state_of(param)
+                self.state_of(param)
         inside = {param for params in self._units for param in params}
         self._run(self._part([param for param in every if param not in inside]))
         # A caller forgets the gradients when this returns, so they go along.
@@ -89,7 +89,7 @@ class OverlappedAdamW(ShardAdamW):
     def _run(self, part: Part) -> None:
         # Whether gradients are recorded is a matter of each thread.
         for group, params, grads in part:
-            self._update(group, params, grads)
+            self.update_params(group, params, grads)
 
     def _wait_for(self, count: int) -> None:
         """Wait for the first units, and raise what went wrong with them."""
