@@ -148,9 +148,7 @@ class SlurmCluster:
         """What the loss of a machine is to the others: its daemon and all that it started die."""
         daemon = self._daemons.pop(name)
         # Steps have left the daemon's session, so they are found by the node that they are for.
-        for pid in _processes_of_node(name):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill_processes(f"SLURMD_NODENAME={name}")
         daemon.kill()
         daemon.wait(TIMEOUT_S)
 
@@ -162,10 +160,7 @@ class SlurmCluster:
 
     def stop(self) -> None:
         """End all daemons and what they started."""
-        for name in NODES:
-            for pid in _processes_of_node(name):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        self._kill_processes()
         for daemon in self._daemons.values():
             daemon.kill()
         for daemon in self._daemons.values():
@@ -198,20 +193,19 @@ class SlurmCluster:
             for line in log.read_text(errors="replace").splitlines()[-8:]
         )
 
+    def _kill_processes(self, *variables: str) -> None:
+        """All that has these variables and is of this cluster: another one on this machine, of
+        another run of the tests, has nodes of the same names."""
+        wanted = {word.encode() for word in (*variables, f"SLURM_CONF={self.conf}")}
+        for process in Path("/proc").iterdir():
+            if not process.name.isdecimal():
+                continue
+            with suppress(OSError):  # it is gone
+                if wanted <= set((process / "environ").read_bytes().split(b"\0")):
+                    os.kill(int(process.name), signal.SIGKILL)
+
     def _start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as output:
             self._daemons[name] = subprocess.Popen(
                 command, env=os.environ | self.environ, stdout=output, stderr=output
             )
-
-
-def _processes_of_node(name: str) -> list[int]:
-    """All processes that Slurm has started on a node, and the daemons of its steps."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
-        with suppress(OSError):
-            if f"\0SLURMD_NODENAME={name}\0".encode() in b"\0" + (process / "environ").read_bytes():
-                found.append(int(process.name))
-    return found
