@@ -43,7 +43,10 @@ class ShardAdamW(torch.optim.AdamW):
             if params:
                 self.update_params(group, params, [p.grad for p in params if p.grad is not None])
 
-    def update_params(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+    def update_params(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> None:
+        """Update parameters of one group from these gradients."""
         states = [self.state_of(param) for param in params]
         adamw(
             [_local(param) for param in params],
@@ -87,7 +90,9 @@ class OnePassAdamW(ShardAdamW):
         self.state_dtype = state_dtype
         super().__init__(*given, **named)
 
-    def update_params(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+    def update_params(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> None:
         """Queue one update without waiting for the device."""
         states = [self.state_of(param) for param in params]
         counts = [state["step"] for state in states]
