@@ -16,9 +16,12 @@ import shardwise
 SOURCE = Path(shardwise.__file__).parent
 # The launcher makes the world, and the mesh tells the others of it.
 KNOW = ("parallel/mesh.py", "launch/")
-# The planner has no world yet: it computes with the size that a world would have. These rooms only
-# show, write or compare it.
-PLAN = ("config/", "facts/", "plan/", "report/", "cli/", "tunnel/", "verify/", "calibrate/")
+# The planner has no world yet: it computes with the size that a world would have. So do those who
+# write jobs of a plan and look at it before a rank starts. These rooms only show or compare it.
+PLAN = (
+    *("config/", "facts/", "plan/", "report/", "cli/", "tunnel/", "verify/", "calibrate/"),
+    *("doctor/", "platforms/"),
+)
 ASKED = {"get_rank", "get_world_size", "WORLD", "get_node_local_rank"}
 # Where `group` stands among the arguments.
 COLLECTIVES = {
