@@ -58,7 +58,7 @@ def differences(mesh_shape: Sequence[int]) -> list[int]:
     return [number for number, pair in enumerate(pairs) if not torch.equal(*pair)]
 
 
-@pytest.mark.parametrize(("world", "mesh_shape"), [(2, [2]), (4, [4]), (4, [2, 2])])
+@pytest.mark.parametrize(("world", "mesh_shape"), [(2, [2]), (2, [2, 1]), (4, [4]), (4, [2, 2])])
 def test_own_parts_give_the_bits_of_dtensors(
     ranks: Callable[[int], Ranks], world: int, mesh_shape: list[int]
 ) -> None:

@@ -41,7 +41,7 @@ _STORAGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class ArchivedTensor:
     """A tensor whose bytes lie one after the other in a file."""
 
     path: Path
@@ -71,7 +71,7 @@ class Archive:
         except (zipfile.BadZipFile, OSError, ValueError, EOFError, KeyError, RuntimeError) as error:
             raise self.broken(str(error) or type(error).__name__) from error
 
-    def tensor(self, described: Any) -> StoredTensor:
+    def tensor(self, described: Any) -> ArchivedTensor:
         """Where a tensor of the content lies."""
         try:
             return self._tensor(described)
@@ -82,7 +82,7 @@ class Archive:
         """The error for a file that is not what it should be."""
         return UserError(f"cannot read {self.path}", why=why, fix="copy or save the file anew")
 
-    def _tensor(self, described: Any) -> StoredTensor:
+    def _tensor(self, described: Any) -> ArchivedTensor:
         if described.made_by == _WITH_ATTRIBUTES:
             made_by, _, args, _ = described.args
             described = Described(made_by, args)
@@ -100,7 +100,7 @@ class Archive:
         start = data.start + offset * dtype.itemsize
         if start + math.prod(shape) * dtype.itemsize > data.stop:
             raise ValueError("it is longer than its bytes")
-        return StoredTensor(self.path, dtype, shape, start)
+        return ArchivedTensor(self.path, dtype, shape, start)
 
     def _members_of(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         """The members without the name of the archive, which is the first part of their paths."""

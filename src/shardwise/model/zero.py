@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import UserError
-from shardwise.model.archive import Archive, StoredTensor, sizes_of
+from shardwise.model.archive import Archive, ArchivedTensor, sizes_of
 from shardwise.model.boxes import Box, Sizes
 from shardwise.model.pickled import Described
 
@@ -41,7 +41,7 @@ class Run:
     place: range
     """Which elements of the parameter these are, counted over all of its dims."""
 
-    source: StoredTensor
+    source: ArchivedTensor
     start: int
     """Where they begin in it."""
 
@@ -117,7 +117,7 @@ def _archives(directory: Path, kind: str) -> list[Archive]:
         raise UserError(
             f"the checkpoint of DeepSpeed in {directory} is not whole",
             why=f"the {kind} states of rank {missing} are missing",
-            fix="copy the directory anew, with the files of all ranks",
+            fix="copy or save the checkpoint anew",
         )
     return [Archive(files[rank]) for rank in range(len(files))]
 
@@ -193,7 +193,7 @@ def _whole(archive: Archive, described: Any) -> ZeroTensor:
     return ZeroTensor(stored.shape, (Run(range(math.prod(stored.shape)), stored, 0),))
 
 
-def _end_to_end(tensors: Sequence[StoredTensor]) -> list[Run]:
+def _end_to_end(tensors: Sequence[ArchivedTensor]) -> list[Run]:
     """Tensors one after the other, as one row."""
     runs, place = [], 0
     for stored in tensors:

@@ -35,8 +35,9 @@ def _sharding(grad: Tensor) -> tuple[DeviceMesh, tuple[int, ...]] | None:
     """The mesh, and those of its dimensions that divide the gradient."""
     if not isinstance(grad, DTensor) or any(place.is_partial() for place in grad.placements):
         return None
+    mesh = grad.device_mesh
     dims = (dim for dim, place in enumerate(grad.placements) if not place.is_replicate())
-    return grad.device_mesh, tuple(dims)
+    return mesh, tuple(dim for dim in dims if mesh.size(dim) > 1)
 
 
 def _local(grad: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from shardwise.errors import UserError
 from shardwise.kernels import hopper, own
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan
-from shardwise.training.optim import OnePassAdamW, build_optimizer
+from shardwise.training.optim import OnePassAdamW, ShardAdamW, build_optimizer
 
 
 def plan_for(cluster: str, kernels: str = "auto", **more: dict[str, object]) -> Plan:
@@ -43,8 +43,8 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     ("cluster", "kernels", "expected"),
     [
         ("8xH100", "auto", OnePassAdamW),
-        ("8xH100", "torch", torch.optim.AdamW),
-        ("2xCPU", "auto", torch.optim.AdamW),
+        ("8xH100", "torch", ShardAdamW),
+        ("2xCPU", "auto", ShardAdamW),
     ],
 )
 def test_the_optimizer_is_that_of_the_plan(
@@ -58,7 +58,7 @@ def test_the_optimizer_is_that_of_the_plan(
 def test_without_triton_it_is_torchs_and_that_is_said(triton: dict[str, bool]) -> None:
     triton["installed"] = False
     plan = plan_for("8xH100")
-    assert type(build_optimizer(nn.Linear(4, 4), plan)) is torch.optim.AdamW
+    assert type(build_optimizer(nn.Linear(4, 4), plan)) is ShardAdamW
     assert "Triton is not installed" in (own.kernels_note(plan) or "")
     with pytest.raises(UserError, match="needs Triton"):
         own.kernels_note(plan_for("8xH100", "own"))
