@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -121,12 +121,20 @@ class Archive:
 
     def _data(self, member: zipfile.ZipInfo) -> range:
         with self.path.open("rb") as file:
-            file.seek(member.header_offset)
-            lengths = _MEMBER_HEADER.unpack(file.read(_MEMBER_HEADER.size))
-        start = member.header_offset + _MEMBER_HEADER.size + sum(lengths)
-        if start + member.file_size > self.path.stat().st_size:
+            data = bytes_of_member(file, member)
+        if data.stop > self.path.stat().st_size:
             raise ValueError("the file ends before it")
-        return range(start, start + member.file_size)
+        return data
+
+
+def bytes_of_member(file: BinaryIO, member: zipfile.ZipInfo) -> range:
+    """Where the bytes of a zip member lie that is not compressed."""
+    file.seek(member.header_offset)
+    header = file.read(_MEMBER_HEADER.size)
+    if len(header) < _MEMBER_HEADER.size:
+        raise ValueError("the file ends before it")
+    start = member.header_offset + _MEMBER_HEADER.size + sum(_MEMBER_HEADER.unpack(header))
+    return range(start, start + member.file_size)
 
 
 class _Anything(Container[Name]):

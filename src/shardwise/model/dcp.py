@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import UserError
+from shardwise.model.archive import bytes_of_member
 from shardwise.model.boxes import Box
 from shardwise.model.dcp_index import DcpPiece, read_dcp_index
 from shardwise.model.torch_file import load_torch
 
 _DATA_MEMBER = re.compile(r"[^/]+/data/\w+")
 _ZIP_ERRORS = (zipfile.BadZipFile, ValueError, OSError, EOFError, RuntimeError, struct.error)
-# The header of a zip member. It ends with the lengths of the name and of the padding.
-_MEMBER_HEADER = struct.Struct("<26xHH")
 
 
 class DcpWeights:
@@ -110,12 +109,9 @@ class _Item:
             if not orders <= {sys.byteorder.encode()}:
                 raise ValueError("its numbers have another byte order")
             (data,) = (m for m in members if _DATA_MEMBER.fullmatch(m.filename))
-            view.seek(data.header_offset)
-            lengths = _MEMBER_HEADER.unpack(view.read(_MEMBER_HEADER.size))
+            return bytes_of_member(cast(BinaryIO, view), data)
         except _ZIP_ERRORS as error:
             raise self._broken(f"it is not one tensor of torch.save: {error}") from error
-        start = data.header_offset + _MEMBER_HEADER.size + sum(lengths)
-        return range(start, start + data.file_size)
 
     @property
     def _name(self) -> str:

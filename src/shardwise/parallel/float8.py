@@ -194,6 +194,12 @@ def bare(tensor: Tensor) -> Tensor:
     return tensor.expand_as(tensor) if hasattr(tensor, "fsdp_pre_all_gather") else tensor
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, in the same way."""
+    inner = bare(tensor)
+    return inner.to_local() if isinstance(inner, DTensor) else inner
+
+
 def _why_not(name: str, module: nn.Linear, in_block: bool, plan: Plan) -> str | None:
     last = name.split(".")[-1]
     if not in_block:

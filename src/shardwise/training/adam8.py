@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise.kernels.adamw import chance_of
-from shardwise.parallel.float8 import bare
+from shardwise.parallel.float8 import bare, own_part
 
 BLOCK = 256
 _CODES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}
@@ -172,5 +172,4 @@ def _scales_like(param: Tensor) -> Tensor:
 def _local(tensor: Tensor | None) -> Tensor:
     if tensor is None:
         raise ValueError("a parameter without a gradient is not updated")
-    inner = bare(tensor)
-    return inner.to_local() if isinstance(inner, DTensor) else inner
+    return own_part(tensor)

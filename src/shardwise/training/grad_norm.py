@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DeviceMesh, DTensor
 
 from shardwise.internals.functions import norm_of_each
+from shardwise.parallel.float8 import own_part
 
 
 def total_norm(grads: Sequence[Tensor]) -> Tensor:
@@ -23,7 +24,7 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor:
         norm = torch.nn.utils.get_total_norm(grads)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
     mesh, dims = sharding
-    norms = torch.stack(norm_of_each([_local(grad) for grad in grads]))
+    norms = torch.stack(norm_of_each([own_part(grad) for grad in grads]))
     for dim in dims:
         squares = norms**2
         dist.all_reduce(squares, group=mesh.get_group(dim))
@@ -38,7 +39,3 @@ def _sharding(grad: Tensor) -> tuple[DeviceMesh, tuple[int, ...]] | None:
     mesh = grad.device_mesh
     dims = (dim for dim, place in enumerate(grad.placements) if not place.is_replicate())
     return mesh, tuple(dim for dim in dims if mesh.size(dim) > 1)
-
-
-def _local(grad: Tensor) -> Tensor:
-    return grad.to_local() if isinstance(grad, DTensor) else grad

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from shardwise.config.schema import OptimConfig
@@ -15,7 +14,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.internals.functions import add_to_each
 from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
-from shardwise.parallel.float8 import bare
+from shardwise.parallel.float8 import bare, own_part
 from shardwise.plan.plan import Plan
 from shardwise.training.adam8 import Adam8
 
@@ -49,10 +48,10 @@ class ShardAdamW(torch.optim.AdamW):
         """Update parameters of one group from these gradients."""
         states = [self.state_of(param) for param in params]
         adamw(
-            [_local(param) for param in params],
-            [_local(grad) for grad in grads],
-            [_local(state["exp_avg"]) for state in states],
-            [_local(state["exp_avg_sq"]) for state in states],
+            [own_part(param) for param in params],
+            [own_part(grad) for grad in grads],
+            [own_part(state["exp_avg"]) for state in states],
+            [own_part(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=group["fused"],
@@ -102,10 +101,10 @@ class OnePassAdamW(ShardAdamW):
         # for it.
         add_to_each(counts, [1 - found_inf] * len(counts))
         update(
-            [_local(param) for param in params],
-            [_local(grad) for grad in grads],
-            [_local(state["exp_avg"]) for state in states],
-            [_local(state["exp_avg_sq"]) for state in states],
+            [own_part(param) for param in params],
+            [own_part(grad) for grad in grads],
+            [own_part(state["exp_avg"]) for state in states],
+            [own_part(state["exp_avg_sq"]) for state in states],
             torch.stack([found_inf, scale, *corrections(counts[0], group["betas"]), counts[0]]),
             [group["lr"], *group["betas"], group["eps"], group["weight_decay"]],
         )
@@ -125,12 +124,6 @@ class OnePassAdamW(ShardAdamW):
 
     def _narrow(self, moment: Tensor) -> Tensor:
         return moment if self.state_dtype is None else bare(moment).to(self.state_dtype)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    inner = bare(tensor)
-    return inner.to_local() if isinstance(inner, DTensor) else inner
 
 
 def build_optimizer(
