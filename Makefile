@@ -3,6 +3,7 @@
 # make test: set up, then lint, type check and run all tests.
 # make compat: the tests of torch's and transformers' insides, with the oldest, our own and the newest.
 # make chaos: the long versions of the fault tests, an hour or so.
+# make crds: the manifests against the CRDs of JobSet, Trainer and Volcano, which it downloads.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -12,8 +13,9 @@ FLOAT8 := .venv/float8
 TRITON := .venv/triton
 # And PEFT, which reads and writes adapters in a process of its own.
 PEFT := .venv/peft
-# The client of Kubernetes with what its synchronous half needs, which the other packages have not.
-KUBERNETES := kubernetes durationpy oauthlib requests-oauthlib websocket-client
+# The client of Kubernetes with what its synchronous half needs, which the other packages have not,
+# and Kubeflow's models of its own API.
+KUBERNETES := kubernetes durationpy oauthlib requests-oauthlib websocket-client kubeflow-trainer-api
 # Ray, with all that it needs, for the tests of `make chaos` that start a cluster of it.
 RAY := .venv/ray
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
@@ -33,7 +35,7 @@ INSIDES = $(wildcard $(addprefix tests/unit/,internals kernels launch model para
   precision.py replicas.py reshard.py resume.py router_loss.py tunnel.py uneven.py) \
   tests/golden/test_golden_losses.py
 
-.PHONY: setup demo lint quick test test-alerts test-all test-float8 test-interpreted compat compat-oldest compat-pinned compat-newest chaos clean
+.PHONY: setup demo lint quick test test-alerts test-all test-float8 test-interpreted compat compat-oldest compat-pinned compat-newest chaos crds clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -130,5 +132,31 @@ $(RAY)/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade --target $(RAY) 'ray[default,train]'
 	touch $@
 
+# The oldest release of each that takes all our manifests, and the newest. They are not ours to copy.
+GITHUB ?= https://raw.githubusercontent.com
+TRAINER_CRDS := $(addprefix manifests/base/crds/trainer.kubeflow.org_,trainjobs.yaml trainingruntimes.yaml)
+JOBSET_CRD := config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml
+VOLCANO_CRD := config/crd/volcano/bases/batch.volcano.sh_jobs.yaml
+CRDS_OLDEST := $(addprefix kubeflow/trainer/v2.2.0/,$(TRAINER_CRDS)) \
+  kubernetes-sigs/jobset/v0.10.0/$(JOBSET_CRD) volcano-sh/volcano/v1.15.0/$(VOLCANO_CRD)
+CRDS_NEWEST := $(addprefix kubeflow/trainer/v2.3.0/,$(TRAINER_CRDS)) \
+  kubernetes-sigs/jobset/v0.12.0/$(JOBSET_CRD) volcano-sh/volcano/v1.15.1/$(VOLCANO_CRD)
+CEL := .venv/cel
+crds: $(READY) $(CEL)/.ready $(addprefix .crds/oldest/,$(CRDS_OLDEST)) $(addprefix .crds/newest/,$(CRDS_NEWEST))
+	$(call test_crds,oldest)
+	$(call test_crds,newest)
+
+.crds/oldest/% .crds/newest/%:
+	mkdir -p $(@D)
+	curl --fail --silent --show-error --location --output $@ $(GITHUB)/$*
+
+$(CEL)/.ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt --upgrade --target $(CEL) cel-python
+	touch $@
+
+define test_crds
+SHARDWISE_CRDS=.crds/$(1) PYTHONPATH=$(CEL) $(PYTEST) -s tests/unit/platforms/test_real_crds.py tests/unit/platforms/test_kube_launcher.py
+endef
+
 clean:
-	rm -rf .venv .venv-oldest .venv-newest runs
+	rm -rf .crds .venv .venv-oldest .venv-newest runs

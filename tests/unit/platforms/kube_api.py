@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+from crd_rules import crd_faults
 from kube_admission import admission_faults
 from kube_schemas import RESOURCES_SERVED, Resource, schema_faults
 
@@ -200,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         # Without strict validation a server drops unknown fields, and nobody notices.
         faults = [fault for fault in faults if fault not in unknown]
         name = body["metadata"]["name"]
-        faults = faults or admission_faults(body, self.api.objects)
+        faults = faults or admission_faults(body, self.api.objects) or crd_faults(body)
         if faults:
             raise _Refusal(422, f'{resource.kind} "{name}" is invalid: {"; ".join(faults)}')
         if (resource.kind, name) in self.api.objects:

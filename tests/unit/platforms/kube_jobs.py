@@ -28,6 +28,30 @@ data: {source: synthetic, seq_len: 32}
 cluster: 2xCPU
 kubernetes: {image: shardwise, claim: training, queue: gpus}
 """
+GOLDEN = Path(__file__).with_name("golden")
+EVERYTHING = (
+    "launch.exclude=[node-3,node-9]",
+    "launch.setup=[echo $(hostname) $$]",
+    "launch.environment={A: $(B)}",
+    "kubernetes.topology=cloud.provider.com/topology-rack",
+    "kubernetes.topology_required=true",
+    "kubernetes.resources={cpu: 96, memory: 900Gi, rdma/hca: 8}",
+    "kubernetes.node_selector={pool: h100}",
+    "kubernetes.tolerate=[nvidia.com/gpu]",
+    "kubernetes.secret=tokens",
+    "kubernetes.pull_secret=registry",
+    "kubernetes.service_account=trainer",
+    "kubernetes.mount=/mnt/all",
+    "runs_dir=/mnt/all/runs",
+)
+VARIANTS = {
+    "plain": (GPUS, ()),
+    "everything": (GPUS, EVERYTHING),
+    "one node": (GPUS, ("cluster.name=8xH100",)),
+    "no walltime": (CPUS, ("runs_dir=runs",)),
+    "many nodes": (GPUS, ("cluster.name=128x8xH100", f"name={'long-name-' * 12}")),
+    "tier by number": (GPUS, ("kubernetes.topology=2",)),
+}
 
 
 _PLANS: dict[tuple[str, ...], Plan] = {}

@@ -8,38 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 from kube_admission import admission_faults
-from kube_jobs import CPUS, GPUS, LAUNCHERS, make_job, manifests_of
+from kube_jobs import CPUS, GOLDEN, GPUS, LAUNCHERS, VARIANTS, make_job, manifests_of
 from kube_schemas import RESOURCES_SERVED, schema_faults
 
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.platforms.explained import Because, plain, to_yaml
 from shardwise.platforms.kubernetes.names import LONGEST, kube_name
-
-GOLDEN = Path(__file__).with_name("golden")
-EVERYTHING = (
-    "launch.exclude=[node-3,node-9]",
-    "launch.setup=[echo $(hostname) $$]",
-    "launch.environment={A: $(B)}",
-    "kubernetes.topology=cloud.provider.com/topology-rack",
-    "kubernetes.topology_required=true",
-    "kubernetes.resources={cpu: 96, memory: 900Gi, rdma/hca: 8}",
-    "kubernetes.node_selector={pool: h100}",
-    "kubernetes.tolerate=[nvidia.com/gpu]",
-    "kubernetes.secret=tokens",
-    "kubernetes.pull_secret=registry",
-    "kubernetes.service_account=trainer",
-    "kubernetes.mount=/mnt/all",
-    "runs_dir=/mnt/all/runs",
-)
-VARIANTS = {
-    "plain": (GPUS, ()),
-    "everything": (GPUS, EVERYTHING),
-    "one node": (GPUS, ("cluster.name=8xH100",)),
-    "no walltime": (CPUS, ("runs_dir=runs",)),
-    "many nodes": (GPUS, ("cluster.name=128x8xH100", f"name={'long-name-' * 12}")),
-    "tier by number": (GPUS, ("kubernetes.topology=2",)),
-}
 
 
 @pytest.mark.parametrize("on", LAUNCHERS)

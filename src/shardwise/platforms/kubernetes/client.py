@@ -43,7 +43,13 @@ RUNTIME = Kind(
     "trainingruntimes",
     "Kubeflow Trainer 2.2 or later",
 )
-VOLCANO_JOB = Kind("Job", "batch.volcano.sh", "v1alpha1", "jobs", "Volcano 1.9 or later")
+VOLCANO_JOB = Kind(
+    "Job",
+    "batch.volcano.sh",
+    "v1alpha1",
+    "jobs",
+    "Volcano 1.9 or later (1.15 for any kubernetes.topology)",
+)
 KINDS = (CONFIG_MAP, JOB_SET, TRAIN_JOB, RUNTIME, VOLCANO_JOB)
 
 

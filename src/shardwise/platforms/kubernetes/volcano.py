@@ -1,5 +1,5 @@
-"""A Volcano Job. API: batch.volcano.sh/v1alpha1 of Volcano 1.9 and later; a tier of
-HyperNodes by its name needs 1.14."""
+"""A Volcano Job. API: batch.volcano.sh/v1alpha1 of Volcano 1.9 and later. A tier of HyperNodes
+needs 1.12 by its number, 1.14 by its name, and 1.15 by a name with a slash."""
 
 from __future__ import annotations
 
