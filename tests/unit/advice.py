@@ -82,6 +82,7 @@ VOCABULARY = (
     Words(r"mend or leave out what is named", "the user's cables"),
     Words(r"can the nodes reach each other", "the user's network"),
     Words(r"kubectl (auth|cluster-info|config|delete|get) ", "the user's Kubernetes cluster"),
+    Words(r"kubectl cordon NODE", "the user's Kubernetes cluster"),
     Words(r"its last words are above", "what a rank printed"),
     Words(r"stacks of all ranks are in", "where ranks hung"),
     Words(r"read ARG; then run the same command", "what a rank printed"),

@@ -37,8 +37,8 @@ def _are_keys(names: Iterable[str]) -> bool:
     return all(_KEY.fullmatch(name) for name in names)
 
 
-def _is_mount(config: RunConfig) -> bool:
-    path = config.kubernetes.mount
+def is_mount(path: str) -> bool:
+    """Whether a volume can be mounted there."""
     clean = path == str(PurePosixPath(path)) and ":" not in path and path.isprintable()
     return clean and path.startswith("/") and path != "/" and ".." not in path.split("/")
 
@@ -73,7 +73,7 @@ KUBERNETES_RULES: tuple[Rule, ...] = (
     Rule(
         "kubernetes-mount-is-a-directory",
         "kubernetes.mount",
-        _is_mount,
+        lambda c: is_mount(c.kubernetes.mount),
         "it is the absolute path of a directory, without `:`, `..` or a slash at its end",
         "write kubernetes.mount=/shared",
     ),

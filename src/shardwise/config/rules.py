@@ -19,6 +19,7 @@ from shardwise.config.preference_rules import PREFERENCE_RULES
 from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
+from shardwise.config.skypilot_rules import SKYPILOT_RULES
 from shardwise.files import why_no_path
 
 
@@ -328,6 +329,7 @@ RULES: tuple[Rule, ...] = (
     *PREFERENCE_RULES,
     *LAUNCH_RULES,
     *KUBERNETES_RULES,
+    *SKYPILOT_RULES,
     Rule(
         "profile-within-steps",
         "observe.profile",

@@ -7,9 +7,16 @@ from shardwise.platforms.kubernetes.launcher import KUBERNETES
 from shardwise.platforms.launcher import Launcher
 from shardwise.platforms.local import LocalLauncher
 from shardwise.platforms.ray import RayLauncher
+from shardwise.platforms.skypilot import SkyPilotLauncher
 from shardwise.platforms.slurm import SlurmLauncher
 
-PLATFORMS: tuple[Launcher, ...] = (LocalLauncher(), SlurmLauncher(), *KUBERNETES, RayLauncher())
+PLATFORMS: tuple[Launcher, ...] = (
+    LocalLauncher(),
+    SlurmLauncher(),
+    *KUBERNETES,
+    RayLauncher(),
+    SkyPilotLauncher(),
+)
 
 
 def find_launcher(name: str) -> Launcher:

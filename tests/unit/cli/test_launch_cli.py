@@ -91,3 +91,20 @@ def test_settings_of_a_scheduler_are_not_ignored_on_one_machine(
     given = ("launch.options=[--partition=gpu]", "launch.grace_s=60")
     said = refused(capsys, monkeypatch, config, *given)
     assert "launch.options and launch.grace_s would have no effect" in said
+
+
+def test_skypilot_prints_its_task_and_says_what_it_needs(
+    config: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on = (config, "--on", "skypilot", "cluster.name=2x8xH100")
+    assert "fix: write skypilot.volume=NAME" in refused(capsys, monkeypatch, *on)
+    assert launch(monkeypatch, *on, "skypilot.volume=training") == 0
+    folder = tmp_path / "runs" / "first" / "launch"
+    assert (folder / "task.yaml").read_text() in capsys.readouterr().out
+    assert load_config(folder / "run.yaml").runs_dir == "/shared/runs"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch(monkeypatch, *on, "skypilot.volume=training", "--submit") == 4
+    assert "fix: pip install 'skypilot[kubernetes]>=0.14'" in capsys.readouterr().err

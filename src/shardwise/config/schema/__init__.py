@@ -16,6 +16,7 @@ from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
 from shardwise.config.schema.preference import USUAL_BETA, WITH_REFERENCE, PreferenceConfig
 from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
 from shardwise.config.schema.run import RunConfig
+from shardwise.config.schema.skypilot import SkyPilotConfig
 from shardwise.config.schema.words import FLOAT8_FORMATS, FROM_STRING, Auto, DtypeName, Strategy
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "PreferenceConfig",
     "RunConfig",
     "ShardConfig",
+    "SkyPilotConfig",
     "Strategy",
     "TrainConfig",
 ]

@@ -13,6 +13,7 @@ from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
 from shardwise.config.schema.preference import PreferenceConfig
 from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
+from shardwise.config.schema.skypilot import SkyPilotConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +42,4 @@ class RunConfig:
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
+    skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)

@@ -28,11 +28,12 @@ from shardwise.platforms.kubernetes.client import (
 from shardwise.platforms.kubernetes.jobset import build_jobset
 from shardwise.platforms.kubernetes.pods import config_map
 from shardwise.platforms.kubernetes.states import state_of
-from shardwise.platforms.kubernetes.suits import path_in_pods, validate_suits
+from shardwise.platforms.kubernetes.suits import validate_suits
 from shardwise.platforms.kubernetes.trainjob import build_trainjob
 from shardwise.platforms.kubernetes.volcano import build_volcano
 from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile
 from shardwise.platforms.submission import Submission
+from shardwise.platforms.volume import runs_dir_on_volume
 
 _FILE = "manifest.yaml"
 _CONFIG_FILE = "config-map.yaml"
@@ -57,7 +58,8 @@ class KubernetesLauncher:
     def render(self, job: Job) -> Rendered:
         """The job with a reason above each setting, and the configuration of its ranks."""
         validate_suits(job)
-        config = replace(job.config, runs_dir=str(path_in_pods(job)))
+        runs_dir = runs_dir_on_volume(job, job.config.kubernetes.mount)
+        config = replace(job.config, runs_dir=str(runs_dir))
         files = {_FILE: self.build(job), _CONFIG_FILE: [config_map(job, dump_yaml(config))]}
         return Rendered(files=tuple(_file(job, *item) for item in files.items()))
 

@@ -1,12 +1,10 @@
-"""Whether a job suits Kubernetes, and where its run directory is in the pods."""
+"""Whether a job suits Kubernetes."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path, PurePosixPath
-
 from shardwise.errors import UserError
 from shardwise.platforms.job import Job
+from shardwise.platforms.volume import runs_dir_on_volume
 
 
 def validate_suits(job: Job) -> None:
@@ -41,24 +39,4 @@ def validate_suits(job: Job) -> None:
             why="pods of a job start together or not at all, so a job never gets fewer nodes",
             fix="leave launch.elastic out, and write the smaller cluster.name after nodes are lost",
         )
-    path_in_pods(job)
-
-
-def path_in_pods(job: Job) -> PurePosixPath:
-    """The directory of runs as pods see it: on the shared volume.
-
-    Where this machine has the volume at the same place, it is the same path. Otherwise a directory
-    below the current one becomes one below the mount.
-    """
-    mount = PurePosixPath(job.config.kubernetes.mount)
-    runs_dir = PurePosixPath(job.run_dir.parent)
-    if runs_dir.is_relative_to(mount):
-        return runs_dir
-    here = Path(os.path.abspath(job.work_dir))
-    if runs_dir.is_relative_to(here):
-        return mount / runs_dir.relative_to(here)
-    raise UserError(
-        f"runs_dir={runs_dir} is not on the shared volume",
-        why=f"pods have the claim at {mount}, and lose what they write elsewhere",
-        fix=f"write runs_dir=runs, which is {mount}/runs in the pods, or runs_dir={mount}/runs",
-    )
+    runs_dir_on_volume(job, settings.mount)
