@@ -125,4 +125,5 @@ def _make_each_group_once() -> None:
     second: idle ranks with 70 groups took half of two cores.
     """
     mesh.init_device_mesh = cache(mesh.init_device_mesh)  # type: ignore[assignment]
+    mesh._make_group = cache(mesh._make_group)
     mesh.World.beside = cache(mesh.World.beside)  # type: ignore[assignment, method-assign]

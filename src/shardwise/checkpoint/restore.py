@@ -10,11 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import DefaultLoadPlanner
 
 from shardwise.checkpoint.check import check_contents, check_files
 from shardwise.checkpoint.index import read_index
-from shardwise.checkpoint.state import optimizer_tensors, saved_tensors, set_optimizer_tensors
+from shardwise.checkpoint.portions import PortionPlanner
+from shardwise.checkpoint.state import (
+    kept_tensors,
+    optimizer_tensors,
+    saved_tensors,
+    set_optimizer_tensors,
+)
 from shardwise.checkpoint.storage import ShardReader
 from shardwise.checkpoint.store import (
     Checkpoint,
@@ -62,15 +67,16 @@ def restore_checkpoint(
     The checkpoint must hold their tensors and no others. Its hashes do not show that: they only
     show that its files belong together.
     """
-    model_state = saved_tensors(model)
     optimizer_state = optimizer_tensors(model, optimizer)
+    tensors = {**saved_tensors(model), **optimizer_state}
+    kept = kept_tensors(model, tensors)
     index = read_index(checkpoint.path)
-    if wrong := check_tensors(index, {**model_state, **optimizer_state}):
+    if wrong := check_tensors(index, kept):
         raise refuse_tensors(checkpoint.path, wrong)
     dcp.load(
-        {**model_state, **optimizer_state},
+        tensors,
         storage_reader=ShardReader(checkpoint.path, index),
-        planner=DefaultLoadPlanner(flatten_state_dict=False),
+        planner=PortionPlanner(kept),
         process_group=world.group,
     )
     set_optimizer_tensors(model, optimizer, optimizer_state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import platform
 import time
@@ -28,8 +29,9 @@ from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
 from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
-from shardwise.checkpoint.state import optimizer_tensors, saved_tensors
-from shardwise.checkpoint.storage import ShardWriter, StagedPlanner
+from shardwise.checkpoint.portions import StagedPlanner
+from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
+from shardwise.checkpoint.storage import ShardWriter
 from shardwise.checkpoint.store import (
     begin,
     discard,
@@ -44,6 +46,7 @@ from shardwise.checkpoint.store import (
 from shardwise.errors import UserError
 from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
+from shardwise.model.weights import Portion
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
@@ -156,10 +159,13 @@ class Saver:
         tensors = saved_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
         # The bytes of all ranks together: a sharded tensor counts whole, and a replicated one is
         # written once.
-        self._needed_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+        kept = kept_tensors(self.model, tensors)
+        self._needed_bytes = sum(
+            math.prod(portion.shape) * portion.dtype.itemsize for portion in kept.values()
+        )
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
-        write = partial(self._write, tensors, staged, progress, hurried=hurried)
+        write = partial(self._write, kept, staged, progress, hurried=hurried)
         self._pending = self._thread.submit(lambda: replace(write(), stage_s=stage_s))
         return before
 
@@ -195,7 +201,7 @@ class Saver:
 
     def _write(
         self,
-        tensors: dict[str, Tensor],
+        kept: dict[str, Portion],
         staged: dict[str, Tensor],
         progress: Progress,
         *,
@@ -226,8 +232,9 @@ class Saver:
                 _, written = self._unread
             else:
                 writer = ShardWriter(self._begin(progress.step), self.world.rank, commit)
-                planner = StagedPlanner(staged)
+                planner = StagedPlanner(staged, kept)
                 group = self.world.group
+                tensors = {name: portion.tensor for name, portion in kept.items()}
                 dcp.save(tensors, storage_writer=writer, planner=planner, process_group=group)
                 written = {**writer.written, **small}
             write_s = time.perf_counter() - started - commit_s

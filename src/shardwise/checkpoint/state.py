@@ -3,6 +3,7 @@ shards."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +14,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from shardwise.model.cuts import cuts_of
+from shardwise.model.weights import Portion
 from shardwise.parallel.float8 import bare
 
 # One flat name per tensor, so that any mesh can read what any other wrote.
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -44,6 +48,16 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
         return tensors
     trained = {f"model.{name}" for name, param in params.items() if param.requires_grad}
     return {name: tensor for name, tensor in tensors.items() if name in trained}
+
+
+def kept_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Portion]:
+    """What this rank keeps of each tensor of a checkpoint, by its name there. Adam's moments are
+    cut as their parameters are."""
+    cuts = {}
+    for name, cut in cuts_of(model).items():
+        cuts[f"model.{name}"] = cut
+        cuts |= {f"optim.state.{name}.{moment}": cut for moment in _MOMENTS}
+    return {name: Portion(tensor, cuts.get(name)) for name, tensor in tensors.items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

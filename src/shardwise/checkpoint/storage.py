@@ -4,7 +4,7 @@ pickle."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import (
-    DefaultSavePlanner,
-    StorageReader,
-    StorageWriter,
-)
+from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -153,18 +149,6 @@ class ShardReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """We are always given a directory."""
         return True
-
-
-class StagedPlanner(DefaultSavePlanner):
-    """Plans over the live tensors, whose layout does not change, and writes their staged copies."""
-
-    def __init__(self, staged: Mapping[str, Tensor]) -> None:
-        super().__init__(flatten_state_dict=False)
-        self.staged = staged
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        """The staged copy of this rank's part, whatever the live tensor holds by now."""
-        return self.staged[index.fqn]
 
 
 @contextmanager

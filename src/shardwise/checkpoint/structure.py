@@ -25,6 +25,7 @@ from shardwise.config.typed import validate_types
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.model.build import build_on_meta
 from shardwise.model.lora import apply_lora
+from shardwise.model.weights import Portion
 
 _STATE = "optim.state."
 # Adam's moments may be fp32 or bf16, and a run may change from one to the other.
@@ -88,7 +89,7 @@ def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
     return [Damaged(INDEX_NAME, fault) for fault in faults]
 
 
-def check_tensors(index: Index, live: Mapping[str, Tensor]) -> list[Damaged]:
+def check_tensors(index: Index, live: Mapping[str, Portion]) -> list[Damaged]:
     """What differs between a checkpoint and the tensors that it is to fill."""
     return [Damaged(INDEX_NAME, fault) for fault in _differences(index, live)]
 
@@ -108,7 +109,9 @@ def refuse_tensors(path: Path, wrong: list[Damaged]) -> UserError:
     )
 
 
-def _differences(index: Index, wanted: Mapping[str, Tensor]) -> Iterator[str]:
+def _differences(
+    index: Index, wanted: Mapping[str, Tensor] | Mapping[str, Portion]
+) -> Iterator[str]:
     for name in wanted:
         if name not in index:
             yield f"{name} is missing"
@@ -123,7 +126,7 @@ def _differences(index: Index, wanted: Mapping[str, Tensor]) -> Iterator[str]:
             yield f"{name} is {_dtype(stored)}, the model's is {_dtype(tensor)}"
 
 
-def _may_be_cast(name: str, stored: StoredTensor, tensor: Tensor) -> bool:
+def _may_be_cast(name: str, stored: StoredTensor, tensor: Tensor | Portion) -> bool:
     floats = stored.dtype.is_floating_point and tensor.dtype.is_floating_point
     return floats and name.startswith(_STATE) and name.endswith(_MOMENTS)
 
@@ -142,5 +145,5 @@ def _state_faults(state: Index, params: Mapping[str, Tensor]) -> Iterator[str]:
             )
 
 
-def _dtype(tensor: StoredTensor | Tensor) -> str:
+def _dtype(tensor: StoredTensor | Tensor | Portion) -> str:
     return str(tensor.dtype).removeprefix("torch.")

@@ -57,6 +57,10 @@ class Box:
         offsets = (a - b for a, b in zip(self.offsets, outer.offsets, strict=True))
         return Box(tuple(offsets), self.sizes)
 
+    def moved_by(self, distance: Sizes) -> Box:
+        """A part of the same size, elsewhere."""
+        return Box(tuple(a + b for a, b in zip(self.offsets, distance, strict=True)), self.sizes)
+
     def runs_in(self, shape: Sizes) -> Iterator[range]:
         """The runs of elements of this part in a contiguous tensor of `shape`, in order."""
         # Trailing dims that are whole are contiguous with the last dim that is cut.

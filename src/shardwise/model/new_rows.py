@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardwise.model.boxes import Box, whole_box
 from shardwise.model.head import embedding_of, head_of
 from shardwise.model.stored import StoredWeights
-from shardwise.model.weights import local_box, local_part
+from shardwise.model.weights import Portion
 
 # Rows that are read at once for the mean.
 _ROWS = 4096
@@ -30,19 +30,21 @@ def num_new_rows(stored: tuple[int, ...], wanted: tuple[int, ...]) -> int:
     return max(0, wanted[0] - stored[0]) if is_same else 0
 
 
-def read_with_new_rows(files: StoredWeights, key: str, param: Tensor) -> int:
+def read_with_new_rows(files: StoredWeights, key: str, kept: Portion) -> int:
     """Fill this rank's part of a table. Returns the bytes read. Only a rank with new rows reads
     rows that it does not keep."""
-    stored, mine, local = whole_box(files.shape(key)), local_box(param), local_part(param)
-    known, num_bytes = mine.overlap(stored), 0
-    if known.num_elements:
-        part = files.read(key, known)
-        local[known.seen_from(mine).slices].copy_(part)
-        num_bytes = part.nbytes
-    first, rest = stored.sizes[0], tuple(param.shape[1:])
-    new = mine.overlap(Box((first, *(0 for _ in rest)), (param.shape[0] - first, *rest)))
-    if new.num_elements:
-        local[new.seen_from(mine).slices].copy_(_mean_row(files, key, new))
+    stored, num_bytes = whole_box(files.shape(key)), 0
+    first, rest = stored.sizes[0], kept.shape[1:]
+    added = Box((first, *(0 for _ in rest)), (kept.shape[0] - first, *rest))
+    for mine, own in kept.places:
+        local = kept.local[own.slices]
+        known, new = mine.overlap(stored), mine.overlap(added)
+        if known.num_elements:
+            part = files.read(key, known)
+            local[known.seen_from(mine).slices].copy_(part)
+            num_bytes += part.nbytes
+        if new.num_elements:
+            local[new.seen_from(mine).slices].copy_(_mean_row(files, key, new))
     return num_bytes
 
 

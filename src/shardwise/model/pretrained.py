@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from shardwise.model.dequantised import open_dequantised
 from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.lora import adapter_params
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
-from shardwise.model.packed import floats_shape, is_packed
+from shardwise.model.packed import is_packed
 from shardwise.model.stored import StoredWeights
-from shardwise.model.weights import copy_shard, local_box, local_part, put, stored_tensors
+from shardwise.model.weights import Portion, portions_of, stored_tensors
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"
 
@@ -45,23 +46,24 @@ def load_pretrained(model: nn.Module, place: Path, ignore: Sequence[str] = ()) -
     files = open_dequantised(place)
     matched = _match_keys(model, files)
     fused = {name for fusion in matched.fusions for name in fusion.targets}
-    wanted: dict[str, Tensor] = {}
+    portions = portions_of(model, matched.tensors)
+    wanted: dict[str, Portion] = {}
     missing: list[str] = []
     for first, *others in _tied_names(model):
         found = [name for name in (first, *others) if name in matched.plain or name in fused]
         if not found:
             missing.append(first)
             continue
-        wanted[found[0]] = matched.tensors[first]
+        wanted[found[0]] = portions[first]
         keys = [matched.plain[name] for name in found if name in matched.plain]
-        _validate_equal(files, keys, matched.tensors[first])
+        _validate_equal(files, keys, portions[first])
     _validate_all_there(model, missing, place, files)
     validate_leftovers(matched.left, model, files, place, ignore)
     # A fusion may fill several parameters, so the loop is over fusions.
     tables = table_params(model)
     return sum(
-        _read_plain(files, matched.plain[source], tensor, may_grow=id(tensor) in tables)
-        for source, tensor in wanted.items()
+        _read_plain(files, matched.plain[source], kept, may_grow=id(kept.tensor) in tables)
+        for source, kept in wanted.items()
         if source in matched.plain
     ) + sum(_read_fused(files, fusion, wanted) for fusion in matched.fusions)
 
@@ -70,8 +72,9 @@ def new_rows(model: nn.Module, place: Path) -> dict[str, int]:
     """The tables that have more rows than the files, and how many."""
     files = open_dequantised(place)
     matched, tables = _match_keys(model, files), table_params(model)
+    portions = portions_of(model, matched.tensors)
     counts = {
-        name: num_new_rows(tuple(files.shape(key)), tuple(matched.tensors[name].shape))
+        name: num_new_rows(tuple(files.shape(key)), portions[name].shape)
         for name, key in matched.plain.items()
         if id(matched.tensors[name]) in tables
     }
@@ -229,14 +232,15 @@ def _tied_names(model: nn.Module) -> list[list[str]]:
     return list(names.values())
 
 
-def _validate_equal(files: StoredWeights, keys: Sequence[str], param: Tensor) -> None:
+def _validate_equal(files: StoredWeights, keys: Sequence[str], kept: Portion) -> None:
     """Raise where a file holds two tensors for names that the model ties: it is of another
     model."""
     for key in keys[1:]:
         first = keys[0]
         _validate_shape(key, files.shape(key), files.shape(first))
-        part = local_box(param).overlap(whole_box(files.shape(first)))
-        if not torch.equal(files.read(first, part), files.read(key, part)):
+        stored = whole_box(files.shape(first))
+        parts = [box.overlap(stored) for box, _ in kept.places]
+        if not all(torch.equal(files.read(first, p), files.read(key, p)) for p in parts):
             raise UserError(
                 f"{first} and {key} differ in the files, and the model ties them",
                 why="it would train with the first of them in both places",
@@ -245,20 +249,23 @@ def _validate_equal(files: StoredWeights, keys: Sequence[str], param: Tensor) ->
             )
 
 
-def _read_plain(files: StoredWeights, key: str, param: Tensor, *, may_grow: bool = False) -> int:
-    """Fill `param` from one stored tensor; returns the bytes read."""
-    if may_grow and num_new_rows(tuple(files.shape(key)), tuple(param.shape)):
-        return read_with_new_rows(files, key, param)
-    _validate_shape(key, files.shape(key), floats_shape(param))
-    part = files.read(key, local_box(param))
-    _copy(key, part, param)
-    return part.nbytes
+def _read_plain(files: StoredWeights, key: str, kept: Portion, *, may_grow: bool = False) -> int:
+    """Fill `kept` from one stored tensor; returns the bytes read."""
+    if may_grow and num_new_rows(tuple(files.shape(key)), kept.shape):
+        return read_with_new_rows(files, key, kept)
+    _validate_shape(key, files.shape(key), kept.floats_shape)
+    num_bytes = 0
+    for whole, own in kept.places:
+        part = files.read(key, whole)
+        _copy(key, part, kept, own)
+        num_bytes += part.nbytes
+    return num_bytes
 
 
-def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tensor]) -> int:
+def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Portion]) -> int:
     """Fill what a fusion makes, from this rank's part of the files where that is enough."""
-    params = {name: wanted[name] for name in fusion.targets if name in wanted}
-    if not params:
+    portions = {name: wanted[name] for name in fusion.targets if name in wanted}
+    if not portions:
         return 0
     absent = [p for p in fusion.converter.source_patterns if p not in fusion.keys]
     if absent:
@@ -268,49 +275,42 @@ def _read_fused(files: StoredWeights, fusion: _Fusion, wanted: Mapping[str, Tens
             fix=_FETCH_ANEW,
         )
     if fusion.is_stack:
-        return _read_stack(files, fusion, params[fusion.target])
+        return _read_stack(files, fusion, portions[fusion.target])
     made = fusion.convert(lambda key: files.read(key, whole_box(files.shape(key))))
-    for name, param in params.items():
-        _validate_shape(name, made[name].shape, floats_shape(param))
-        copy_shard(param, made[name])
+    for name, kept in portions.items():
+        _validate_shape(name, made[name].shape, kept.floats_shape)
+        kept.fill(made[name])
     return sum(value.nbytes for value in made.values())
 
 
-def _read_stack(files: StoredWeights, fusion: _Fusion, param: Tensor) -> int:
-    """Fill `param` from the parts of stored tensors that this rank keeps."""
+def _read_stack(files: StoredWeights, fusion: _Fusion, kept: Portion) -> int:
+    """Fill `kept` from the parts of stored tensors that this rank keeps."""
     boxes = fusion.stack(files)
-    _validate_stack(fusion.target, boxes.values(), floats_shape(param))
-    mine = local_box(param)
+    _validate_stack(fusion.target, boxes.values(), kept.floats_shape)
     num_bytes = 0
-    for key, box in boxes.items():
-        common = mine.overlap(box)
+    for (key, box), (whole, own) in product(boxes.items(), kept.places):
+        common = whole.overlap(box)
         if common.num_elements:
             _validate_shape(key, files.shape(key), box.sizes[1:])
             inside = common.seen_from(box)
             # Stored tensors have no dim for the row.
             part = files.read(key, Box(inside.offsets[1:], inside.sizes[1:]))
-            _copy(key, part, param, common.seen_from(mine))
+            _copy(key, part[None], kept, common.seen_from(whole).moved_by(own.offsets))
             num_bytes += part.nbytes
     return num_bytes
 
 
-def _copy(key: str, part: Tensor, param: Tensor, inside: Box | None = None) -> None:
-    """Copy what was read to this rank's part of `param`, or to one row of it, unless it is whole
-    numbers that stand for other values."""
-    wants_floats = param.is_floating_point() or is_packed(param)
+def _copy(key: str, part: Tensor, kept: Portion, own: Box) -> None:
+    """Copy what was read to a box of what this rank keeps, unless it is whole numbers that stand
+    for other values."""
+    wants_floats = kept.tensor.is_floating_point() or is_packed(kept.tensor)
     if wants_floats and not part.is_floating_point():
         raise UserError(
             f"{key} is stored as {str(part.dtype).removeprefix('torch.')}, the model needs floats",
             why="such weights are quantised, and config.json does not say how",
             fix="name a copy whose weights are bf16 or fp32: model.weights_from=DIR",
         )
-    local = local_part(param)
-    if inside is None:
-        put(local, part)
-        return
-    # Of rows of bytes, all of a row.
-    places = inside.slices[:-1] if is_packed(param) else inside.slices
-    put(local[places][0], part)
+    kept.put(own, part)
 
 
 def _validate_shape(key: str, stored: Sequence[int], wanted: Sequence[int]) -> None:

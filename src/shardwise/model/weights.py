@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from shardwise.internals.hugging_face import initialise_module
 from shardwise.kernels.packed_rows import PACKINGS, pack_into
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
+from shardwise.model.cuts import Cut, cuts_of
 from shardwise.model.packed import floats_shape, is_packed
 from shardwise.model.seeds import seed_generators
 
@@ -65,7 +67,8 @@ def initialise_weights(
     model: nn.Module, twin: PreTrainedModel, units: UnitMap, *, seed: int, device: torch.device
 ) -> None:
     """Fill the sharded `model` from its unsharded meta `twin`, one unit of it at a time."""
-    targets = dict(model.named_parameters()) | dict(model.named_buffers())
+    params: dict[str, Tensor] = dict(model.named_parameters())
+    targets = portions_of(model, params | dict(model.named_buffers()))
     for members in _unit_members(twin, units):
         _fill_unit(targets, twin, members, device, seed)
     initialise_buffers(model, twin, device, seed=seed)
@@ -94,7 +97,7 @@ def initialise_buffers(
 
 
 def _fill_unit(
-    targets: Mapping[str, Tensor],
+    targets: Mapping[str, Portion],
     twin: PreTrainedModel,
     members: list[tuple[str, nn.Module]],
     device: torch.device,
@@ -106,7 +109,7 @@ def _fill_unit(
     with _own_random_state(device):
         _run_initialisers(twin, members, seed)
     for key in targets.keys() & full.keys():
-        copy_shard(targets[key], full[key].detach())
+        targets[key].fill(full[key].detach())
     for _, module in members:
         module.to("meta")
     full.clear()
@@ -131,9 +134,66 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensors[name] for name in model.state_dict() if name in tensors}
 
 
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What this rank keeps of one tensor of the model."""
+
+    tensor: Tensor
+    """As the model has it: sharded by FSDP2, or not."""
+
+    cut: Cut | None = None
+    """What another axis of the mesh has left of it before."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor. Of rows of bytes it is that of the bytes."""
+        return tuple(self.tensor.shape) if self.cut is None else self.cut.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its elements."""
+        return self.tensor.dtype
+
+    @property
+    def floats_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor, as files have it."""
+        return tuple(floats_shape(self.tensor)) if self.cut is None else self.cut.shape
+
+    @property
+    def local(self) -> Tensor:
+        """The memory of what is kept, to be written to."""
+        return local_part(self.tensor)
+
+    @property
+    def places(self) -> list[tuple[Box, Box]]:
+        """Each box of the whole tensor that is kept, and the box of `local` that holds it. Of rows
+        of bytes they are boxes of the floats."""
+        box = local_box(self.tensor)
+        if self.cut is None:
+            return [(box, whole_box(box.sizes))]
+        return list(self.cut.places(box))
+
+    def put(self, own: Box, values: Tensor) -> None:
+        """Copy floats to one of the boxes of what is kept."""
+        # Of rows of bytes, all of a row.
+        inside = own.slices[:-1] if is_packed(self.tensor) else own.slices
+        put(self.local[inside], values)
+
+    def fill(self, full: Tensor) -> None:
+        """Copy this rank's part of the whole tensor."""
+        for whole, own in self.places:
+            self.put(own, full[whole.slices])
+
+
+def portions_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Portion]:
+    """What this rank keeps of these tensors of the model, by their names."""
+    cuts = cuts_of(model)
+    return {name: Portion(tensor, cuts.get(name)) for name, tensor in tensors.items()}
+
+
 def copy_shard(target: Tensor, full: Tensor) -> None:
-    """Copy this rank's part of `full` into `target`, which may be sharded."""
-    put(local_part(target), full[local_box(target).slices])
+    """Copy this rank's part of `full` into `target`, which may be sharded and is not cut."""
+    Portion(target).fill(full)
 
 
 def put(target: Tensor, values: Tensor) -> None:

@@ -87,7 +87,7 @@ def apply_carrier(
     in_place = gathers_in_place(plan)
     needs_any = in_place or buffer or (shares and plan.cluster.device == "cuda")
     # FSDP2 calls no collective of a group of one, and its gradients are reduced in place.
-    if mesh.world.size == 1 or (given is None and not needs_any):
+    if mesh.fsdp.size() == 1 or (given is None and not needs_any):
         return
     carrier = given or Carrier()
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,14 +17,13 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.plan.axes import mesh_in_words, validate_supported
 from shardwise.plan.plan import Plan
 
 # Neighbours on the last of these axes are neighbours in rank. `expert` is no factor of the world:
 # its ranks are those of `shard`, `context` and `tensor`, over which the experts are divided.
 FACTORS = ("site", "replicate", "pipeline", "shard", "context", "tensor")
 AXES = (*FACTORS, "expert")
-# Only these may have more than one rank so far.
-SUPPORTED = ("replicate", "shard")
 # Ranks along these axes read different sequences. All other ranks share a batch.
 DATA_AXES = ("site", "replicate", "shard")
 _BATCH_AXES = tuple(name for name in FACTORS if name not in DATA_AXES)
@@ -156,7 +155,18 @@ class Mesh:
     axes: Axes
     world: World
     devices: DeviceMesh
-    """Its axes are `shard`, and all others that have more than one rank."""
+    """Its axes are `shard`, and all others that have more than one rank. Ranks along `context` hold
+    parts of the same parameters, so there they are part of `shard`."""
+
+    fsdp: DeviceMesh
+    """What FSDP2 shards over: `shard` of `devices`, and `replicate` where there are replicas."""
+
+    experts: DeviceMesh | None
+    """The same ranks for parameters of experts, with the axes `shard` and `expert`, and `replicate`
+    where there are replicas; None where every rank gathers all experts."""
+
+    axis_groups: Mapping[str, ProcessGroup]
+    """The group of every axis that has more than one rank."""
 
     loss_group: ProcessGroup
     """The ranks that add up a loss."""
@@ -193,54 +203,99 @@ class Mesh:
         return self.group("replicate")
 
     @property
+    def clip_group(self) -> ProcessGroup | None:
+        """Ranks that sum one norm in several orders, and must agree on it; None where all ranks
+        sum alike."""
+        return self.step_group if self.axes.size("tensor", "expert") > 1 else self.replicas
+
+    @property
     def groups(self) -> list[ProcessGroup]:
         """The group of the world and those of every axis."""
-        return [self.world.group, *self.devices.get_all_groups()]
+        groups = [self.world.group, *self.devices.get_all_groups(), *self.axis_groups.values()]
+        groups += [] if self.experts is None else self.experts.get_all_groups()
+        return list(dict.fromkeys(groups))
 
     def group(self, axis: str) -> ProcessGroup | None:
         """The ranks along one axis; None where this rank is alone on it."""
-        return self.devices.get_group(axis) if self.axes.size(axis) > 1 else None
+        return self.axis_groups.get(axis)
+
+    @property
+    def fsdp_over_experts(self) -> DeviceMesh:
+        """What FSDP2 shards the parameters of experts over."""
+        return self.fsdp if self.experts is None else _without(self.experts, "expert")
 
 
 def build_mesh(plan: Plan) -> Mesh:
     """The mesh of a plan. All ranks call this together, after they have joined a process group."""
-    axes = Axes(replicate=plan.decided.replicate, shard=plan.decided.shard)
+    decided = plan.decided
+    axes = Axes(
+        replicate=decided.replicate,
+        shard=decided.shard,
+        context=decided.context,
+        tensor=decided.tensor,
+        expert=decided.expert,
+    )
     world = World.joined()
-    validate_axes(axes)
+    validate_supported(asdict(axes))
     validate_world_size(plan, world.size)
     return lay_out(axes, world, plan.cluster.device)
 
 
 def lay_out(axes: Axes, world: World, device: str) -> Mesh:
     """Place the ranks of `world` along `axes`."""
-    names = [name for name in FACTORS if name == "shard" or axes.size(name) > 1]
-    shape = tuple(axes.size(name) for name in names)
-    devices = init_device_mesh(device, shape, mesh_dim_names=tuple(names))
+    factors = [name for name in FACTORS if name != "context"]
+    sizes = {name: axes.size(name) for name in factors} | {"shard": axes.size("shard", "context")}
+    devices = _mesh_of(device, sizes)
+    experts = _expert_mesh(device, axes) if axes.expert > 1 else None
 
     def group_along(wanted: Sequence[str]) -> ProcessGroup:
         along = [name for name in wanted if axes.size(name) > 1]
         if axes.size(*along) == world.size:
             return world.group
         if len(along) == 1:
-            return devices.get_group(along[0])
-        parts = {axes.ranks_along(rank, *along) for rank in range(world.size)}
-        group, _ = dist.new_subgroups_by_enumeration([list(part) for part in sorted(parts)])
-        own: ProcessGroup = group
-        return own
+            return group_of(along[0])
+        return _make_group(tuple({axes.ranks_along(rank, *along) for rank in range(world.size)}))
+
+    def group_of(name: str) -> ProcessGroup:
+        if name == "expert" and experts is not None:
+            return experts.get_group(name)
+        if name == "context" or (name == "shard" and axes.context > 1):
+            return _make_group(tuple({axes.ranks_along(r, name) for r in range(world.size)}))
+        return devices.get_group(name)
 
     loss, tokens, step = map(group_along, (LOSS_AXES, TOKEN_AXES, STEP_AXES))
-    return Mesh(axes, world, devices, loss, tokens, step)
+    groups = {name: group_of(name) for name in AXES if axes.size(name) > 1}
+    fsdp = _without(devices, *(name for name in FACTORS if name not in ("replicate", "shard")))
+    return Mesh(axes, world, devices, fsdp, experts, groups, loss, tokens, step)
 
 
-def validate_axes(axes: Axes) -> None:
-    """Raise where an axis has several ranks that nothing here can use yet."""
-    for name, size in asdict(axes).items():
-        if size > 1 and name not in SUPPORTED:
-            raise UserError(
-                f"the mesh has {size} ranks along `{name}`, which is not supported",
-                why=f"only {' and '.join(SUPPORTED)} may have more than one rank",
-                fix="write mesh.replicate=auto mesh.shard=auto, which take all ranks",
-            )
+def _make_group(parts: tuple[tuple[int, ...], ...]) -> ProcessGroup:
+    """This rank's group, where all ranks are divided into `parts`."""
+    group: ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration([list(part) for part in sorted(parts)])
+    return group
+
+
+def _mesh_of(
+    device: str, sizes: Mapping[str, int], always: Sequence[str] = ("shard",)
+) -> DeviceMesh:
+    """A mesh of `always` and of all other axes that have more than one rank."""
+    kept = {name: size for name, size in sizes.items() if size > 1 or name in always}
+    return init_device_mesh(device, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+def _expert_mesh(device: str, axes: Axes) -> DeviceMesh:
+    """The ranks of `shard`, `context` and `tensor` anew: neighbours have other experts."""
+    inner = axes.size("shard", "context", "tensor")
+    outer = {name: axes.size(name) for name in ("site", "replicate", "pipeline")}
+    sizes = {**outer, "shard": inner // axes.expert, "expert": axes.expert}
+    return _mesh_of(device, sizes, ("shard", "expert"))
+
+
+def _without(mesh: DeviceMesh, *names: str) -> DeviceMesh:
+    """The mesh of the axes that are left; `mesh` itself where it has none of `names`."""
+    kept = tuple(name for name in mesh.mesh_dim_names or () if name not in names)
+    return mesh if kept == mesh.mesh_dim_names else mesh[kept]
 
 
 def validate_world_size(plan: Plan, world: int) -> None:
@@ -248,7 +303,7 @@ def validate_world_size(plan: Plan, world: int) -> None:
     if world != plan.world_size:
         raise UserError(
             f"the plan is for {plan.world_size} ranks, but {world} were started",
-            why=f"mesh replicate={plan.decided.replicate} x shard={plan.decided.shard}",
+            why=f"mesh {mesh_in_words(plan.decided)}",
             fix=f"start {plan.world_size} ranks, or write the cluster that was started as "
             "cluster.name=NODESxGPUSxKIND",
             code=ExitCode.ENVIRONMENT,

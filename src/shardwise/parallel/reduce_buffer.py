@@ -73,6 +73,6 @@ class BufferedInputs:
 
 def reduce_buffer_for(plan: Plan, mesh: Mesh) -> ReduceBuffer | None:
     """The buffer of this plan's reductions, where they have one."""
-    if mesh.world.size == 1 or not is_open(REDUCTIONS):
+    if mesh.fsdp.size() == 1 or not is_open(REDUCTIONS):
         return None
     return ReduceBuffer() if has_reduce_buffer(plan.model, plan.decided, plan.cluster) else None

@@ -41,7 +41,7 @@ def apply_sharding(
     if any(map(is_packed, model.parameters())):
         allow_bytes()
     common: dict[str, Any] = {
-        "mesh": mesh.devices,
+        "mesh": mesh.fsdp,
         "offload_policy": _offload_policy(plan),
         "ignored_params": _used_in_place(model, plan),
     }
@@ -65,12 +65,12 @@ def apply_sharding(
         mp_policy=root_policy(plan),
         **common,
     )
-    if mesh.world.size == 1:
+    if mesh.fsdp.size() == 1:
         for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by 1.
             reduce_in_place(module, torch.device(plan.cluster.device))
     apply_carrier(model, units, plan, mesh, carrier, buffer)
-    if mesh.world.size == 1:
+    if mesh.fsdp.size() == 1:
         return
     for module in sharded_modules(model):
         # The loss is already divided by the global token count, so gradients are summed.

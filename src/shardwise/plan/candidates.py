@@ -10,10 +10,17 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import inner_ranks
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.gathers import choose_gathers, reshard_divides, reshard_error
-from shardwise.plan.mesh import MeshShape, complete_mesh, mesh_of_strategy, strategy_of_mesh
+from shardwise.plan.mesh import (
+    MeshShape,
+    complete_mesh,
+    mesh_of_strategy,
+    strategy_of_mesh,
+    with_inner_axes,
+)
 
 RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
 
@@ -32,7 +39,10 @@ class Candidate:
 def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
     """The answers of the decision tree in order, each followed by what to try when it does not
     fit."""
-    found = list(_all_meshes(config, cluster))
+    found = [
+        replace(each, mesh=with_inner_axes(each.mesh, config.mesh))
+        for each in _all_meshes(config, cluster)
+    ]
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
     if not usable:
         raise reshard_error(config, cluster.world_size)
@@ -52,8 +62,9 @@ def variants(
         modes = (config.memory.checkpoint_activations,)
     elif not candidate.recompute_allowed:
         modes = ("none",)
-    train, world, mesh = config.train, cluster.world_size, candidate.mesh
-    micros = micro_batch_candidates(train, world, config.data.seq_len, cluster.device)
+    train, mesh = config.train, candidate.mesh
+    ranks = mesh.data_ranks
+    micros = micro_batch_candidates(train, ranks, config.data.seq_len, cluster.device)
     own_kernels = basis["kernels"].value == "own"
     gathers = choose_gathers(config, model, mesh, own_kernels=own_kernels)
     on_mesh = replace(
@@ -61,9 +72,12 @@ def variants(
         strategy=candidate.strategy,
         replicate=mesh.replicate,
         shard=mesh.shard,
+        tensor=mesh.tensor,
+        context=mesh.context,
+        expert=mesh.expert,
     )
     for mode, micro in product(modes, micros):
-        passes, batch = choose_batch(train, world, Choice(micro, "", "rule"))
+        passes, batch = choose_batch(train, ranks, Choice(micro, "", "rule"))
         for accumulate in _ways_to_accumulate(config, passes.value):
             yield replace(
                 on_mesh,
@@ -76,7 +90,10 @@ def variants(
 
 
 def _all_meshes(config: RunConfig, cluster: ClusterSpec) -> Iterator[Candidate]:
-    world, domain = cluster.world_size, min(cluster.nvlink_domain, cluster.world_size)
+    # Ranks along the other axes are neighbours, and share a fast domain as one.
+    inner = inner_ranks(config.mesh)
+    world = cluster.world_size // inner
+    domain = max(1, min(cluster.nvlink_domain // inner, world))
     given = complete_mesh(config.mesh, world)
     strategy = config.shard.strategy
     if strategy != "auto":

@@ -10,6 +10,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
+from shardwise.plan.axes import validate_axes
 from shardwise.plan.basis import choose_basis, offloaded_bytes
 from shardwise.plan.candidates import mesh_candidates, variants
 from shardwise.plan.caveats import caveats, expanded
@@ -39,6 +40,7 @@ def choose_plan(
     Without `rates` no speed is known, and the decision tree's first answer that fits is taken.
     """
     _refuse_several_datacenters(config)
+    validate_axes(config, model, cluster.world_size)
     basis = choose_basis(config, model, cluster)
     if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
         # The device emulates this format, at a speed that nobody has measured.

@@ -60,6 +60,11 @@ class Decisions:
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1
+    tensor: Annotated[int, "mesh.tensor"] = 1
+    context: Annotated[int, "mesh.context"] = 1
+    expert: Annotated[int, "mesh.expert"] = 1
+    """Parts that the experts of a block are dealt out in. They have no ranks of their own."""
+
     reshard_after_forward: Annotated[bool | int, "shard.reshard_after_forward"] = True
     forward_prefetch: Annotated[int, "shard.forward_prefetch"] = 0
     backward_prefetch: Annotated[int, "shard.backward_prefetch"] = 1
@@ -100,11 +105,6 @@ class Decisions:
 
     # What follows needs no reason: it is the user's, or there is no choice yet.
     seq_len: Annotated[int, "data.seq_len"] = 2048
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-    """Groups that the experts of a block are dealt out to; they lie on the shard axis."""
-
     pipeline: int = 1
     pipeline_chunks: int = 1
     """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
@@ -114,6 +114,16 @@ class Decisions:
         """The values of choices, by name."""
         values = {name: choice.value for name, choice in choices.items()}
         return cls(seq_len=seq_len, **values)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different sequences. All others share a micro-batch with one of them."""
+        return self.replicate * self.shard
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of the mesh."""
+        return self.data_ranks * self.context * self.tensor
 
     @property
     def tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.plan.axes import mesh_in_words
 from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
 from shardwise.units import format_bytes, format_count, format_duration
 
@@ -12,8 +13,8 @@ def headline(plan: Plan) -> str:
     """One line: model, cluster, mesh, batch."""
     return (
         f"{plan.model.name} ({format_count(plan.model.total_params)} parameters) on "
-        f"{plan.cluster.name}: {plan.decided.strategy}, mesh replicate={plan.decided.replicate} x "
-        f"shard={plan.decided.shard}, {format_count(plan.tokens_per_step)} tokens a step"
+        f"{plan.cluster.name}: {plan.decided.strategy}, mesh {mesh_in_words(plan.decided)}, "
+        f"{format_count(plan.tokens_per_step)} tokens a step"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
@@ -19,6 +19,14 @@ class MeshShape:
     replicate: int
     shard: int
     reshard_after_forward: bool
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different sequences."""
+        return self.replicate * self.shard
 
 
 def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
@@ -39,13 +47,19 @@ def strategy_of_mesh(replicate: int, shard: int) -> str:
     return "full_shard" if replicate == 1 else "hybrid_shard"
 
 
+def with_inner_axes(shape: MeshShape, given: MeshConfig) -> MeshShape:
+    """The same with the axes along which ranks share a batch."""
+    return replace(shape, tensor=given.tensor, context=given.context, expert=given.expert)
+
+
 def padding(num_rows: int, num_shards: int) -> float:
     """Padding rows that FSDP2 adds to make shards equal, as a share of the rows."""
     return -num_rows % num_shards / num_rows if num_rows else 0.0
 
 
 def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
-    """Both axis sizes where the user gave at least one. Their product must be `world`."""
+    """Sizes of replicate and shard where the user gave at least one. Their product must be `world`:
+    the ranks that the other axes leave."""
     if mesh.replicate == "auto" and mesh.shard == "auto":
         return None
     replicate = world // mesh.shard if mesh.replicate == "auto" else mesh.replicate  # type: ignore[operator]
@@ -53,11 +67,16 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
     if replicate * shard != world:
         raise UserError(
             f"mesh.replicate={mesh.replicate} x mesh.shard={mesh.shard} does not give "
-            f"{world} ranks",
+            f"{_ranks(mesh, world)}",
             why="every rank sits at one place of the mesh, so the product is the world size",
             fix=_whole_meshes(mesh, world),
         )
     return replicate, shard
+
+
+def _ranks(mesh: MeshConfig, world: int) -> str:
+    inner = [f"mesh.{name}" for name in ("context", "tensor") if getattr(mesh, name) > 1]
+    return f"{world} ranks" + (f", which {' and '.join(inner)} leave" if inner else "")
 
 
 def _whole_meshes(mesh: MeshConfig, world: int) -> str:

@@ -192,7 +192,7 @@ class Plan:
     @property
     def world_size(self) -> int:
         """Ranks of the whole run."""
-        return self.decided.replicate * self.decided.shard
+        return self.decided.world_size
 
     @property
     def run_dir(self) -> Path:

@@ -25,11 +25,14 @@ def choices_of(
     why = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
     recompute, micro = _why_recompute(best, cluster), _why_micro(best, cluster)
     micro_batch = _searched(config, "micro_batch", best, micro)
-    accumulation, global_batch = choose_batch(config.train, cluster.world_size, micro_batch)
+    accumulation, global_batch = choose_batch(config.train, decided.data_ranks, micro_batch)
     return {
         "strategy": Choice(decided.strategy, why, origin),
         "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
         "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
+        "tensor": decide(config, "tensor", decided.tensor, "each rank computes whole matmuls"),
+        "context": decide(config, "context", decided.context, "each rank has whole sequences"),
+        "expert": decide(config, "expert", decided.expert, "every rank gathers all experts"),
         "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
         "micro_batch": micro_batch,
         "accumulation": accumulation,

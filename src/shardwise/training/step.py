@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwise.data.loader import MicroBatch
+from shardwise.model.cuts import cuts_by_param
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
@@ -122,6 +123,9 @@ class Stepper:
         balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
         self.objective = objective or NextToken()
         self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
+        cuts = cuts_by_param(model) if isinstance(model, nn.Module) else {}
+        groups = {param: mesh.group(cut.axis) for param, cut in cuts.items()}
+        self.cut_over = {param: group for param, group in groups.items() if group is not None}
         self.num_run = 0
 
     def run(
@@ -220,11 +224,14 @@ class Stepper:
     def _norm(self) -> Tensor:
         """The norm of the gradients of all ranks, with the same bits on each of them."""
         grads = [param.grad for param in self.model.parameters() if param.grad is not None]
-        norm = total_norm(grads)
-        if self.mesh.replicas is not None and any(isinstance(grad, DTensor) for grad in grads):
+        cut_over = {
+            param.grad: group for param, group in self.cut_over.items() if param.grad is not None
+        }
+        norm = total_norm(grads, cut_over)
+        if self.mesh.clip_group is not None and any(isinstance(grad, DTensor) for grad in grads):
             # Every replica has summed in an order of its own. Clipped by norms that differ in their
             # last bit, replicas would drift apart.
-            dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.mesh.replicas)
+            dist.all_reduce(norm, dist.ReduceOp.MAX, group=self.mesh.clip_group)
         return norm
 
     def _agree(

@@ -14,14 +14,13 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.mesh import (
     AXES,
     FACTORS,
-    SUPPORTED,
     Axes,
     Mesh,
     World,
     build_mesh,
     lay_out,
-    validate_axes,
 )
+from shardwise.plan.axes import SUPPORTED, validate_supported
 from shardwise.plan.plan import Plan
 from shardwise.tunnel.world import rank_zero_of
 
@@ -107,6 +106,27 @@ def test_ranks_of_a_batch_count_once_and_sites_step_apart(
     assert all(len(counts) == 8 and sum(counts) == 1 for counts in by_data.values())
 
 
+def test_fsdp_shards_over_context_and_leaves_tensor_alone(
+    mesh_of: Callable[[Axes], Mesh],
+) -> None:
+    mesh = mesh_of(Axes(replicate=2, shard=2, context=2, tensor=2))
+    assert mesh.devices.mesh_dim_names == ("replicate", "shard", "tensor")
+    assert mesh.fsdp.mesh_dim_names == ("replicate", "shard")
+    assert mesh.fsdp.mesh.tolist() == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    along = {name: ranks_of(group) for name, group in mesh.axis_groups.items()}
+    assert along == {"replicate": [0, 8], "shard": [0, 4], "context": [0, 2], "tensor": [0, 1]}
+    assert mesh.clip_group is mesh.step_group is mesh.world.group
+    assert mesh.experts is None and mesh.fsdp_over_experts is mesh.fsdp
+
+
+def test_experts_are_dealt_out_to_neighbours(mesh_of: Callable[[Axes], Mesh]) -> None:
+    mesh = mesh_of(Axes(replicate=2, shard=2, tensor=2, expert=2))
+    assert mesh.experts is not None
+    assert mesh.experts.mesh_dim_names == ("replicate", "shard", "expert")
+    assert mesh.fsdp_over_experts.mesh.tolist() == [[0, 2], [4, 6]]
+    assert ranks_of(mesh.axis_groups["expert"]) == [0, 1]
+
+
 def test_a_rank_alone_on_the_axes_of_a_loss_has_a_group_of_one(
     mesh_of: Callable[[Axes], Mesh],
 ) -> None:
@@ -117,7 +137,7 @@ def test_a_rank_alone_on_the_axes_of_a_loss_has_a_group_of_one(
 @pytest.mark.parametrize("name", [name for name in AXES if name not in SUPPORTED])
 def test_an_axis_that_nothing_can_use_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"2 ranks along `{name}`, which is not supported") as found:
-        validate_axes(Axes(**{name: 2}))
+        validate_supported({name: 2})
     assert found.value.code == ExitCode.CONFIG and "mesh.shard=auto" in found.value.fix
 
 

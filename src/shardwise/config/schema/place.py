@@ -40,13 +40,24 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig:
-    """How many ranks each axis of the device mesh has. The product must be the world size."""
+    """How many ranks each axis of the device mesh has. The product of all but `expert` must be the
+    world size."""
 
     replicate: int | Auto = "auto"
     """Copies of the sharded model (HSDP's outer axis, whose all-reduce crosses nodes)."""
 
     shard: int | Auto = "auto"
     """Ranks that one copy is sharded over (the axis of all-gather and reduce-scatter)."""
+
+    tensor: int = 1
+    """Ranks that compute each matmul together (tensor parallel): neighbours, over NVLink."""
+
+    context: int = 1
+    """Ranks that each sequence is split over (context parallel)."""
+
+    expert: int = 1
+    """Parts that the experts of a block are dealt out in (expert parallel). It takes no ranks of
+    its own: it divides shard x context x tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
