@@ -5,7 +5,9 @@ ranks again after whatever happened, as often as `--max-restarts` allows. Here a
 place while a block runs. It looks at what the agent has seen of its ranks, and sets the number of
 restarts that are left to 0 where another start would not help. The agent then does what it always
 does when none is left: it ends the ranks and reports their failures. Where the agent ends its
-ranks, the subclass may shorten the time that they have for it, and acts once more afterwards.
+ranks, the subclass may shorten the time that they have for it, and acts once more afterwards. When
+the agents of several nodes have met, the subclass corrects the number of restarts that are left,
+because each agent counts only its own, and ranks that are told different numbers do not meet.
 Without this part torchrun starts ranks again after every failure, and ends them in its own time.
 """
 
@@ -18,6 +20,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+from torch.distributed import Store
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
@@ -27,6 +30,10 @@ from shardwise.internals.parts import Changed
 
 class Advice(Protocol):
     """The object that the agent asks."""
+
+    def have_met(self, store: Store, number: int, count: int, failures: int) -> int:
+        """This agent is `number` of `count` that have met, with a store that is of this start
+        alone. It has counted `failures`; returns how many it shall count."""
 
     def before_a_look(self) -> None:
         """The agent is about to look at its ranks, which it does several times a second."""
@@ -47,6 +54,17 @@ class AskingAgent(LocalElasticAgent):
     def __init__(self, *args: Any, advice: Advice, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._advice = advice
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        spec, store = worker_group.spec, worker_group.store
+        # A static rendezvous keeps its store, and what an earlier start has left in it.
+        if store is None or spec.rdzv_handler.get_backend() == "static":
+            return
+        number, count = worker_group.group_rank or 0, worker_group.group_world_size or 1
+        failures = spec.max_restarts - self._remaining_restarts
+        failures = self._advice.have_met(store, number, count, failures)
+        self._remaining_restarts = max(spec.max_restarts - failures, 0)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._advice.before_a_look()
@@ -85,5 +103,7 @@ def check_agent() -> None:
     given = list(inspect.signature(LocalElasticAgent._shutdown).parameters)
     if given not in (["self", "death_sig"], ["self", "death_sig", "timeout"]):
         raise Changed(f"torchrun's agent ends its ranks by {', '.join(given)}")
+    if "worker_group" not in inspect.signature(LocalElasticAgent._rendezvous).parameters:
+        raise Changed("torchrun's agents meet in another way")
     if "worker_group" not in inspect.signature(LocalElasticAgent._monitor_workers).parameters:
         raise Changed("torchrun's agent looks at its ranks in another way")

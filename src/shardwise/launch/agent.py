@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
 from torch.distributed.elastic.agent.server import RunResult
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 
-from shardwise.errors import UserError
+from shardwise.errors import UserError, brief
 from shardwise.internals.parts import RESTARTS, public_note
+from shardwise.launch.agents import Agents
 from shardwise.launch.failure import Passing, details_of, known_exit_code, may_pass
 from shardwise.launch.hang import describe_hang
 from shardwise.launch.heard import HeardSignals
@@ -33,7 +36,7 @@ _SAVES_WITHIN_S = 30
 _NOTHING_TO_SAVE_S = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Adviser:
     """The advice that torchrun's agent gets when ranks fail, and when they are to end.
 
@@ -47,16 +50,31 @@ class Adviser:
     kill them after 30 s."""
 
     heard: HeardSignals
+    least_nodes: int = 1
+    """The fewest nodes that the ranks may start on."""
+
+    agents: Agents | None = None
+    """All agents of this start, where they have met."""
+
+    error: UserError | None = None
+    """Why the ranks of the last start failed."""
+
+    def have_met(self, store: dist.Store, number: int, count: int, failures: int) -> int:
+        """Count failures as the agent that has counted most of them."""
+        self.agents, self.error = Agents(store, number, count), None
+        return self.agents.begin(failures)
 
     def before_a_look(self) -> None:
         """Raise for a signal that the agent does not know of. PyTorch's handler raises too, but
         where its exception was swallowed, the agent goes on as if no signal had come."""
         if (missed := self.heard.first()) is not None:
             raise SignalException(f"{missed.name} came, and its exception was lost", sigval=missed)
+        if self.agents is not None:
+            self.agents.beat()
 
     def may_restart(self, result: RunResult, allowed: int, left: int) -> bool:
         """Whether it may help to start the ranks again."""
-        error = error_of_start(result.failures, self.watchdog)
+        self.error = error = self._first_error(error_of_start(result.failures, self.watchdog))
         if not isinstance(error, Passing):
             return False
         if left > 0:
@@ -65,6 +83,16 @@ class Adviser:
             say_on_console(f"ALERT: {cause}; starting the ranks again ({number} of {allowed})")
             self.watchdog.hang = None
         return True
+
+    def _first_error(self, own: UserError) -> UserError:
+        """The error that all nodes report; no restart helps where too few of them are left."""
+        if self.agents is None:
+            return own
+        error, gone = self.agents.first_error(own), self.agents.gone
+        if self.agents.count - len(gone) >= self.least_nodes:
+            return error
+        reason = f"the ranks were not started again, because {' and '.join(gone)} does not answer"
+        return _with_reason(error, reason)
 
     def time_to_end_s(self, named_s: int | None, *, after_signal: bool) -> int:
         """How long ranks may take to end: long only where they have something to save.
@@ -83,22 +111,43 @@ class Adviser:
         kill_ranks(self.lookout)
 
 
+def has_adviser() -> bool:
+    """Whether the agent of the installed torch can ask for advice."""
+    return public_note([RESTARTS]) is None
+
+
 @contextmanager
 def restarting_where_it_helps(
-    watchdog: Watchdog, lookout: Lookout, shutdown_timeout_s: int
+    watchdog: Watchdog, lookout: Lookout, shutdown_timeout_s: int, least_nodes: int
 ) -> Iterator[None]:
-    """torchrun's agent asks for advice while the block runs, where its torch is one we know."""
+    """torchrun's agent asks for advice while the block runs, where its torch is one we know. A
+    failure of its ranks is raised in the words of the node that failed first."""
     if note := public_note([RESTARTS]):
         say_on_console(note)
         yield
         return
     from shardwise.internals.elastic import agent_that_asks
 
-    with (
-        HeardSignals() as heard,
-        agent_that_asks(Adviser(watchdog, lookout, shutdown_timeout_s, heard)),
-    ):
-        yield
+    with HeardSignals() as heard:
+        adviser = Adviser(watchdog, lookout, shutdown_timeout_s, heard, least_nodes)
+        try:
+            with agent_that_asks(adviser):
+                yield
+        except ChildFailedError:
+            if adviser.error is None:
+                raise
+            raise adviser.error from None
+        except (RendezvousError, dist.DistError) as absent:
+            if adviser.error is None:
+                raise
+            reason = "the ranks were not started again, because the nodes did not meet: "
+            raise _with_reason(adviser.error, reason + brief(absent)) from None
+
+
+def _with_reason(error: UserError, reason: str) -> UserError:
+    """The error after which the ranks do not start again."""
+    why = f"{error.why}; {reason}" if error.why else reason
+    return UserError(error.what, why=why, fix=error.fix, code=error.code)
 
 
 def error_of_start(failures: Mapping[int, ProcessFailure], watchdog: Watchdog) -> UserError:

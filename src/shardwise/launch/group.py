@@ -13,6 +13,9 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.training.heartbeat import LONG_S
 
+# Our agents name each start of the ranks. torchrun counts failures instead, and a node that comes
+# later is none.
+START_VARIABLE = "SHARDWISE_START"
 # Long enough for one rank to tokenise a corpus while the others wait.
 TIMEOUT = timedelta(seconds=LONG_S)
 # torchrun's agent has its store before it starts ranks, so the store answers at once or is gone. A
@@ -56,7 +59,8 @@ def open_store(timeout: timedelta) -> dist.Store:
         ) from error
     store.set_timeout(timeout)
     # torchrun may keep its store when it restarts ranks. What dead ranks wrote is not read.
-    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    start = os.environ.get(START_VARIABLE) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"start-{start}", store)
 
 
 def _is_of_agent() -> bool:

@@ -26,7 +26,7 @@ from torch.distributed.run import get_args_parser, run
 from shardwise.config.load import load_config
 from shardwise.config.schema import TrainConfig
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.agent import error_of_start, restarting_where_it_helps
+from shardwise.launch.agent import error_of_start, has_adviser, restarting_where_it_helps
 from shardwise.launch.failure import details_of, known_exit_code
 from shardwise.launch.hang import describe_hang
 from shardwise.launch.lookout import Lookout
@@ -41,6 +41,10 @@ from shardwise.training.signals import STOP_SIGNALS
 # How long ranks may save after a signal before they are killed, unless the user says. torchrun's 30
 # s are less than a large checkpoint takes.
 _SHUTDOWN_TIMEOUT_S = 600
+_ONE_NODE = ("1", "1:1")
+# torchrun keeps the store of its first ranks. A node that comes later would wait for its address,
+# and ranks would look for it on a node that has gone.
+_OWN_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 def run_agent(words: list[str]) -> None:
@@ -53,6 +57,8 @@ def run_agent(words: list[str]) -> None:
         heartbeats = Path(folder, "heartbeats")
         heartbeats.mkdir()
         os.environ |= {HEARTBEAT_VARIABLE: str(heartbeats), AGENT_VARIABLE: str(os.getpid())}
+        if arguments.nnodes not in _ONE_NODE:
+            os.environ.setdefault(*_OWN_STORE)
         arguments.log_dir = arguments.log_dir or folder
         _hush_agent()
         lookout = Lookout(heartbeats, launcher=os.getpid())
@@ -120,14 +126,15 @@ def _shutdown_timeout_s(environ: Mapping[str, str]) -> int:
 
 
 def _max_restarts(arguments: argparse.Namespace) -> int:
-    """As many restarts as `shardwise train` makes, on one node.
+    """As many restarts as `shardwise train` makes, where nodes can meet again.
 
-    On several nodes torchrun counts the starts of each node separately, and ranks that count
-    differently do not meet. There the user has to say.
+    A static rendezvous does not tell a node that another one starts its ranks again. And without
+    an adviser each agent counts its own failures, and ranks that are told different counts do not
+    meet. There the user has to say.
     """
     settings = _settings(arguments)
-    is_one_node = arguments.nnodes in ("1", "1:1")
-    return settings.max_restarts if settings is not None and is_one_node else 0
+    can_meet = arguments.nnodes in _ONE_NODE or (arguments.rdzv_backend == "c10d" and has_adviser())
+    return settings.max_restarts if settings is not None and can_meet else 0
 
 
 def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
@@ -146,7 +153,8 @@ def _settings(arguments: argparse.Namespace) -> TrainConfig | None:
 def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) -> None:
     began = time.time()
     try:
-        with restarting_where_it_helps(watchdog, lookout, arguments.shutdown_timeout):
+        least_nodes = int(arguments.nnodes.partition(":")[0])
+        with restarting_where_it_helps(watchdog, lookout, arguments.shutdown_timeout, least_nodes):
             run(arguments)
     except ChildFailedError as failed:
         raise error_of_start(failed.failures, watchdog) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed import Store
 from torch.distributed.elastic.agent.server import RunResult
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
@@ -31,6 +32,13 @@ class Told:
         self.asked: list[tuple[int, int, int]] = []
         self.ends: list[str] = []
         self.looks = 0
+        self.met: list[int] = []
+
+    def have_met(self, store: Store, number: int, count: int, failures: int) -> int:
+        assert (number, count) == (0, 1) and not store.check(["mine"])
+        store.set("mine", "")
+        self.met.append(failures)
+        return failures
 
     def before_a_look(self) -> None:
         self.looks += 1
@@ -56,7 +64,18 @@ def test_ranks_are_started_again_as_often_as_it_is_allowed(
         assert start(tmp_path, max_restarts=2) == starts
     assert told.asked == [(3, 2, left) for left in (2, 1, 0)][:starts]
     assert told.looks >= starts
+    # Each start has a store of its own.
+    assert told.met == list(range(starts))
     assert len(told.ends) >= 2 and set(told.ends) == {"by itself", "ended"}
+
+
+def test_failures_of_other_nodes_are_counted(tmp_path: Path) -> None:
+    """Another agent has counted one more at each start."""
+    told = Told(True)
+    told.have_met = lambda store, number, count, failures: failures + 1  # type: ignore[method-assign]
+    with agent_that_asks(told):
+        assert start(tmp_path, max_restarts=3) == 2
+    assert [left for _, _, left in told.asked] == [2, 0]
 
 
 def test_torchruns_own_agent_is_there_again_afterwards() -> None:

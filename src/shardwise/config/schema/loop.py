@@ -95,8 +95,8 @@ class TrainConfig:
     named. After one more, the run goes back to the newest checkpoint and skips these batches."""
 
     max_restarts: int = 3
-    """How often `shardwise train`, and on one node `shardwise torchrun`, starts its ranks again
-    after one died or hung."""
+    """How often `shardwise train` and `shardwise torchrun` start the ranks again after one died or
+    hung."""
 
     hang_timeout_s: float = 900.0
     """Seconds without a finished step, or with a stopped rank, after which the ranks count as hung.
