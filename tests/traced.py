@@ -19,7 +19,12 @@ from shardwise.parallel.keep_sums import KeepSums
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Inside, torch.compile makes no kernels."""
+    """Inside, torch.compile makes no kernels.
+
+    What it has traced before is forgotten. All blocks share the code of recompute's forward, and
+    after eight ways to run the same code torch.compile leaves the next one uncompiled.
+    """
+    torch.compiler.reset()
     compile_ = torch.compile
 
     def trace(function: Callable[..., Any], **options: Any) -> Any:
