@@ -95,7 +95,7 @@ def compare(
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).train()
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, buffers[name]), f"buffer {name} is not the family's own"
-    plain = train_plainly(model, tiny_plan(WORLD, wanted), batches)
+    plain = train_plainly(model, tiny_plan(ranks.world, wanted), batches)
     checkpoint = verify_checkpoint(find_checkpoint(run))
     exporter = Exporter(checkpoint, None, lambda num_bytes: None)
     export_checkpoint(exporter, out, layout="safetensors", max_shard_size="1GB")
@@ -139,7 +139,7 @@ def train_ours(
 
     Returns losses, this rank's tokens, and the buffers before the first step.
     """
-    wanted = tiny_plan(WORLD, settings)
+    wanted = tiny_plan(dist.get_world_size(), settings)
     session = build_session(wanted, build_mesh(wanted), lambda text: None)
     plan, model = session.plan, session.model
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

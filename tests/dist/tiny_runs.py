@@ -25,6 +25,8 @@ from shardwise.data.loader import MicroBatch
 from shardwise.data.tokenizer import ByteTokenizer
 from shardwise.kernels.packed_rows import floats_of
 from shardwise.launch.prepare import choose_plan
+from shardwise.model.boxes import whole_box
+from shardwise.model.cuts import Cut, cuts_of
 from shardwise.model.packed import is_packed
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import build_mesh
@@ -162,13 +164,26 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
 
 def whole_params(model: torch.nn.Module) -> Arrays:
     """Every parameter by name, gathered from its shards."""
-    return {name: whole(p).float().numpy().copy() for name, p in model.named_parameters()}
+    cuts = cuts_of(model)
+    return {
+        name: whole(param, cuts.get(name)).float().numpy().copy()
+        for name, param in model.named_parameters()
+    }
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor in one piece."""
+def whole(tensor: Tensor, cut: Cut | None = None) -> Tensor:
+    """A sharded tensor in one piece. All ranks call this together."""
     tensor = bare(tensor.detach())
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if cut is None:
+        return part
+    found = torch.full(cut.shape, float("nan"), dtype=part.dtype)
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (cut, part))
+    for its_cut, its_part in parts:
+        for place, inside in its_cut.places(whole_box(its_part.shape)):
+            found[place.slices] = its_part[inside.slices]
+    return found
 
 
 def on_first(value: Any) -> Any:

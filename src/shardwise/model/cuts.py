@@ -8,7 +8,7 @@ every element of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,6 +78,15 @@ def cut_parameter(module: nn.Module, name: str, cut: Cut) -> None:
     part = torch.empty(cut.own_shape, dtype=param.dtype, device="meta")
     setattr(module, name, nn.Parameter(part, requires_grad=param.requires_grad))
     setattr(module, _CUTS, {**own_cuts(module), name: cut})
+
+
+def cut_tied(modules: Sequence[nn.Module], name: str, cut: Cut) -> None:
+    """The same for a parameter that several modules share."""
+    first, *others = modules
+    cut_parameter(first, name, cut)
+    for module in others:
+        setattr(module, name, first.get_parameter(name))
+        setattr(module, _CUTS, {**own_cuts(module), name: own_cuts(first)[name]})
 
 
 def own_cuts(module: nn.Module) -> Mapping[str, Cut]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 def override_forward(
     modules: list[nn.Module], prefix: str, make_forward: Callable[[type[nn.Module]], Any]
@@ -31,6 +33,14 @@ def override_forward(
         module.__class__ = made[cls]
 
 
+def surround_forward(modules: list[nn.Module], prefix: str, around: Around) -> None:
+    """The same with `around(its class's forward)`, for what a module cannot compute without: it has
+    a part of its parameters only. `own_forwards` keeps it."""
+    override_forward(modules, prefix, lambda cls: around(cls.forward))
+    for module in modules:
+        type(module).surrounded = staticmethod(around)  # type: ignore[attr-defined]
+
+
 @contextmanager
 def own_forwards(model: nn.Module) -> Iterator[None]:
     """Inside, every module of `model` runs the forward of its own class again."""
@@ -39,8 +49,11 @@ def own_forwards(model: nn.Module) -> Iterator[None]:
         # A module may have been changed several times. The first change is the last in this order.
         made = [cls for cls in type(module).__mro__ if "overridden" in vars(cls)]
         if made:
+            forward = vars(made[-1])["overridden"].forward
+            for cls in reversed(made):
+                forward = vars(cls)["surrounded"](forward) if "surrounded" in vars(cls) else forward
             # An attribute of the module comes before its class, and hooks still run around it.
-            module.forward = MethodType(vars(made[-1])["overridden"].forward, module)
+            module.forward = MethodType(forward, module)
             changed.append(module)
     try:
         yield

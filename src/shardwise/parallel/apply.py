@@ -19,6 +19,7 @@ from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
+from shardwise.parallel.tensor import apply_tensor
 from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
 
@@ -48,6 +49,7 @@ def parallelize(
     # The compiler knows grouped matmuls of bf16 only.
     if uses_own(plan) and plan.decided.param_dtype == "bf16":
         apply_experts(blocks)
+    apply_tensor(model, units, plan, mesh)
     apply_remat(blocks, plan.decided.checkpoint_activations)
     if plan.decided.compile:
         apply_compile([*blocks, *_outer_norms(model, units)])

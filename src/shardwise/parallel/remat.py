@@ -19,7 +19,8 @@ from torch.utils.checkpoint import (
 import shardwise.kernels.attention
 import shardwise.kernels.float8
 import shardwise.kernels.float8_rows
-import shardwise.kernels.swiglu  # noqa: F401
+import shardwise.kernels.swiglu
+import shardwise.parallel.rows  # noqa: F401
 from shardwise.internals.parts import CHANGES, is_open
 from shardwise.model.override import override_forward
 
@@ -53,6 +54,8 @@ SAVED_OPS |= frozenset(
         torch.ops.shardwise.amax,
         torch.ops.shardwise.float8_row_product,
         torch.ops.shardwise.swiglu_amax,
+        torch.ops.shardwise.sum_to_rows,
+        torch.ops.shardwise.sum_parts,
     )
 )
 

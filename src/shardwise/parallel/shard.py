@@ -142,11 +142,17 @@ def _is_for_forward(modules: list[nn.Module], model: nn.Module) -> bool:
     The gradient of a lookup needs the tokens alone. A table that is also the head is another
     matter.
     """
-    if any(type(module) is not nn.Embedding for module in modules):
+    if any(_family_class(module) is not nn.Embedding for module in modules):
         return False
     tables = {module.weight for module in modules}
     users = [m for m in model.modules() if tables.intersection(m.parameters(recurse=False))]
     return len(users) == len(modules)
+
+
+def _family_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module before a part of the table was all that it has."""
+    cls: type[nn.Module] = vars(type(module)).get("overridden", type(module))
+    return cls
 
 
 def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:

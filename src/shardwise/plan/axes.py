@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardwise.config.schema import MeshConfig, RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions
+from shardwise.plan.tensor import check_tensor
 
 # Only these axes may have more than one rank so far.
-SUPPORTED = ("replicate", "shard")
+SUPPORTED = ("replicate", "shard", "tensor")
 
 
 def validate_supported(sizes: Mapping[str, int]) -> None:
@@ -37,7 +39,9 @@ def inner_ranks(mesh: MeshConfig) -> int:
     return mesh.tensor * mesh.context
 
 
-def validate_axes(config: RunConfig, model: ModelSpec, world: int) -> None:
+def validate_axes(
+    config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any], world: int
+) -> None:
     """Raise where the axes that the user gave do not fit the ranks, the model or the data."""
     mesh = config.mesh
     given = {"tensor": mesh.tensor, "context": mesh.context, "expert": mesh.expert}
@@ -53,6 +57,8 @@ def validate_axes(config: RunConfig, model: ModelSpec, world: int) -> None:
             if world % mesh.context == 0
             else f"write mesh.context=1 {_divisors('mesh.tensor', world, mesh.tensor)}",
         )
+    for error in check_tensor(config, model, hf_config):
+        raise error
 
 
 def _divisors(path: str, of: int, below: int) -> str:

@@ -40,7 +40,7 @@ def choose_plan(
     Without `rates` no speed is known, and the decision tree's first answer that fits is taken.
     """
     _refuse_several_datacenters(config)
-    validate_axes(config, model, cluster.world_size)
+    validate_axes(config, model, source.hf_config, cluster.world_size)
     basis = choose_basis(config, model, cluster)
     if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
         # The device emulates this format, at a speed that nobody has measured.

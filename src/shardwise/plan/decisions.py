@@ -61,6 +61,9 @@ class Decisions:
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1
     tensor: Annotated[int, "mesh.tensor"] = 1
+    sequence_parallel: Annotated[bool, "mesh.sequence_parallel"] = False
+    """Ranks along `tensor` divide the tokens of norms and of the residual."""
+
     context: Annotated[int, "mesh.context"] = 1
     expert: Annotated[int, "mesh.expert"] = 1
     """Parts that the experts of a block are dealt out in. They have no ranks of their own."""

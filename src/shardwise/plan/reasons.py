@@ -31,6 +31,7 @@ def choices_of(
         "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
         "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
         "tensor": decide(config, "tensor", decided.tensor, "each rank computes whole matmuls"),
+        "sequence_parallel": _choose_sequence(config),
         "context": decide(config, "context", decided.context, "each rank has whole sequences"),
         "expert": decide(config, "expert", decided.expert, "every rank gathers all experts"),
         "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
@@ -41,6 +42,14 @@ def choices_of(
             config, "accumulate", decided.accumulate, _why_accumulate(best, model)
         ),
     }
+
+
+def _choose_sequence(config: RunConfig) -> Choice[bool]:
+    if config.mesh.tensor == 1:
+        return Choice(False, "each rank computes whole matmuls", "rule")
+    if not config.mesh.sequence_parallel:
+        return Choice(False, "given", "user")
+    return Choice(True, "norms and the residual take less memory, and no more is sent", "rule")
 
 
 def with_host_memory(offload: Choice[float], best: Option, model: ModelSpec) -> Choice[float]:

@@ -33,7 +33,7 @@ from shardwise.training.channels import Channels
 from shardwise.training.documents import masks_by_position
 from shardwise.training.session import Session
 from shardwise.training.surroundings import fast_attention
-from shardwise.training.trial import NEEDS_MORE, trying
+from shardwise.training.trial import NEEDS_MORE, trying, whole_rows
 
 # Twice the shortest window of attention that is usual (gpt-oss), so that its edge is seen.
 _TOKENS = 256
@@ -128,7 +128,7 @@ def compare(model: Any, plan: Plan, device: torch.device) -> LossComparison:
 
 def _tokens(plan: Plan) -> Tensor:
     """Random tokens in sequences that the model has positions for; the same on every rank."""
-    length = max(2, min(_TOKENS, plan.settings.data.seq_len))
+    length = whole_rows(max(2, min(_TOKENS, plan.settings.data.seq_len)), plan)
     shape = (max(1, _TOKENS // length), length)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(plan.model.vocab_size, shape, generator=generator)

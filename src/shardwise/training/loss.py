@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from shardwise.errors import UserError
 from shardwise.facts.head_form import PLAIN, HeadForm
@@ -38,6 +39,7 @@ from shardwise.model.head import (
 from shardwise.model.override import override_forward
 from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.memory import EVEN_ROWS
+from shardwise.training.split_loss import divide_head, turn_over_ranks
 from shardwise.training.trial import trying
 
 Turn = Callable[[Tensor, Tensor, HeadForm], Tensor]
@@ -211,21 +213,28 @@ def prepare_head(
     own_kernels: bool,
     form: HeadForm = PLAIN,
     buffer: ReduceBuffer | None = None,
+    group: ProcessGroup | None = None,
 ) -> None:
     """Let the output head take labels. It then returns the loss instead of logits.
 
-    It stays the same module and is called once, so FSDP2 gathers and frees it as usual.
+    It stays the same module and is called once, so FSDP2 gathers and frees it as usual. Ranks of
+    `group` have parts of the vocabulary.
     """
 
     turns: tuple[Turn, Turn] = turn_into_gradient, turn_by_token
     if own_kernels:
         turns = turn_by_triton, turn_by_token_by_triton
+    if group is not None:
+        by_token = turn_over_ranks(group, compiled=compiled)
+        turns = (lambda *given: by_token(*given).sum()), by_token
 
     def slicing_of(turn: Turn) -> Slicing:
         def of_form(output: Tensor, labels: Tensor) -> Tensor:
             return turn(output, labels, form)
 
         scaled = torch.compile(_scaled_by_compiler, dynamic=False) if compiled else _scaled
+        if group is not None:
+            return Slicing(chunk, of_form, scaled, EVEN_ROWS if own_kernels else 1, buffer)
         if own_kernels:
             return Slicing(chunk, of_form, scaled, EVEN_ROWS, buffer)
         made = torch.compile(of_form, dynamic=False) if compiled else of_form
@@ -235,6 +244,8 @@ def prepare_head(
     if head is not None:
         both = [slicing_of(turn) for turn in turns]
         override_forward([head], "Loss", lambda cls: _head_forward(cls, *both))
+        if group is not None:
+            divide_head(head, group)
 
 
 def attach_loss(model: nn.Module, *, chunked: bool) -> None:

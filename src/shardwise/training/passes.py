@@ -65,6 +65,7 @@ class OneByOne:
         self.aux_coefficient = plan.decided.router_aux_loss
         self.z_coefficient = plan.decided.router_z_loss
         self.reduces_every_pass = plan.decided.accumulate == "sharded"
+        self.tensor = plan.decided.tensor
         self.on_phase = on_phase
         self.counter = ExpertCounter(model, self.device)
 
@@ -89,11 +90,13 @@ class OneByOne:
                 self.on_phase("agree")
                 part, routed = self.balance.over_ranks(logits)
                 routing.append(routed)
-                # Micro-batches are equally large, so each has the same share.
+                # Micro-batches are equally large, so each has the same share. Ranks along `tensor`
+                # have the same tokens, and their gradients are added up.
+                num_sums = len(batches) * self.tensor
                 if part.aux_loss is not None:
-                    objective = objective + self.aux_coefficient / len(batches) * part.aux_loss
+                    objective = objective + self.aux_coefficient / num_sums * part.aux_loss
                 if part.z_loss is not None:
-                    objective = objective + self.z_coefficient / len(batches) * part.z_loss
+                    objective = objective + self.z_coefficient / num_sums * part.z_loss
             self.on_phase("backward")
             if loss_scale != 1.0:
                 objective = objective * loss_scale

@@ -19,12 +19,15 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.checkpoint.state import model_tensors
 from shardwise.errors import ExitCode, UserError
+from shardwise.model.cuts import cuts_of
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import Mesh
 from shardwise.training.overlapped import settle
 from shardwise.training.step import Reading
 
 _WORD_BYTES = 8
+# What follows the name of a parameter where one of its moments is meant.
+_KIND = " ("
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +50,52 @@ class Share:
     checksums: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EqualRanks:
+    """Ranks that hold some tensors equal."""
+
+    group: dist.ProcessGroup
+    without: frozenset[str] = frozenset()
+    """Parameters of which they hold different parts."""
+
+    def places(self, names: Sequence[str]) -> list[int]:
+        """Which of these tensors they hold equal."""
+        return [
+            place
+            for place, name in enumerate(names)
+            if name.partition(_KIND)[0] not in self.without
+        ]
+
+
 class Replicas:
-    """The ranks that hold the same shards as this one. Without replicas all of this is free."""
+    """The ranks that hold the same shards as this one, and those that hold copies of parameters
+    that the tensor axis does not divide. Without either all of this is free."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
         self._model = model
         self._optimizer = optimizer
         self._device = torch.device(mesh.devices.device_type)
         self._world = mesh.world
-        self._group = mesh.replicas
+        self._sets = [] if mesh.replicas is None else [EqualRanks(mesh.replicas)]
+        if (along := mesh.group("tensor")) is not None:
+            self._sets.append(EqualRanks(along, frozenset(cuts_of(model))))
         self._pending: Comparison | None = None
 
     def compare(self, step: int) -> None:
         """Queue a comparison of all replicas after `step`. Nothing waits for it."""
-        if self._group is None:
+        if not self._sets:
             return
         settle(self._optimizer)
         held = dict(_held(self._model, self._optimizer))
         # Offloaded tensors are summed on the host, and only the few sums are copied.
         checksums = torch.stack([checksum(each).to(self._device) for each in held.values()])
-        digest = (checksums * _odd_numbers(checksums)).sum()
-        digests = digest.new_empty(self._group.size())
-        dist.all_gather_into_tensor(digests, digest.unsqueeze(0), self._group)
-        differs = (digests != digest).any().int()
+        differs = torch.zeros((), dtype=torch.int32, device=self._device)
+        for equal in self._sets:
+            own = checksums if not equal.without else checksums[equal.places([*held])]
+            digest = (own * _odd_numbers(own)).sum()
+            digests = digest.new_empty(equal.group.size())
+            dist.all_gather_into_tensor(digests, digest.unsqueeze(0), equal.group)
+            differs |= (digests != digest).any().int()
         # Only ranks that share the shard have seen the difference, and all ranks must end together.
         dist.all_reduce(differs, dist.ReduceOp.MAX, self._world.group)
         self._pending = Comparison(step, [*held], checksums, Reading(differs))
@@ -80,15 +106,20 @@ class Replicas:
         Called one step later, it does not have to wait.
         """
         pending, self._pending = self._pending, None
-        if pending is None or self._group is None or not pending.differs.value():
+        if pending is None or not pending.differs.value():
             return
-        share = Share(
-            rank=self._world.rank,
-            host=socket.gethostname(),
-            peers=tuple(dist.get_process_group_ranks(self._group)),
-            checksums=tuple(pending.checksums.tolist()),
-        )
-        raise describe_difference(pending.step, pending.names, self._world.gather(share))
+        sums = pending.checksums.tolist()
+        for equal in self._sets:
+            places = equal.places(pending.names)
+            share = Share(
+                rank=self._world.rank,
+                host=socket.gethostname(),
+                peers=tuple(dist.get_process_group_ranks(equal.group)),
+                checksums=tuple(sums[place] for place in places),
+            )
+            names, shares = [pending.names[place] for place in places], self._world.gather(share)
+            if any(_odd_ones(place, shares) for place in range(len(names))):
+                raise describe_difference(pending.step, names, shares)
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -128,7 +159,7 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[
     for name, param in model.named_parameters():
         for kind, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
-                yield f"{name} ({kind})", value
+                yield f"{name}{_KIND}{kind})", value
 
 
 def _odd_numbers(like: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple
         own_kernels=uses_own(plan),
         form=plan.model.head,
         buffer=buffer,
+        group=mesh.group("tensor"),
     )
     watch_experts(model)
     if plan.decided.router_aux_loss or plan.decided.router_z_loss:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwise.data.loader import MicroBatch
@@ -18,6 +18,7 @@ from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
+from shardwise.training.copies import GradientSums
 from shardwise.training.grad_norm import total_norm
 from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
@@ -123,9 +124,10 @@ class Stepper:
         balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
         self.objective = objective or NextToken()
         self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
-        cuts = cuts_by_param(model) if isinstance(model, nn.Module) else {}
+        cuts = cuts_by_param(model)
         groups = {param: mesh.group(cut.axis) for param, cut in cuts.items()}
         self.cut_over = {param: group for param, group in groups.items() if group is not None}
+        self.sums = GradientSums(model, mesh, self.device)
         self.num_run = 0
 
     def run(
@@ -181,6 +183,7 @@ class Stepper:
         """Gradients of all micro-batches; the loss is summed over all ranks."""
         passed = self.passes.forward_backward(batches, num_terms, self.scale.value)
         self.on_phase("agree")
+        self.sums.reduce()
         dist.all_reduce(passed.loss_sum, group=self.mesh.loss_group)
         self.on_phase("update")
         return passed

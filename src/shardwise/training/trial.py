@@ -38,9 +38,15 @@ def few_tokens(plan: Plan, shift: int = 0) -> Tensor:
 
     Vocabularies may be smaller than the sequence, so tokens come again.
     """
-    ids = torch.arange(min(_LENGTH, plan.settings.data.seq_len))
+    ids = torch.arange(whole_rows(min(_LENGTH, plan.settings.data.seq_len), plan))
     ids[len(ids) // 2 :] += shift
     return (ids % plan.model.vocab_size)[None]
+
+
+def whole_rows(length: int, plan: Plan) -> int:
+    """The next length that ranks which divide a sequence's tokens can divide."""
+    parts = plan.decided.tensor if plan.decided.sequence_parallel else 1
+    return -(-length // parts) * parts
 
 
 def validate_trainable(model: Any, plan: Plan, device: torch.device) -> None:

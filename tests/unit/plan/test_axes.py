@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan import axes
 from shardwise.plan.plan import Plan
+from shardwise.plan.tensor import REFUSED
 
 MakePlan = Callable[..., Plan]
 
@@ -59,3 +61,59 @@ def test_axes_that_do_not_fit_are_refused(
     with pytest.raises(UserError, match=words) as found:
         plan_with("model.name=tiny-llama", "cluster.name=4xCPU", *settings)
     assert found.value.fix
+
+
+TENSOR_REFUSALS: list[tuple[tuple[str, ...], str, str]] = [
+    (("model.name=tiny-gpt2",), "how to divide gpt2 models is not known", "mesh.tensor=1"),
+    (("model.overrides={num_key_value_heads: 1}",), "1 heads of keys and values", "mesh.tensor=1"),
+    (
+        ("model.overrides={num_key_value_heads: 2}", "mesh.tensor=4"),
+        "takes a part of the model's 2 heads of keys",
+        "write mesh.tensor=2",
+    ),
+    (("model.overrides={intermediate_size: 63}",), "63 channels of an MLP", "mesh.tensor=1"),
+    (("data.seq_len=63",), "and 63 do not divide", "data.seq_len=64, or mesh.sequence_parallel"),
+    (("adapter.method=lora",), "adapters are not divided", "adapter.method"),
+    (("optim.state=int8",), "a block of numbers with one scale", "optim.state"),
+    (
+        ("model.overrides={attention_dropout: 0.1}",),
+        "each rank would drop others",
+        "attention_dropout=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "why", "fix"), TENSOR_REFUSALS)
+def test_tensor_parallelism_that_was_not_shown_equal_is_refused(
+    plan_with: MakePlan, settings: tuple[str, ...], why: str, fix: str
+) -> None:
+    common = ("model.name=tiny-llama", "cluster.name=4xCPU", "mesh.tensor=2")
+    with pytest.raises(UserError, match=r"mesh.tensor=. does not suit this run") as found:
+        plan_with(*common, *settings)
+    assert why in found.value.why
+    assert fix in found.value.fix
+
+
+def test_every_refused_setting_has_its_reason() -> None:
+    config = load_config(None, ["model.name=tiny-llama", "mesh.tensor=2"])
+    changed = {
+        "adapter.method": replace(config, adapter=replace(config.adapter, method="lora")),
+        "precision.linear": replace(
+            config, precision=replace(config.precision, linear="float8_rowwise")
+        ),
+        "optim.state": replace(config, optim=replace(config.optim, state="int8")),
+        "preference.objective": replace(
+            config, preference=replace(config.preference, objective="dpo")
+        ),
+    }
+    assert [path for path, *_ in REFUSED] == list(changed)
+    for path, is_refused, why in REFUSED:
+        assert why and is_refused(changed[path]) and not is_refused(config)
+
+
+def test_sequence_parallelism_has_a_reason(plan_with: MakePlan) -> None:
+    common = ("model.name=tiny-llama", "cluster.name=4xCPU")
+    assert plan_with(*common, "mesh.tensor=2").decided.sequence_parallel
+    assert not plan_with(*common).decided.sequence_parallel
+    given = plan_with(*common, "mesh.tensor=2", "mesh.sequence_parallel=false")
+    assert given.choices["sequence_parallel"].source == "user"

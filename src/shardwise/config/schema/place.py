@@ -52,6 +52,10 @@ class MeshConfig:
     tensor: int = 1
     """Ranks that compute each matmul together (tensor parallel): neighbours, over NVLink."""
 
+    sequence_parallel: bool = True
+    """With `mesh.tensor`: the same ranks divide the tokens of norms and of the residual. It takes
+    less memory and no more communication."""
+
     context: int = 1
     """Ranks that each sequence is split over (context parallel)."""
 
