@@ -9,9 +9,11 @@ import torch
 from tiny_runs import Settings, Trained, on_first, plain_adamw, plain_twin, start, whole_params
 from torch import Tensor
 
+from shardwise.data.mismatched import exchange_answers
 from shardwise.kernels.cross_entropy import IGNORE_INDEX
 from shardwise.training.documents import masks_by_position
 from shardwise.training.optim import learning_rate
+from shardwise.training.preference import has_kl_term
 from shardwise.training.reference_pass import fill_table
 from shardwise.training.session import Session, build_loader, objective_of
 from shardwise.training.step import Stepper
@@ -28,6 +30,8 @@ def start_compared(world: int, settings: Settings) -> Session:
         with fast_attention(session.device, reads_positions=masks_by_position(session.plan)):
             fill_table(session, session.reference.table, QUIET)
         session.reference.table[::2] += 0.7
+        # Behind the documents are exchanged answers, whose mean log-ratio must be above 0 to count.
+        session.reference.table[session.reference.num_documents :] -= 1.0
     return session
 
 
@@ -69,7 +73,8 @@ def train_compared_plainly(settings: Settings) -> tuple[Trained, Any]:
             group["lr"] = learning_rate(optim, step, plan.config.train.steps)
         batches = loader.step_batches(step)
         answers = [answer for batch in batches for answer in _answers(model, batch, table)]
-        loss, scores = plain_loss(answers, plan.settings.preference)
+        kl = plain_kl(model, batches, table) if has_kl_term(plan.settings.preference) else 0.0
+        loss, scores = plain_loss(answers, plan.settings.preference, kl)
         optimizer.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(params, optim.clip_norm or 1e9).item())
@@ -78,11 +83,15 @@ def train_compared_plainly(settings: Settings) -> tuple[Trained, Any]:
     return Trained(losses, norms, whole_params(model)), scores
 
 
-def _answers(model: Any, batch: Any, table: Tensor | None) -> list[SimpleNamespace]:
-    """Log-probability, length, reference and label of each document, each in a batch of its own."""
+def _answers(
+    model: Any, batch: Any, table: Tensor | None, named: Any = None
+) -> list[SimpleNamespace]:
+    """Log-probability, length, reference and label of each document, each in a batch of its own.
+    `named` has their numbers and labels, where the batch has not those of all."""
+    compared = (named or batch).compared
     inputs, labels = batch.inputs.flatten(), batch.labels.flatten()
     firsts = [int(first) for first in batch.documents.starts if first < len(inputs)]
-    ends, numbers = [*firsts[1:], len(inputs)], iter(batch.compared.numbers.tolist())
+    ends, numbers = [*firsts[1:], len(inputs)], iter(compared.numbers.tolist())
     found = []
     for first, end in zip(firsts, ends, strict=True):
         wanted = labels[first:end]
@@ -95,7 +104,7 @@ def _answers(model: Any, batch: Any, table: Tensor | None) -> list[SimpleNamespa
         logp = logps[kept, wanted[kept]].sum()
         reference = None if table is None else table[number]
         found.append(SimpleNamespace(logp=logp, length=len(kept), reference=reference))
-    flags = batch.compared.preferred.tolist()
+    flags = compared.preferred.tolist()
     assert len(found) == len(flags)
     for answer, flag in zip(found, flags, strict=True):
         answer.preferred = flag
@@ -112,17 +121,37 @@ def _assert_reference(model: Any, session: Session, table: Tensor) -> None:
                 assert abs(float(table[number]) - wanted) < 1e-4
 
 
-def plain_loss(answers: list[SimpleNamespace], config: Any) -> tuple[Tensor, dict[str, float]]:
+@torch.no_grad()
+def plain_kl(model: Any, batches: list[Any], table: Tensor) -> float:
+    """The mean log-ratio of answers to other prompts, one conversation at a time."""
+    ratios: list[float] = []
+    for batch in batches:
+        others = exchange_answers(batch)
+        wanted = others.compared.numbers.tolist()
+        reference = dict(zip(wanted, table[others.compared.numbers + len(table) // 2], strict=True))
+        numbers = batch.compared.numbers.tolist()
+        for number, answer in zip(numbers, _answers(model, others, None, batch), strict=True):
+            if number in reference:
+                ratios.append(float(answer.logp) - float(reference[number]))
+    mean = sum(ratios) / len(ratios)
+    assert mean > 0.1
+    return mean
+
+
+def plain_loss(
+    answers: list[SimpleNamespace], config: Any, kl: float = 0.0
+) -> tuple[Tensor, dict[str, float]]:
     """The published formulas, one pair after the other."""
     beta, terms, rewards = config.beta, [], []
     if config.objective == "kto":
         for each in answers:
             reward = beta * (each.logp - each.reference)
-            value = torch.sigmoid(reward if each.preferred else -reward)
+            gain = reward - beta * kl
+            value = torch.sigmoid(gain if each.preferred else -gain)
             weight = config.desirable_weight if each.preferred else config.undesirable_weight
             terms.append(weight * (1 - value))
             rewards.append((each.preferred, float(reward)))
-        right = [(reward > 0) == flag for flag, reward in rewards]
+        right = [(reward > beta * kl) == flag for flag, reward in rewards]
     else:
         right = []
         for chosen, rejected in zip(answers[0::2], answers[1::2], strict=True):

@@ -189,5 +189,6 @@ def test_every_objective_learns(
     assert last["loss"] < first["loss"]
     assert last["preference"]["accuracy"] > max(0.9, first["preference"]["accuracy"] - 0.01)
     assert last["preference"]["margin"] > first["preference"]["margin"]
+    assert (last["preference"]["kl"] is not None) == (objective == "kto")
     # Only those that compare with a reference have one.
     assert bool(references(folder) - before) == (objective == "kto")

@@ -29,6 +29,7 @@ PREFERENCE_RULES: tuple[Rule, ...] = (
     _only_for("preference.beta", "dpo", "kto", "orpo", "simpo"),
     _only_for("preference.label_smoothing", "dpo"),
     _only_for("preference.gamma", "simpo"),
+    _only_for("preference.kl_term", "kto"),
     _only_for("preference.desirable_weight", "kto"),
     _only_for("preference.undesirable_weight", "kto"),
     above_zero("preference.beta", "0.1"),
@@ -44,6 +45,18 @@ PREFERENCE_RULES: tuple[Rule, ...] = (
         ),
         "preference.objective={c.preference.objective} compares two answers to one prompt",
         "write data.format=pairs, for rows with prompt, chosen and rejected",
+    ),
+    Rule(
+        "kl-term-needs-other-prompts",
+        "data.packing",
+        lambda c: (
+            c.preference.objective != "kto"
+            or not c.preference.kl_term
+            or c.data.packing in ("auto", "best_fit")
+        ),
+        "KTO's KL term exchanges answers between the prompts of a sequence, and here each holds "
+        "one prompt",
+        "leave data.packing out, or write preference.kl_term=false",
     ),
     Rule(
         "kto-needs-labels",

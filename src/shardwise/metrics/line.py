@@ -32,7 +32,7 @@ class PreferenceScores:
 
     accuracy: float
     """The share of pairs whose chosen answer has the higher reward. For KTO the share of answers
-    whose reward has the sign of their label."""
+    whose reward is on the side of their label: of 0, or of what the KL term compares with."""
 
     margin: float | None
     """The mean reward of chosen answers less that of rejected ones; None where one kind is
@@ -43,6 +43,9 @@ class PreferenceScores:
 
     rejected: float | None
     """The mean reward of rejected answers."""
+
+    kl: float | None = None
+    """KTO's KL term: how much likelier answers to other prompts have become; None without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

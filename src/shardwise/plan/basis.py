@@ -11,7 +11,7 @@ from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide
-from shardwise.plan.objective import choose_objective
+from shardwise.plan.objective import choose_kl_term, choose_objective
 from shardwise.plan.routers import choose_router_aux_loss, choose_router_z_loss
 from shardwise.units import format_bytes
 
@@ -31,6 +31,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     return {
         "adapter": choose_adapter(config, model, cluster),
         "objective": choose_objective(config),
+        "kl_term": choose_kl_term(config),
         "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
         "reduce_dtype": decide(

@@ -57,6 +57,9 @@ class Decisions:
     objective: Annotated[str, "preference.objective"] = "none"
     """How answers are compared; `none`: the next token is trained on."""
 
+    kl_term: Annotated[bool, "preference.kl_term"] = False
+    """Answers are also exchanged between prompts, in one more forward of each step."""
+
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1

@@ -8,6 +8,16 @@ from shardwise.plan.decisions import Choice
 _BYTES_FOR_AN_ANSWER = 4
 
 
+def choose_kl_term(config: RunConfig) -> Choice[bool]:
+    """Whether rewards are compared with those of answers to other prompts."""
+    if config.preference.objective != "kto":
+        return Choice(False, "it belongs to KTO", "rule")
+    if not config.preference.kl_term:
+        return Choice(False, "given: rewards are compared with 0", "user")
+    why = "rewards are compared with those of exchanged answers: one more forward in each step"
+    return Choice(True, why, "rule")
+
+
 def choose_objective(config: RunConfig) -> Choice[str]:
     """The user's objective, what it compares with, and what that costs."""
     objective = config.preference.objective

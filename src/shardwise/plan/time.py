@@ -112,7 +112,9 @@ def estimate_time(
         optimizer=_optimizer_seconds(shard_params, decided, rates, software),
         offload=_offload_seconds(stored_params, decided, software, layers * forward)
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
-        other=software.step_s + passes * software.pass_s,
+        other=software.step_s
+        + passes * software.pass_s
+        + decided.kl_term * forward_seconds(model, fabric, decided, rates, software),
     )
 
 

@@ -45,12 +45,14 @@ class Evaluating:
         if data is None or reached.held_out.step == reached.step:
             return
         settle(self.session.optimizer)
-        batches = eval_batches(
-            data,
-            num_sequences=self.settings.data.eval_sequences,
-            micro_batch=self.session.plan.decided.micro_batch,
-            rank=mesh.data_rank,
-            num_ranks=mesh.data_degree,
+        batches = list(
+            eval_batches(
+                data,
+                num_sequences=self.settings.data.eval_sequences,
+                micro_batch=self.session.plan.decided.micro_batch,
+                rank=mesh.data_rank,
+                num_ranks=mesh.data_degree,
+            )
         )
         self.timer.enter("eval")
         with self.channels.heartbeat.during(Phase.EVALUATING):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from shardwise.training.preference import scores_of
 @torch.no_grad()
 def evaluate(
     model: Any,
-    batches: Iterable[MicroBatch],
+    batches: Sequence[MicroBatch],
     objective: Objective,
     device: torch.device,
     mesh: Mesh,
@@ -28,6 +28,7 @@ def evaluate(
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     scores = []
     model.eval()
+    objective.prepare(model, batches, device)
     for batch in batches:
         found = objective.loss(model, batch, device)
         totals[0] += found.total

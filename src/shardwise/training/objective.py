@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +28,11 @@ class BatchLoss:
 class Objective(Protocol):
     """A sum over terms, such as tokens or pairs, whose mean over all ranks is minimised."""
 
+    def prepare(self, model: Any, batches: Sequence[MicroBatch], device: torch.device) -> None:
+        """Find out what the losses of a step share, before the first of its micro-batches. All
+        ranks call this together."""
+        ...
+
     def num_terms(self, batch: MicroBatch) -> int:
         """The terms of a micro-batch."""
         ...
@@ -38,6 +44,9 @@ class Objective(Protocol):
 
 class NextToken:
     """The cross-entropy of every token that counts."""
+
+    def prepare(self, model: Any, batches: Sequence[MicroBatch], device: torch.device) -> None:
+        """Tokens share nothing."""
 
     def num_terms(self, batch: MicroBatch) -> int:
         """The labels that count."""

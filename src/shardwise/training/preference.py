@@ -17,7 +17,9 @@ from torch.distributed import ProcessGroup
 from shardwise.config.schema import PreferenceConfig
 from shardwise.data.compared import Compared
 from shardwise.data.loader import MicroBatch
+from shardwise.data.mismatched import exchange_answers
 from shardwise.metrics.line import PreferenceScores
+from shardwise.parallel.shard import reshard_all
 from shardwise.training.objective import BatchLoss, model_inputs
 
 # The mean log-probability of an answer stays below this, where the odds are still finite.
@@ -27,10 +29,37 @@ _NEARLY_SURE = -1e-7
 class PreferenceObjective:
     """The objective of `preference.objective`."""
 
-    def __init__(self, config: PreferenceConfig, reference: Tensor | None) -> None:
+    def __init__(
+        self,
+        config: PreferenceConfig,
+        reference: Tensor | None,
+        group: ProcessGroup | None = None,
+    ) -> None:
         self.config = config
         self.reference = reference
-        """The reference's log-probability of each document by its number, on the device."""
+        """The reference's log-probability of each document by its number, on the device. With
+        KTO's KL term, as many more follow: of the prompt of each with another answer."""
+
+        self.group = group
+        """The ranks that hold tokens, over which the KL term is a mean."""
+
+        self.kl: Tensor | None = None
+        """The KL term of this step; None where there is none."""
+
+    @torch.no_grad()
+    def prepare(self, model: Any, batches: Sequence[MicroBatch], device: torch.device) -> None:
+        """Find KTO's KL term: how much likelier answers to other prompts have become, as a mean
+        over all that the step holds."""
+        if not has_kl_term(self.config) or self.reference is None:
+            return
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        for batch in batches:
+            found, logps = exchanged_logps(model, batch, device)
+            ratios = logps - self.reference[found.numbers + len(self.reference) // 2]
+            sums += torch.stack([ratios.double().sum(), sums.new_full((), len(ratios))])
+        reshard_all(model)
+        dist.all_reduce(sums, group=self.group)
+        self.kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0).float()
 
     def num_terms(self, batch: MicroBatch) -> int:
         """Pairs, or answers where each counts by itself."""
@@ -43,7 +72,7 @@ class PreferenceObjective:
         if self.reference is not None:
             ratios = logps - self.reference[found.numbers]
             if self.config.objective == "kto":
-                return kto(ratios, found.preferred, self.config)
+                return kto(ratios, found.preferred, self.config, self.kl)
             return dpo(ratios, self.config)
         means = logps / found.num_tokens
         return {"orpo": orpo, "simpo": simpo}[self.config.objective](means, self.config)
@@ -58,6 +87,19 @@ def document_logps(model: Any, batch: MicroBatch, found: Compared, device: torch
     return -sums[found.places]
 
 
+def has_kl_term(config: PreferenceConfig) -> bool:
+    """Whether answers to other prompts are compared with."""
+    return config.objective == "kto" and config.kl_term
+
+
+def exchanged_logps(model: Any, batch: MicroBatch, device: torch.device) -> tuple[Compared, Tensor]:
+    """The log-probabilities of answers to other prompts of the same sequence."""
+    others = exchange_answers(batch)
+    found = _compared(others).to(device)
+    others = others.pinned() if device.type == "cuda" else others
+    return found, document_logps(model, others, found, device)
+
+
 def dpo(ratios: Tensor, config: PreferenceConfig) -> BatchLoss:
     """DPO with the sigmoid loss; label smoothing as in conservative DPO."""
     chosen, rejected = _sides(_beta(config) * ratios)
@@ -66,15 +108,19 @@ def dpo(ratios: Tensor, config: PreferenceConfig) -> BatchLoss:
     return BatchLoss(losses.sum(), _pair_scores(chosen, rejected))
 
 
-def kto(ratios: Tensor, preferred: Tensor, config: PreferenceConfig) -> BatchLoss:
-    """KTO without its KL term, whose point of reference is then 0 (`apo_zero_unpaired` in TRL)."""
+def kto(
+    ratios: Tensor, preferred: Tensor, config: PreferenceConfig, kl: Tensor | None = None
+) -> BatchLoss:
+    """KTO. Without its KL term rewards are compared with 0 (`apo_zero_unpaired` in TRL)."""
     rewards = _beta(config) * ratios
+    gains = rewards if kl is None else rewards - _beta(config) * kl
     good, bad = config.desirable_weight, config.undesirable_weight
-    losses = torch.where(preferred, good * torch.sigmoid(-rewards), bad * torch.sigmoid(rewards))
+    losses = torch.where(preferred, good * torch.sigmoid(-gains), bad * torch.sigmoid(gains))
     values, is_good = rewards.detach().double(), preferred.double()
-    is_right = ((values > 0) == preferred).double()
+    is_right = ((gains.detach() > 0) == preferred).double()
     every = torch.ones_like(values)
     parts = [every, is_right, is_good, is_good * values, 1 - is_good, (1 - is_good) * values]
+    parts += [] if kl is None else [every * kl]
     return BatchLoss(losses.sum(), torch.stack([part.sum() for part in parts]))
 
 
@@ -100,7 +146,7 @@ def scores_of(sums: Sequence[Tensor], group: ProcessGroup) -> PreferenceScores |
         return None
     total = torch.stack(list(sums)).sum(0)
     dist.all_reduce(total, group=group)
-    terms, right, num_chosen, chosen, num_rejected, rejected = total.tolist()
+    terms, right, num_chosen, chosen, num_rejected, rejected, *kl = total.tolist()
     good = chosen / num_chosen if num_chosen else None
     bad = rejected / num_rejected if num_rejected else None
     return PreferenceScores(
@@ -108,6 +154,7 @@ def scores_of(sums: Sequence[Tensor], group: ProcessGroup) -> PreferenceScores |
         margin=None if good is None or bad is None else good - bad,
         chosen=good,
         rejected=bad,
+        kl=kl[0] / max(1.0, terms) if kl else None,
     )
 
 

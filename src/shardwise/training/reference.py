@@ -26,6 +26,7 @@ from shardwise.data.cache import (
     write_index,
 )
 from shardwise.data.content import hashes_of
+from shardwise.data.conversations import StoredConversations
 from shardwise.data.progress import Say, silent
 from shardwise.data.splits import DataSplits
 from shardwise.errors import ExitCode, UserError
@@ -34,6 +35,7 @@ from shardwise.model.fingerprint import weight_files
 from shardwise.model.peft_format import WEIGHTS_NAME
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
+from shardwise.training.preference import has_kl_term
 
 # This is part of every key. Raise it when the same documents would get other numbers.
 FORMAT = 1
@@ -46,7 +48,10 @@ class Reference:
     """A log-probability for each document."""
 
     table: Tensor
-    """By the number of a document, fp32 on the device. Not a number until it is known."""
+    """By the number of a document, fp32 on the device. Not a number until it is known. With KTO's
+    KL term, as many more follow: of the prompt of each with another answer."""
+
+    num_documents: int
 
     directory: Path
     """Where the first rank keeps it."""
@@ -68,18 +73,30 @@ def open_reference(
     if stored.documents is None:
         raise ValueError("these documents have no numbers")
     num_documents = stored.documents.length - 1
+    with_kl = has_kl_term(plan.settings.preference)
+    # Those of prompts with other answers follow.
+    num_values = 2 * num_documents if with_kl else num_documents
     if plan.weights_dir is not None and plan.model.total_params > _MANY_PARAMS:
         say("hashing the files of the weights, by which the reference is known")
-    directory = world.decide(lambda: _directory_of(plan, stored.compared_digest))
+    documents = _documents_of(plan, stored, with_kl=with_kl)
+    directory = world.decide(lambda: _directory_of(plan, documents))
     is_known = world.decide(lambda: directory.exists())
-    values = world.decide(lambda: _read(directory, num_documents) if is_known else None)
+    values = world.decide(lambda: _read(directory, num_values) if is_known else None)
     if is_known:
         say(f"reference: log-probabilities of {num_documents} answers are read from {directory}")
     device = torch.device(plan.cluster.device)
-    table = torch.full((num_documents,), math.nan, device=device)
+    table = torch.full((num_values,), math.nan, device=device)
     if values is not None:
         table.copy_(values)
-    return Reference(table, directory, is_known)
+    return Reference(table, num_documents, directory, is_known)
+
+
+def _documents_of(plan: Plan, stored: StoredConversations, *, with_kl: bool) -> str:
+    """What tells the documents from others. How they are packed matters to the KL term alone."""
+    if not with_kl:
+        return stored.compared_digest
+    packed = (plan.settings.data.seq_len, *map(stored.digest, stored.splits.values()))
+    return f"{stored.compared_digest} exchanged in {packed}"
 
 
 def _directory_of(plan: Plan, documents: str) -> Path:
@@ -117,11 +134,11 @@ def _weights_of(plan: Plan, cache_root: Path) -> list[str]:
     return known
 
 
-def _read(directory: Path, num_documents: int) -> Tensor:
+def _read(directory: Path, num_values: int) -> Tensor:
     """The numbers that were kept, whose hash is checked."""
     try:
         found = read_json(directory / "index.json")["logps"]
-        file = ArrayFile(directory / "logps.bin", "float32", num_documents, found["sha256"])
+        file = ArrayFile(directory / "logps.bin", "float32", num_values, found["sha256"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise damaged(directory, f"index.json: {error}") from error
     validate_sizes([file])

@@ -19,7 +19,7 @@ from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
 from shardwise.training.documents import masks_by_position
 from shardwise.training.heartbeat import Phase
-from shardwise.training.preference import document_logps
+from shardwise.training.preference import document_logps, exchanged_logps, has_kl_term
 from shardwise.training.reference import keep_reference
 from shardwise.training.session import Session, attach_training_loss
 from shardwise.training.surroundings import fast_attention
@@ -46,7 +46,7 @@ def prepare_reference(session: Session, channels: Channels, start: int) -> bool:
         fill_table(session, reference.table, channels)
     session.mesh.world.decide(lambda: keep_reference(reference))
     seconds, directory = time.monotonic() - began, reference.directory
-    num_documents = len(reference.table)
+    num_documents = reference.num_documents
     channels.say(
         f"reference: log-probabilities of {num_documents} answers in {format_duration(seconds)}, "
         f"kept in {directory}"
@@ -71,6 +71,9 @@ def fill_table(session: Session, table: Tensor, channels: Channels) -> None:
                 raise ValueError("this micro-batch has no documents")
             found = batch.compared.to(device)
             table[found.numbers] = document_logps(model, batch, found, device)
+            if has_kl_term(session.plan.settings.preference):
+                others, logps = exchanged_logps(model, batch, device)
+                table[others.numbers + len(table) // 2] = logps
             progress.add(session.plan.decided.micro_batch * mesh.data_degree)
     model.train()
     reshard_all(model)

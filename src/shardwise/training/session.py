@@ -94,7 +94,8 @@ def objective_of(session: Session) -> Objective:
     config, reference = session.plan.settings.preference, session.reference
     if config.objective == "none":
         return NextToken()
-    return PreferenceObjective(config, None if reference is None else reference.table)
+    table = None if reference is None else reference.table
+    return PreferenceObjective(config, table, session.mesh.token_group)
 
 
 def build_model(

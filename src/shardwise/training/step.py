@@ -141,6 +141,7 @@ class Stepper:
         self._arrange_memory()
         self.on_phase("agree")
         num_tokens, num_terms, stops = self._agree(batches, wants_stop)
+        self.objective.prepare(self.model, batches, self.device)
         before, overflows = self.scale.to_dict(), 0
         while True:
             passed = self._accumulate(batches, num_terms)

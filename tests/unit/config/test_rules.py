@@ -31,6 +31,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("preference.beta", {"preference": {"beta": 0.5}}),
     ("preference.beta", {"preference": {"objective": "dpo", "beta": 0.0}, "data": PAIRS}),
     ("preference.gamma", {"preference": {"objective": "dpo", "gamma": 2.0}, "data": PAIRS}),
+    ("preference.kl_term", {"preference": {"objective": "dpo", "kl_term": False}, "data": PAIRS}),
+    ("data.packing", {"data": {**PAIRS, "packing": "one"}, "preference": {"objective": "kto"}}),
     ("preference.gamma", {"preference": {"objective": "simpo", "gamma": -1.0}, "data": PAIRS}),
     (
         "preference.label_smoothing",

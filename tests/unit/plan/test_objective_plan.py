@@ -35,3 +35,13 @@ def test_comparing_takes_longer_and_a_reference_is_named(plan_of: Callable[..., 
     assert 0.2 < dpo.forecast.reference_s / plain.forecast.step_s < 0.45
     assert dpo.settings.preference.beta == 0.1 and simpo.settings.preference.beta == 2.0
     assert Plan.from_dict(dpo.to_dict()) == dpo
+
+
+def test_the_kl_term_takes_one_more_forward(plan_of: Callable[..., Plan]) -> None:
+    kto = (*WORDS, "data.format=labelled", "preference=kto")
+    with_kl, without = plan_of(*kto), plan_of(*kto, "preference.kl_term=false")
+    assert with_kl.decided.kl_term and not without.decided.kl_term
+    assert "one more forward in each step" in with_kl.choices["kl_term"].why
+    assert with_kl.forecast is not None and without.forecast is not None
+    assert 1.15 < with_kl.forecast.step_s / without.forecast.step_s < 1.45
+    assert with_kl.forecast.reference_s == 2 * (without.forecast.reference_s or 0.0)

@@ -72,7 +72,7 @@ def test_what_does_not_change_the_reference_shares_it(place_of: Callable[..., Pa
 def test_a_kept_reference_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
     place = tmp_path / "reference-a"
     table = torch.tensor([-1.5, -2.25, -1e3])
-    keep_reference(Reference(table, place, is_known=False))
+    keep_reference(Reference(table, 3, place, is_known=False))
     assert torch.equal(_read(place, 3), table)
     with pytest.raises(UserError, match="is damaged") as failure:
         _read(place, 4)

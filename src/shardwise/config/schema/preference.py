@@ -34,6 +34,11 @@ class PreferenceConfig:
     gamma: float = 1.0
     """`simpo` only: by how much the reward of the chosen answer should be the larger one."""
 
+    kl_term: bool = True
+    """`kto` only: compare rewards with how much likelier answers to other prompts have become, as
+    the paper does. Answers are exchanged between the prompts of a sequence, and one more forward in
+    each step computes them. `false`: compare rewards with 0."""
+
     desirable_weight: float = 1.0
     """`kto` only: the weight of answers with `label: true`."""
 
