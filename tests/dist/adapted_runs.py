@@ -59,7 +59,9 @@ class PlainLora(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         weights = {}
         for name, (a, b, scale, lengths) in self.added.items():
-            total = self.module.get_parameter(name) + scale * (b @ a)
+            weight, delta = self.module.get_parameter(name), scale * (b @ a)
+            # gpt-oss has its experts as (in, out).
+            total = weight + (delta if delta.shape == weight.shape else delta.mT)
             if lengths is not None:
                 total = (lengths / total.detach().norm(dim=1))[:, None] * total
             weights[name] = total

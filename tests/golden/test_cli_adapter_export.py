@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.errors import UserError
@@ -172,41 +172,41 @@ def test_a_checkpoint_computes_the_same_unmerged(home: Path, trained: Path, expo
         load_adapted(checkpoint, **where, base=_with_one_more(home, "other"), code_dir=None)
 
 
-@pytest.fixture(scope="module")
-def experts(home: Path, shardwise: Run) -> Path:
-    """Adapters in stacked experts, over files with a tensor for each expert."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
+def make_mixture(family: str, place: Path) -> None:
+    """A model with stacked experts: Qwen3's files have a tensor for each expert, and gpt-oss's hold
+    stacks whose matrices lie as (in, out)."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "vocab_size": 300, "head_dim": 8}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    mixture = {"num_experts": 4, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(**sizes, **heads, **mixture, tie_word_embeddings=True)
-    Qwen3MoeForCausalLM(config).save_pretrained(home / "mixture")
-    words = ("adapter.rank=8", "adapter.targets=[q_proj, experts.*]")
-    train(shardwise, home, "experts", f"model.name={home / 'mixture'}", *words)
-    return home / "experts"
+    sizes = {"hidden_size": 32, "vocab_size": 300, "head_dim": 8, "num_experts_per_tok": 2}
+    own: dict[str, dict[str, Any]] = {
+        "qwen3_moe": {"moe_intermediate_size": 16, "num_experts": 4, "tie_word_embeddings": True},
+        "gpt_oss": {"intermediate_size": 24, "num_local_experts": 4},
+    }
+    config = AutoConfig.for_model(family, **heads, **sizes, **own[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(place)
 
 
 @needs_peft
+@pytest.mark.parametrize(("family", "num_changed"), [("qwen3_moe", 2 + 2 * 4 * 3), ("gpt_oss", 6)])
 def test_adapters_of_experts_leave_and_merge(
-    home: Path, experts: Path, shardwise: Run, ask_peft: Ask
+    home: Path, shardwise: Run, ask_peft: Ask, family: str, num_changed: int
 ) -> None:
-    shardwise("export", str(experts), "--to", str(home / "of-experts"))
-    shardwise("export", str(experts), "--to", str(home / "mixed"), "--merge")
-    tensors = load_file(home / "of-experts" / "adapter_model.safetensors")
+    base, adapter, mixed = (home / f"{family}-{what}" for what in ("base", "adapter", "mixed"))
+    make_mixture(family, base)
+    words = ("adapter.rank=8", "adapter.targets=[q_proj, experts.*]")
+    train(shardwise, home, family, f"model.name={base}", *words)
+    shardwise("export", str(home / family), "--to", str(adapter))
+    shardwise("export", str(home / family), "--to", str(mixed), "--merge")
+    tensors = load_file(adapter / "adapter_model.safetensors")
     assert all(tensor.abs().max() > 0 for tensor in tensors.values())
-    seen = home / "experts.safetensors"
-    ask_peft("logits", str(home / "mixture"), str(home / "of-experts"), str(seen))
+    seen = home / f"{family}.safetensors"
+    ask_peft("logits", str(base), str(adapter), str(seen))
     logits = load_file(seen)["logits"]
-    assert torch.allclose(logits_of(home / "mixed"), logits, atol=1e-5)
-    assert not torch.allclose(logits_of(home / "mixture"), logits, atol=1e-4)
-    changed = [
-        name
-        for name, tensor in weights_of(home / "mixed").items()
-        if not torch.equal(tensor, weights_of(home / "mixture")[name])
-    ]
-    assert len(changed) == 2 + 2 * 4 * 3
+    assert torch.allclose(logits_of(mixed), logits, atol=1e-5)
+    assert not torch.allclose(logits_of(base), logits, atol=1e-4)
+    before = weights_of(base)
+    changed = [n for n, tensor in weights_of(mixed).items() if not torch.equal(tensor, before[n])]
+    assert len(changed) == num_changed
 
 
 @needs_peft

@@ -80,7 +80,6 @@ def test_a_checkpoint_answers_and_merges(home: Path, finished: Path, shardwise: 
     ("words", "shown"),
     [
         (["precision.linear=float8"], "write adapter.base=float8"),
-        (["adapter.dora=true"], "not yet computed from weights in four bits or eight"),
         (["precision.param=fp16"], "whose range is too small"),
         (["model=tiny-llama", "model.overrides={intermediate_size: 72}"], "multiples of 16"),
     ],

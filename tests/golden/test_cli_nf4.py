@@ -113,7 +113,6 @@ def test_another_base_is_refused(home: Path, stopped: Path, shardwise: Run) -> N
     [
         (["precision.linear=float8"], "it casts weights that are trained"),
         (["adapter={method: none, base: nf4}"], "adapter.method is none, so it would be ignored"),
-        (["adapter.dora=true"], "not yet computed from weights in four bits"),
         (["model=tiny-llama", "model.overrides={intermediate_size: 96}"], "multiples of 64"),
     ],
 )

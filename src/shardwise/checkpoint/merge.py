@@ -108,10 +108,13 @@ class Merger:
         if name in self.whole:
             return self.adapters[self.whole[name]]
         each, (*experts, rows, columns) = self.of_weights[name], box.slices
+        weight = stored.reshape(box.sizes)
+        if each.is_transposed:
+            weight, rows, columns = weight.mT, columns, rows
         a = self.adapters[each.a][(*experts, slice(None), columns)]
         b = self.adapters[each.b][(*experts, rows, slice(None))]
         # Files may have a tensor for each expert.
-        weight, scale = stored.reshape(box.sizes), each.scale
+        scale = each.scale
         total = summed(weight, a, b, scale)
         lengths = torch.ones(total.shape[-2])
         if each.magnitude is not None:
@@ -127,7 +130,7 @@ class Merger:
                 fix="export the adapters without --merge",
                 code=ExitCode.VERIFY_FAILED,
             )
-        return rounded.reshape(stored.shape)
+        return (rounded.mT if each.is_transposed else rounded).reshape(stored.shape)
 
     def _validate_merged(self, merged: Mapping[str, Sequence[Tensor]]) -> None:
         """Raise unless every adapter went into all of its weight."""

@@ -52,13 +52,6 @@ ADAPTER_RULES: tuple[Rule, ...] = (
         "write adapter.targets=all-linear, or adapter.targets=[q_proj,v_proj]",
     ),
     Rule(
-        "packed-without-dora",
-        "adapter.dora",
-        lambda c: not (c.adapter.dora and c.adapter.base != "param"),
-        "the lengths of rows are not yet computed from weights in four bits or eight",
-        "leave adapter.dora out, or adapter.base",
-    ),
-    Rule(
         "float8-base-needs-range",
         "adapter.base",
         lambda c: c.adapter.base != "float8" or c.precision.param != "fp16",

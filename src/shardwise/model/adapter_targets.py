@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -11,8 +11,10 @@ from torch import nn
 
 from shardwise.config.schema import ALL_LINEAR, AdapterConfig
 from shardwise.errors import UserError
-from shardwise.model.expert_forms import STACKS, SWIGLU, find_form
+from shardwise.model.expert_forms import STACKS, ExpertForm
+from shardwise.model.expert_lora import form_of
 from shardwise.model.head import head_of
+from shardwise.model.quantised import Packed
 from shardwise.model.routers import ROUTER_NAMES
 
 _MOST_NAMED = 12
@@ -27,6 +29,9 @@ class Targets:
     layers: dict[str, nn.Linear]
     stacks: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     """Stacks of experts by the name of the parameter: the module, and what it calls the stack."""
+
+    forms: dict[nn.Module, ExpertForm] = field(default_factory=dict)
+    """What the experts of these modules compute."""
 
     left: tuple[str, ...] = ()
     whole: dict[str, nn.Module] = field(default_factory=dict)
@@ -56,9 +61,11 @@ def find_targets(model: nn.Module, config: AdapterConfig) -> Targets:
             raise _refuse_head(pattern)
         found |= meant
     whole = _find_whole(model, config.modules_to_save)
+    chosen = {name: place for name, place in stacks.items() if name in found}
     targets = Targets(
         {name: module for name, module in linears.items() if name in found},
-        {name: place for name, place in stacks.items() if name in found},
+        chosen,
+        _forms_of(chosen),
         _left_out([n for n in (*linears, *stacks) if n not in whole], found),
         whole,
     )
@@ -122,7 +129,11 @@ def _left_out(names: Collection[str], chosen: set[str]) -> tuple[str, ...]:
 
 def _validate_dora(targets: Targets) -> None:
     """Raise where DoRA would have to know what a layer does besides its matmul."""
-    others = [name for name, layer in targets.layers.items() if type(layer) is not nn.Linear]
+    others = [
+        name
+        for name, layer in targets.layers.items()
+        if type(layer) is not nn.Linear and not isinstance(layer, Packed)
+    ]
     for name in (*targets.stacks, *others):
         raise UserError(
             f"adapter.dora is for plain linear layers, and {name} is none",
@@ -130,16 +141,23 @@ def _validate_dora(targets: Targets) -> None:
         )
 
 
-def _validate_experts(targets: Targets, config: AdapterConfig) -> None:
-    """Raise for experts that compute something else than plain SwiGLU, or cannot be multiplied in
-    groups."""
-    for name, (experts, _) in targets.stacks.items():
-        if find_form(experts) is not SWIGLU:
+def _forms_of(stacks: Mapping[str, tuple[nn.Module, str]]) -> dict[nn.Module, ExpertForm]:
+    """The form of each module of experts. Raises for one that computes something else."""
+    forms: dict[nn.Module, ExpertForm] = {}
+    for name, (experts, _) in stacks.items():
+        form = forms.get(experts) or form_of(experts)
+        if form is None:
             raise UserError(
                 f"adapter.targets matches {name}, whose experts get no adapters yet",
-                why="adapters of experts are for plain SwiGLU without biases",
+                why="experts must be SwiGLU, plain as Mixtral's or clamped as gpt-oss's",
                 fix="write adapter.targets=all-linear, which leaves experts out",
             )
+        forms[experts] = form
+    return forms
+
+
+def _validate_experts(targets: Targets, config: AdapterConfig) -> None:
+    """Raise for adapters that cannot be multiplied in groups."""
     if targets.stacks and config.rank % _EXPERT_MULTIPLE:
         raise UserError(
             f"adapter.rank={config.rank}, and adapters of experts need a multiple of "

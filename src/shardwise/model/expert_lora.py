@@ -16,7 +16,7 @@ from torch.nn.functional import grouped_mm
 
 from shardwise.config.schema import AdapterConfig
 from shardwise.kernels.packed_rows import PackedGroupedProduct
-from shardwise.model.expert_forms import BIAS, STACKS, SWIGLU, ExpertForm
+from shardwise.model.expert_forms import BIAS, STACKS, ExpertForm, find_form
 from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.packed import floats_shape, is_packed
 
@@ -69,17 +69,21 @@ def _adapted(cls: Any) -> type[nn.Module]:
     return type(f"Lora{cls.__name__}", (ExpertLora, cls), {})
 
 
-def adapt_experts(experts: nn.Module, stack: str, config: AdapterConfig, scale: float) -> None:
-    """Give one stack of a module of experts A and B, on the same device."""
+def adapt_experts(
+    experts: nn.Module, stack: str, form: ExpertForm, config: AdapterConfig, scale: float
+) -> None:
+    """Give one stack of a module of experts A and B, on the same device. They are (experts, rank,
+    in) and (experts, out, rank), however the weights lie."""
     adapted: Any = experts
     weight = getattr(experts, stack)
-    count, width, inner = floats_shape(weight)
+    count, *sides = floats_shape(weight)
+    inner, width = sides if form.is_transposed else reversed(sides)
     new: dict[str, Any] = {"device": weight.device, "dtype": torch.float32}
     a, b = (count, config.rank, inner), (count, width, config.rank)
     experts.register_parameter(_A.format(stack), nn.Parameter(torch.empty(a, **new)))
     experts.register_parameter(_B.format(stack), nn.Parameter(torch.empty(b, **new)))
     adapted.lora_scale, adapted.lora_dropout = scale, config.dropout
-    take_over(experts, SWIGLU)
+    take_over(experts, form)
 
 
 def take_over(experts: nn.Module, form: ExpertForm) -> None:
@@ -88,6 +92,11 @@ def take_over(experts: nn.Module, form: ExpertForm) -> None:
         changed: Any = experts
         kind: Any = type(experts)
         changed.expert_form, changed.__class__ = form, _adapted(kind)
+
+
+def form_of(experts: nn.Module) -> ExpertForm | None:
+    """The form of experts, adapted or not."""
+    return experts.expert_form if isinstance(experts, ExpertLora) else find_form(experts)
 
 
 def adapted_stacks(experts: ExpertLora) -> dict[str, tuple[str, str]]:

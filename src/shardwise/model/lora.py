@@ -21,11 +21,13 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import AdapterConfig
 from shardwise.facts.adapter import AdapterSpec
+from shardwise.kernels.packed_rows import floats_of
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.expert_lora import ExpertLora, adapt_experts, adapted_stacks
 from shardwise.model.head import embedding_of, head_of
-from shardwise.model.quantised import count_packed
+from shardwise.model.packed import is_packed
+from shardwise.model.quantised import Packed, count_packed
 from shardwise.model.seeds import seed_of
 from shardwise.model.weights import copy_shard, local_part, tied_names
 
@@ -64,10 +66,21 @@ class Dora(Lora):
         kept = F.dropout(x, self.lora_dropout, self.training) if self.lora_dropout else x
         low = F.linear(F.linear(kept, self.lora_A) * self.lora_scale, self.lora_B)
         with torch.no_grad():
-            now = summed(self.weight, self.lora_A, self.lora_B, self.lora_scale).norm(dim=-1)
+            weight = _floats(self.weight)
+            now = summed(weight, self.lora_A, self.lora_B, self.lora_scale).norm(dim=-1)
         share = (self.lora_magnitude / now).to(x.dtype)
-        y = share * (F.linear(x, self.weight) + low)
+        y = share * (_product(self, x) + low)
         return y if self.bias is None else y + self.bias
+
+
+def _floats(weight: Tensor) -> Tensor:
+    return floats_of(weight, torch.float32) if is_packed(weight) else weight
+
+
+def _product(layer: Any, x: Tensor) -> Tensor:
+    """What a layer computes without its bias."""
+    y: Tensor = layer.multiply(x, None) if isinstance(layer, Packed) else F.linear(x, layer.weight)
+    return y
 
 
 def summed(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -86,7 +99,7 @@ def apply_lora(model: nn.Module, config: AdapterConfig, dtype: torch.dtype) -> N
     targets = find_targets(model, config)
     freeze(model, dtype, but={id(p) for m in targets.whole.values() for p in m.parameters()})
     for experts, stack in targets.stacks.values():
-        adapt_experts(experts, stack, config, scale_of(config))
+        adapt_experts(experts, stack, targets.forms[experts], config, scale_of(config))
     for layer in targets.layers.values():
         new = {"device": layer.weight.device, "dtype": torch.float32}
         layer.register_parameter("lora_A", _empty((config.rank, layer.in_features), new))
@@ -134,6 +147,9 @@ class Adapter:
     magnitude: str | None = None
     """The name of the lengths of rows, where they are trained."""
 
+    is_transposed: bool = False
+    """Whether the weight lies as (in, out)."""
+
     @property
     def names(self) -> list[str]:
         """The names of all parameters of the adapter."""
@@ -169,7 +185,11 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
         elif isinstance(module, ExpertLora):
             for stack, (first, second) in adapted_stacks(module).items():
                 a, b = f"{name}.{first}", f"{name}.{second}"
-                found[f"{name}.{stack}"] = Adapter(a, b, module.lora_scale, is_stack=True)
+                found[f"{name}.{stack}"] = Adapter(
+                    *(a, b, module.lora_scale),
+                    is_stack=True,
+                    is_transposed=module.expert_form.is_transposed,
+                )
     return found
 
 
@@ -205,10 +225,20 @@ def initialise_adapters(model: nn.Module, seed: int) -> None:
 
 def _take_lengths(lengths: Tensor, weight: Tensor) -> None:
     """Fill `lengths` with those of the rows of a weight, which may be sharded in another way."""
-    rows = weight.detach().float().norm(dim=-1)
+    rows = _packed_lengths(weight) if is_packed(weight) else weight.detach().float().norm(dim=-1)
     if isinstance(rows, DTensor) and isinstance(lengths, DTensor):
         rows = rows.redistribute(lengths.device_mesh, lengths.placements).to_local()
     local_part(lengths).copy_(rows)
+
+
+def _packed_lengths(weight: Tensor) -> Tensor:
+    """The lengths of the rows of packed weights, sharded as the rows are."""
+    own = floats_of(local_part(weight), torch.float32).norm(dim=-1)
+    if not isinstance(weight, DTensor):
+        return own
+    sizes: dict[str, Any] = {"shape": weight.shape[:1], "stride": (1,)}
+    placed = (weight.device_mesh, weight.placements)
+    return DTensor.from_local(own, *placed, run_check=False, **sizes)
 
 
 def count_adapters(

@@ -36,9 +36,13 @@ class Packed:
     bias: nn.Parameter | None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's result, from floats that are made here and freed here."""
+        """The layer's result."""
+        return self.multiply(x, self.bias)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The product with the weight, from floats that are made here and freed here."""
         _validate_input(self.weight, x)
-        y: Tensor = PackedProduct.apply(x, self.weight, self.bias)
+        y: Tensor = PackedProduct.apply(x, self.weight, bias)
         return y
 
 
@@ -47,11 +51,11 @@ class Float8Packed(Packed):
 
     after_attention: bool
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The layer's result. What goes into it is cast here."""
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The product. What goes into it is cast here."""
         _validate_input(self.weight, x)
         y: Tensor = Float8Product.apply(x, self.weight, self.after_attention)
-        return y if self.bias is None else y + self.bias
+        return y if bias is None else y + bias
 
 
 @cache
