@@ -2,7 +2,8 @@
 windows, soft caps and sinks.
 
 Tensors are (sequences, length, heads, width). Heads of keys and values may be fewer than those of
-queries; each then serves a group of them.
+queries; each then serves a group of them. There may be more keys than queries: both end with the
+same token.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ def causal_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each token's attention over the tokens before it, and the logsumexp of its scores.
 
     Backward needs the logsumexp. `starts` keeps documents apart: it holds the first token of each
     document and then the number of tokens, and all sequences are one row. A token sees the last
     `window` tokens, itself among them. `softcap` bounds scores by a tanh. `sinks` is one more
-    score for each head, whose weight goes to no token.
+    score for each head, whose weight goes to no token. Where a document has more keys than queries,
+    `key_starts` says where its keys begin.
     """
-    scores = _scores(query, key, scale, starts, window, softcap)
+    scores = _scores(query, key, scale, (starts, key_starts), window, softcap)
     sums = scores.logsumexp(-1)
     if sinks is not None:
         sums = torch.logaddexp(sums, sinks.float()[:, None])
@@ -54,11 +57,12 @@ def causal_attention_grad(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    key_starts: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and sinks. The last is empty where there are no sinks."""
     if starts is not None:
         sums = sums.unflatten(1, (len(query), -1)).transpose(0, 1)
-    scores = _scores(query, key, scale, starts, window, softcap)
+    scores = _scores(query, key, scale, (starts, key_starts), window, softcap)
     weights = (scores - sums[..., None]).exp()
     d_out = grad.transpose(1, 2).float()
     d_weights = d_out @ _by_head(value, query).mT
@@ -86,22 +90,31 @@ def _scores(
     query: Tensor,
     key: Tensor,
     scale: float,
-    starts: Tensor | None,
+    bounds: tuple[Tensor | None, Tensor | None],
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
     scores = scale * query.transpose(1, 2).float() @ _by_head(key, query).mT
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    unseen = ones.triu(1)
+    starts, key_starts = bounds
+    rows, documents = _places(query, starts)
+    columns, key_documents = _places(key, starts if key_starts is None else key_starts)
+    ago = columns[:, None] - rows[..., None]
+    unseen = (ago < 0) | (documents[..., None] != key_documents[:, None])
     if window is not None:
-        unseen = unseen | ones.tril(-window)
-    if starts is not None:
-        tokens = torch.arange(query.shape[0] * query.shape[1], dtype=starts.dtype)
-        documents = torch.searchsorted(starts, tokens, right=True).view(len(query), 1, -1)
-        unseen = unseen | (documents[..., None] != documents[..., None, :])
-    return scores.masked_fill(unseen, float("-inf"))
+        unseen = unseen | (ago >= window)
+    return scores.masked_fill(unseen[:, None], float("-inf"))
+
+
+def _places(side: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """For each token of each sequence: how far its document's end is, and the document's number."""
+    sequences, length = side.shape[:2]
+    if starts is None:
+        starts = torch.arange(0, (sequences + 1) * length, length)
+    tokens = torch.arange(sequences * length, dtype=starts.dtype)
+    numbers = torch.searchsorted(starts, tokens, right=True)
+    return (starts[numbers] - tokens).view(sequences, -1), numbers.view(sequences, -1)
 
 
 def _grouped(gradient: Tensor, side: Tensor) -> Tensor:
@@ -136,21 +149,21 @@ def _(
 def _(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sinks = others[-1]
+    *_, sinks, _ = others
     d_sinks = query.new_empty(0) if sinks is None else torch.empty_like(sinks)
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), d_sinks
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, ctx.scale, starts, ctx.window, ctx.softcap, sinks = inputs
-    ctx.save_for_backward(query, key, value, *output, starts, sinks)
+    query, key, value, ctx.scale, starts, ctx.window, ctx.softcap, sinks, key_starts = inputs
+    ctx.save_for_backward(query, key, value, *output, starts, sinks, key_starts)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, starts, sinks = ctx.saved_tensors
-    how = (ctx.scale, starts, ctx.window, ctx.softcap, sinks)
+    *tensors, starts, sinks, key_starts = ctx.saved_tensors
+    how = (ctx.scale, starts, ctx.window, ctx.softcap, sinks, key_starts)
     *grads, d_sinks = causal_attention_grad(grad, *tensors, *how)
-    return (*grads, None, None, None, None, None if sinks is None else d_sinks)
+    return (*grads, None, None, None, None, None if sinks is None else d_sinks, None)
 
 
 causal_attention.register_autograd(_backward, setup_context=_remember)
@@ -172,11 +185,12 @@ def _(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     from flash_attn.cute import interface
 
     sides = (_in_a_row(side, starts) for side in (query, key, value))
-    how = _how(scale, starts, query.shape[1], window, softcap, sinks)
+    how = _how(scale, window, softcap, sinks) | _apart(query, key, starts, key_starts)
     out, sums, *_ = interface._flash_attn_fwd(*sides, return_lse=True, **how)
     return out.view(*query.shape[:3], -1), sums
 
@@ -185,9 +199,9 @@ def _(
 def _(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from flash_attn.cute import interface
 
-    query, key, value, out, sums, scale, starts, window, softcap, sinks = given
+    query, key, value, out, sums, scale, starts, window, softcap, sinks, key_starts = given
     sides = (_in_a_row(side, starts) for side in (query, key, value, out, grad))
-    how = _how(scale, starts, query.shape[1], window, softcap, sinks)
+    how = _how(scale, window, softcap, sinks) | _apart(query, key, starts, key_starts)
     d_query, d_key, d_value, *rest = interface._flash_attn_bwd(*sides, sums, **how)
     d_sinks = query.new_empty(0) if sinks is None else rest[0]
     return d_query.view(query.shape), d_key.view(key.shape), d_value.view(value.shape), d_sinks
@@ -198,12 +212,7 @@ def _in_a_row(side: Tensor, starts: Tensor | None) -> Tensor:
 
 
 def _how(
-    scale: float,
-    starts: Tensor | None,
-    length: int,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
 ) -> dict[str, Any]:
     """The same arguments by FlashAttention's names. Its window does not count the token itself."""
     how: dict[str, Any] = {"softmax_scale": scale, "causal": True}
@@ -213,7 +222,15 @@ def _how(
         how["softcap"] = softcap
     if sinks is not None:
         how["learnable_sink"] = sinks
-    if starts is not None:
-        how |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-        how |= {"max_seqlen_q": length, "max_seqlen_k": length}
     return how
+
+
+def _apart(
+    query: Tensor, key: Tensor, starts: Tensor | None, key_starts: Tensor | None
+) -> dict[str, Any]:
+    """Where documents begin, by FlashAttention's names."""
+    if starts is None:
+        return {}
+    of_keys = starts if key_starts is None else key_starts
+    lengths = {"max_seqlen_q": query.shape[1], "max_seqlen_k": key.shape[1]}
+    return {"cu_seqlens_q": starts, "cu_seqlens_k": of_keys, **lengths}

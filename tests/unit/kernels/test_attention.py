@@ -126,7 +126,7 @@ def test_the_compiler_knows_the_operators(starts: Tensor | None) -> None:
     grad_op = torch.ops.shardwise.causal_attention_grad
     tests = ("test_schema", "test_faketensor")
     for how in ((None, None, None), (3, 1.5, sinks.detach())):
-        torch.library.opcheck(grad_op, (*tensors, SCALE, starts, *how), test_utils=tests)
+        torch.library.opcheck(grad_op, (*tensors, SCALE, starts, *how, None), test_utils=tests)
 
 
 def documents_apart(attend: Attend, given: list[Tensor]) -> Tensor:
@@ -139,6 +139,32 @@ def test_documents_are_as_if_each_were_alone() -> None:
     given = sides("cpu", torch.float32, length=9, heads=4, kv_heads=2, width=8)
     ours = causal_attention(*given, SCALE, STARTS)[0]
     assert_same(ours, documents_apart(of_torch, given), given)
+
+
+# The second half of each sequence asks, and looks at all of it.
+ASKED = slice(4, 9)
+ASKED_STARTS = torch.tensor([0, 0, 1, 5, 8, 10, 10, 10], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_fewer_queries_than_keys_are_the_last_ones(kind: dict[str, Any]) -> None:
+    given = sides("cpu", torch.float32, length=9, heads=4, kv_heads=2, width=8)
+    kind = with_sinks(kind, given[0])
+    learns = [*given, *filter(torch.is_tensor, kind.values())]
+    query, key, value = given
+    ours = causal_attention(query[:, ASKED], key, value, SCALE, **kind)[0]
+    assert_same(ours, step_by_step(*given, **kind)[:, ASKED], learns)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_documents_that_begin_before_the_queries(window: int | None) -> None:
+    given = sides("cpu", torch.float32, length=9, heads=4, kv_heads=2, width=8)
+    query, key, value = given
+    ours = causal_attention(
+        query[:, ASKED], key, value, SCALE, ASKED_STARTS, window, key_starts=STARTS
+    )[0]
+    whole = causal_attention(*given, SCALE, STARTS, window)[0]
+    assert_same(ours, whole[:, ASKED], given)
 
 
 ON_HOPPER = pytest.mark.skipif(
