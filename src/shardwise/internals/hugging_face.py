@@ -8,7 +8,8 @@ may have none of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +74,14 @@ def eager_code(model: nn.Module) -> Iterator[None]:
     finally:
         for config, attention, experts in before:
             config._attn_implementation, config._experts_implementation = attention, experts
+
+
+def spelled_out_attention(module: nn.Module) -> Callable[..., Any] | None:
+    """The attention that a family's file spells out for the module, which `eager` calls; None
+    where it has none of the usual name."""
+    files = (vars(sys.modules[cls.__module__]) for cls in type(module).__mro__)
+    found = (names.get("eager_attention_forward") for names in files)
+    return next((each for each in found if each is not None), None)
 
 
 def initialise_module(owner: Any, module: nn.Module) -> None:

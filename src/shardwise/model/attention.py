@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -31,7 +31,7 @@ def attention_of(wanted: str, device: str) -> str:
     """
     if wanted == "flash_attention_4":
         if device == "cuda":
-            _check_flash_attention()
+            validate_flash_attention()
         AttentionInterface.register(_OURS, _attend)
         AttentionMaskInterface.register(_OURS, described_mask)
         return _OURS
@@ -42,7 +42,8 @@ def attention_of(wanted: str, device: str) -> str:
     return wanted
 
 
-def _check_flash_attention() -> None:
+def validate_flash_attention() -> None:
+    """Raise where FlashAttention 4 does not run on this GPU."""
     if not has_flash_attention():
         raise UserError(
             "model.attention=flash_attention_4 needs flash-attn-4, which is not installed here",
@@ -105,22 +106,37 @@ def _attend_in_tiles(
             "flex_attention", module, "a soft cap or sinks, and is called without a mask"
         )
 
+    out = in_tiles(query, key, value, mask.tiles, scaling, softcap=softcap, sinks=sinks)
+    return out.transpose(1, 2), None
+
+
+def in_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tiles: BlockMask,
+    scaling: float | None,
+    *,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """FlexAttention, which computes the tiles of a mask that are seen."""
     attend = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     out, found = attend(
         query,
         key,
         value,
         score_mod=None if softcap is None else _capped(softcap),
-        block_mask=mask.tiles,
+        block_mask=tiles,
         scale=scaling,
         enable_gqa=True,
         return_aux=AuxRequest(lse=True),
     )
-    if sinks is not None:
-        # A sink takes its share of the weights, and gives nothing for it.
-        kept = torch.sigmoid(found.lse - sinks.float()[:, None])
-        out = (out * kept[..., None]).to(query.dtype)
-    return out.transpose(1, 2), None
+    if sinks is None:
+        return cast(Tensor, out)
+    # A sink takes its share of the weights, and gives nothing for it.
+    kept = torch.sigmoid(found.lse - sinks.float()[:, None])
+    return cast(Tensor, (out * kept[..., None]).to(query.dtype))
 
 
 def _capped(softcap: float) -> Callable[..., Tensor]:

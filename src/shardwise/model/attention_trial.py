@@ -20,7 +20,7 @@ _TRIED = "shardwise_tried"
 _FEW = 64
 # What a family's code raises where it does not know the attention, or meets a mask that is no
 # tensor.
-_CANNOT_RUN = (
+CANNOT_RUN = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError),
     *(TypeError, ValueError, UserError),
 )
@@ -54,7 +54,7 @@ def runs_with_ours(hf_config: Mapping[str, Any], *, code_dir: str | None = None)
     AttentionMaskInterface.register(_TRIED, described_mask)
     try:
         _run_on_meta(hf_config, _TRIED, _FEW, code_dir)
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return False
     return bool(called)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,20 @@ from transformers.masking_utils import flex_attention_mask
 
 # Tokens of one side of a tile.
 _TILE = 128
+
+
+class Sight(NamedTuple):
+    """Tokens that attention is computed for, and the earlier ones that they may see, by their
+    places in a sequence."""
+
+    begin: int
+    """The first token that is seen."""
+
+    first: int
+    """The first token that attention is computed for."""
+
+    stop: int
+    """The end of both."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +58,25 @@ def described_mask(**asked: Any) -> Mask:
     return Mask(window, only_tiles=not is_described)
 
 
+def part_mask(**asked: Any) -> Mask:
+    """The mask of a part of each sequence, without tiles.
+
+    How long sequences are is not known here, so a window stays one, and a chunk too. The padding
+    mask that is given hides nothing.
+    """
+    window = asked.get("local_size")
+    chunk = getattr(asked.get("config"), "attention_chunk_size", None)
+    _, is_plain = _window(**{**asked, "attention_mask": None, "local_size": None})
+    return Mask(window, only_tiles=not is_plain or (window is not None and window == chunk))
+
+
 def tiled_mask(**asked: Any) -> Mask:
     """The same with tiles."""
     window, is_described = _window(**asked)
     if not is_described:
         return Mask(None, flex_attention_mask(**asked), only_tiles=True)
-    return Mask(window, _tiles(asked["kv_length"], window, asked["device"]))
+    whole = Sight(0, 0, asked["kv_length"])
+    return Mask(window, tiles_of(whole, window, None, asked["device"]))
 
 
 def _window(
@@ -74,34 +101,79 @@ def _window(
     return local_size, is_plain and local_size != chunk
 
 
-def _tiles(length: int, window: int | None, device: torch.device | str) -> BlockMask:
-    """Tiles of the causal triangle, or of the band that a window leaves of it.
+def pairs_of(
+    sight: Sight, window: int | None, documents: Tensor | None, device: torch.device | str
+) -> Tensor:
+    """Whether a token sees another one, for all pairs: (sequences or 1, 1, tokens, seen tokens).
+
+    `documents` has the number of the document of each token of whole sequences.
+    """
+    query = torch.arange(sight.first, sight.stop, device=device)[:, None]
+    key = torch.arange(sight.begin, sight.stop, device=device)[None]
+    seen = (key <= query)[None]
+    if window is not None:
+        seen = seen & (key > query - window)
+    if documents is not None:
+        own = documents[:, sight.first : sight.stop, None]
+        seen = seen & (own == documents[:, None, sight.begin : sight.stop])
+    return seen[:, None]
+
+
+def tiles_of(
+    sight: Sight, window: int | None, documents: Tensor | None, device: torch.device | str
+) -> BlockMask:
+    """The same in tiles: of the causal triangle, or of the band that a window leaves of it.
 
     torch's own function for this compares all pairs of tokens.
     """
-    first = torch.arange(0, length, _TILE, device=device)
-    query, key = first[:, None], first[None]
-    last = _TILE - 1
-    is_seen, is_full = key <= query, key < query
+    query, query_end = _edges(sight.first, sight.stop, device)
+    key, key_end = _edges(sight.begin, sight.stop, device)
+    above, below = (query[:, None], query_end[:, None]), (key[None], key_end[None])
+    is_seen, is_full = below[0] <= above[1], below[1] <= above[0]
     if window is not None:
-        is_seen = is_seen & (key + last > query - window)
-        is_full = is_full & (key > query + last - window)
+        is_seen = is_seen & (below[1] > above[0] - window)
+        is_full = is_full & (below[0] > above[1] - window)
+    is_seen, is_full = is_seen[None], is_full[None]
+    if documents is not None:
+        # Their numbers count up along a sequence.
+        own, own_end = documents[:, query, None], documents[:, query_end, None]
+        other, other_end = documents[:, None, key], documents[:, None, key_end]
+        is_seen = is_seen & (other <= own_end) & (own <= other_end)
+        is_full = is_full & (other == own_end) & (own == other_end)
     return BlockMask.from_kv_blocks(
         *_listed(is_seen & ~is_full),
         *_listed(is_full),
         BLOCK_SIZE=_TILE,
-        mask_mod=_sees(window),
-        seq_lengths=(length, length),
+        mask_mod=_sees(sight, window, documents),
+        seq_lengths=(sight.stop - sight.first, sight.stop - sight.begin),
     )
 
 
+def _edges(start: int, stop: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """The first and the last token of each tile."""
+    first = torch.arange(start, stop, _TILE, device=device)
+    return first, (first + _TILE - 1).clamp(max=stop - 1)
+
+
 def _listed(tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of tiles in each row, and their columns, for all sequences and heads."""
-    columns = tiles.int().argsort(dim=1, descending=True, stable=True)
-    return tiles.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
+    """The number of tiles in each row, and their columns, for all heads."""
+    columns = tiles.int().argsort(dim=2, descending=True, stable=True)
+    return tiles.sum(2, dtype=torch.int32)[:, None], columns.int()[:, None]
 
 
-def _sees(window: int | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    if window is None:
-        return lambda sequence, head, query, key: key <= query
-    return lambda sequence, head, query, key: (key <= query) & (key > query - window)
+def _sees(
+    sight: Sight, window: int | None, documents: Tensor | None
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Whether a token sees another one, by their places in the stretches that are given."""
+    ahead = sight.first - sight.begin
+
+    def sees(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = key <= query + ahead
+        if window is not None:
+            seen = seen & (key > query + ahead - window)
+        if documents is not None:
+            own = documents[sequence, query + sight.first]
+            seen = seen & (own == documents[sequence, key + sight.begin])
+        return seen
+
+    return sees

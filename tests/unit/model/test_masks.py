@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from shardwise.model.masks import described_mask, tiled_mask
+from shardwise.model.masks import Sight, described_mask, pairs_of, part_mask, tiled_mask, tiles_of
 
 TILE = 128
 
@@ -71,3 +71,40 @@ def test_documents_are_not_taken_for_a_plain_mask() -> None:
     assert described_mask(**asked(64, allow_is_causal_skip=False)).only_tiles
     padded = torch.ones(2, 64, dtype=torch.bool)
     assert described_mask(**asked(64, attention_mask=padded)).only_tiles
+
+
+def test_a_part_of_a_sequence_keeps_its_window() -> None:
+    """How long the whole sequence is is not known there."""
+    assert part_mask(**asked(64, local_size=100)).window == 100
+    padded = torch.ones(2, 64, dtype=torch.bool)
+    assert part_mask(**asked(64, attention_mask=padded)).is_causal
+    assert part_mask(**asked(64, allow_is_causal_skip=False)).only_tiles
+    config = SimpleNamespace(attention_chunk_size=100)
+    assert part_mask(**asked(64, local_size=100, config=config)).only_tiles
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 300])
+@pytest.mark.parametrize("sight", [Sight(0, 200, 520), Sight(130, 400, 700), Sight(512, 512, 700)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_tiles_of_a_later_stretch(sight: Sight, window: int | None, apart: bool) -> None:
+    firsts = torch.zeros(2, 700, dtype=torch.long)
+    firsts[0, [0, 128, 300, 301, 512]] = 1
+    firsts[1, 650] = 1
+    documents = firsts.flatten().cumsum(0).view(2, 700) if apart else None
+    seen = pairs_of(sight, window, documents, "cpu")
+    found = tiles_of(sight, window, documents, "cpu")
+    query, key = torch.arange(seen.shape[2]), torch.arange(seen.shape[3])
+    for sequence in range(len(seen)):
+        at = torch.tensor(sequence)
+        assert torch.equal(found.mask_mod(at, at, query[:, None], key[None]), seen[sequence, 0])
+    rows, columns = -(-len(query) // TILE), -(-len(key) // TILE)
+    edges = (0, columns * TILE - len(key), 0, rows * TILE - len(query))
+    shape = (len(seen), rows, TILE, columns, TILE)
+    some = torch.nn.functional.pad(seen[:, 0], edges).view(shape).any(4).any(2)
+    every = torch.nn.functional.pad(seen[:, 0], edges, value=True).view(shape).all(4).all(2)
+    assert not (some & ~found.to_dense()[:, 0].bool()).any(), "a tile that is seen is left out"
+    assert found.full_kv_num_blocks is not None and found.full_kv_indices is not None
+    for sequence, row in [(s, r) for s in range(len(seen)) for r in range(rows)]:
+        count = found.full_kv_num_blocks[sequence, 0, row]
+        full = found.full_kv_indices[sequence, 0, row, :count].long()
+        assert every[sequence, row, full].all(), "a tile was called full that is not"

@@ -1,0 +1,30 @@
+"""Collectives as operators that return a tensor, as torch.distributed.tensor is built on them.
+
+The public functions fill a tensor that they are given, and need a group as an object. The compiler
+traces these as any operator, a group has a name, and activation checkpointing can call them again.
+DTensor has both of them, but knows no order of ranks other than their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def gathered(mine: Tensor, num_ranks: int, group: str) -> Tensor:
+    """The tensors of all ranks of a group, one after the other along the first dim."""
+    calls = torch.ops._c10d_functional
+    found: Tensor = calls.all_gather_into_tensor(mine.contiguous(), num_ranks, group)
+    waited: Tensor = calls.wait_tensor(found)
+    return waited
+
+
+def exchanged(mine: Tensor, takes: Sequence[int], gives: Sequence[int], group: str) -> Tensor:
+    """Give each rank of a group its rows of `mine`, in order, and take as many from each as
+    `takes` says."""
+    calls = torch.ops._c10d_functional
+    found: Tensor = calls.all_to_all_single(mine.contiguous(), list(takes), list(gives), group)
+    waited: Tensor = calls.wait_tensor(found)
+    return waited
