@@ -1,4 +1,4 @@
-"""One family, trained twice on the same tokens: by shardwise on two ranks, and plainly."""
+"""One family, trained twice on the same tokens: by shardwise on several ranks, and plainly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from shardwise.training.session import attach_training_loss, build_loader, build
 from shardwise.training.step import Stepper
 
 Batch = tuple[Tensor, Tensor]
-WORLD = 2
 STEPS = 5 if "SHARDWISE_CHAOS" in os.environ else 3
 ROUTER_COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 # Families whose load-balancing loss is not transformers' usual one: asking for it is refused.

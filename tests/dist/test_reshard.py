@@ -1,6 +1,6 @@
 """What one mesh saved, every other mesh reads to the last bit, and goes on with the next batch.
 
-Each of the 14 layouts is read by two others here; by all 14 where SHARDWISE_CHAOS is set.
+Each of the 17 layouts is read by two others here; by all 17 where SHARDWISE_CHAOS is set.
 """
 
 from __future__ import annotations
@@ -38,12 +38,17 @@ STRATEGIES: dict[str, Settings] = {
     "hybrid": {"shard.strategy": "hybrid_shard", "mesh.replicate": 2},
     "copies": {"shard.strategy": "no_shard"},
     "offload": {"shard.strategy": "full_shard", "memory.offload": "cpu"},
+    "context": {"shard.strategy": "full_shard", "mesh.context": 2},
+    "copies of contexts": {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
+    | {"mesh.context": 2},
 }
+SPLIT = ("context", "copies of contexts")
 LAYOUTS: list[Layout] = [
     (name, world)
     for name in STRATEGIES
     for world in (1, 2, 3, 4)
-    if name != "hybrid" or world in (2, 4)
+    if (name != "hybrid" or world in (2, 4))
+    and (name not in SPLIT or world == 4 or (name, world) == ("context", 2))
 ]
 # Keys and values have two rows: of three ranks one holds no part of them, and four hold columns.
 TINY = {**SHAPE, "num_key_value_heads": 1, "head_dim": 2}
@@ -127,6 +132,8 @@ def what_it_holds(session: Session, position: int) -> Held:
     tensors = model_tensors(session.model) | optimizer_tensors(session.model, session.optimizer)
     loader = build_loader(session)
     mine = [digest(row) for batch in loader.step_batches(position) for row in batch.inputs]
+    if not session.mesh.counts_batch:
+        mine = []
     rows: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(rows, mine)
     return Held(

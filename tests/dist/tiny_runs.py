@@ -235,6 +235,7 @@ class Apart:
     def __init__(self, model: Any, end: int) -> None:
         self.model, self.end = model, end
         self.parameters, self.named_parameters = model.parameters, model.named_parameters
+        self.named_modules = model.named_modules
 
     def __call__(self, input_ids: Tensor, use_cache: bool) -> Any:
         rows = []

@@ -7,6 +7,8 @@ from typing import Any
 
 # These scale positions by their factor, and files often keep the unscaled number beside it.
 _STRETCHING = ("linear", "dynamic")
+# These compute their frequencies from the longest position that a forward is given.
+_CHANGING = ("dynamic", "longrope")
 
 
 def rotary_limit(hf_config: Mapping[str, Any]) -> int | None:
@@ -19,6 +21,19 @@ def rotary_limit(hf_config: Mapping[str, Any]) -> int | None:
     if stated is None:
         return None
     return max([stated, *(_stretched(scaling, stated) for scaling in _scalings(hf_config))])
+
+
+def changing_rope(hf_config: Mapping[str, Any], seq_len: int) -> str | None:
+    """The kind of rope scaling whose frequencies depend on how long a sequence is, where `seq_len`
+    is beyond the length that they change at; None where no kind does."""
+    stated = _whole(hf_config.get("max_position_embeddings")) or 0
+    for scaling in _scalings(hf_config):
+        kind = scaling.get("rope_type", scaling.get("type"))
+        original = _whole(scaling.get("original_max_position_embeddings"))
+        outer = _whole(hf_config.get("original_max_position_embeddings"))
+        if kind in _CHANGING and seq_len > (original or outer or stated):
+            return str(kind)
+    return None
 
 
 def _scalings(hf_config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -101,6 +101,20 @@ def check_tokenizer(plan: Plan) -> list[Finding]:
     return [*warn_of_vocabulary(plan.model, tokenizer.vocab_size, pretrained=pretrained)]
 
 
+def check_split(plan: Plan) -> list[Finding]:
+    """Whether ranks can divide the sequences of this family."""
+    if plan.decided.context == 1:
+        return []
+    return _found_by(lambda: _validate_split(plan))
+
+
+def _validate_split(plan: Plan) -> None:
+    from shardwise.model.split_trial import validate_split
+
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    validate_split(plan.decided.attention, plan.hf_config, code_dir=code_dir)
+
+
 def check_attention(plan: Plan) -> list[Finding]:
     """Whether the package that an attention implementation needs is installed."""
     wanted, device = plan.decided.attention, plan.cluster.device
@@ -178,6 +192,7 @@ CHECKS: tuple[Check, ...] = (
     check_weights,
     check_adapter,
     check_attention,
+    check_split,
     check_extras,
     check_run_directory,
     check_ports,

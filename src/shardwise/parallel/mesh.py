@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.model.sequence_split import SequenceSplit
 from shardwise.plan.axes import mesh_in_words, validate_supported
 from shardwise.plan.plan import Plan
 
@@ -196,6 +197,20 @@ class Mesh:
     def counts_batch(self) -> bool:
         """Whether this rank counts the tokens of its part, for all ranks that read the same."""
         return self.axes.index(self.world.rank, *_BATCH_AXES) == 0
+
+    @property
+    def token_rank(self) -> int:
+        """A number that ranks with the same tokens share."""
+        return self.axes.index(self.world.rank, *DATA_AXES, "context")
+
+    @property
+    def split(self) -> SequenceSplit | None:
+        """How this rank divides sequences with others; None where it has whole ones."""
+        group = self.group("context")
+        if group is None:
+            return None
+        rank = self.axes.place(self.world.rank)["context"]
+        return SequenceSplit(rank, self.axes.context, group.group_name)
 
     @property
     def replicas(self) -> ProcessGroup | None:

@@ -8,11 +8,12 @@ from typing import Any
 from shardwise.config.schema import MeshConfig, RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.context import check_context
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.tensor import check_tensor
 
 # Only these axes may have more than one rank so far.
-SUPPORTED = ("replicate", "shard", "tensor")
+SUPPORTED = ("replicate", "shard", "context", "tensor")
 
 
 def validate_supported(sizes: Mapping[str, int]) -> None:
@@ -57,8 +58,9 @@ def validate_axes(
             if world % mesh.context == 0
             else f"write mesh.context=1 {_divisors('mesh.tensor', world, mesh.tensor)}",
         )
-    for error in check_tensor(config, model, hf_config):
-        raise error
+    for check in (check_tensor, check_context):
+        for error in check(config, model, hf_config):
+            raise error
 
 
 def _divisors(path: str, of: int, below: int) -> str:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,6 +27,10 @@ from shardwise.errors import UserError
 from shardwise.internals.hugging_face import eager_code
 from shardwise.kernels.cross_entropy import IGNORE_INDEX
 from shardwise.model.override import own_forwards
+from shardwise.model.sequence_split import SequenceSplit
+from shardwise.model.split_attention import part_arguments
+from shardwise.parallel.mesh import Mesh
+from shardwise.plan.context import tokens_of_a_cut
 from shardwise.plan.decisions import multiplies_base
 from shardwise.plan.float8 import is_float8
 from shardwise.plan.plan import Plan
@@ -33,7 +38,7 @@ from shardwise.training.channels import Channels
 from shardwise.training.documents import masks_by_position
 from shardwise.training.session import Session
 from shardwise.training.surroundings import fast_attention
-from shardwise.training.trial import NEEDS_MORE, trying, whole_rows
+from shardwise.training.trial import NEEDS_MORE, trying
 
 # Twice the shortest window of attention that is usual (gpt-oss), so that its edge is seen.
 _TOKENS = 256
@@ -89,7 +94,7 @@ def compare_losses(session: Session, channels: Channels, step: int) -> None:
     if not plan.settings.train.check_loss:
         return
     with fast_attention(session.device, reads_positions=masks_by_position(plan)):
-        mine = compare(session.model, plan, session.device)
+        mine = compare(session.model, plan, session.device, session.mesh)
     everyone = session.mesh.world.gather(mine)
     found = next((each for each in everyone if not each.is_equal), mine)
     channels.events.write("loss_check", step=step, **asdict(found))
@@ -101,20 +106,32 @@ def compare_losses(session: Session, channels: Channels, step: int) -> None:
     )
 
 
-def compare(model: Any, plan: Plan, device: torch.device) -> LossComparison:
-    """Both losses of the same tokens on this rank. The model is as it was afterwards."""
+def compare(
+    model: Any, plan: Plan, device: torch.device, mesh: Mesh | None = None
+) -> LossComparison:
+    """Both losses of the same tokens on this rank. The model is as it was afterwards.
+
+    Where ranks divide sequences, each compares its own part with that of the model's own forward,
+    which has whole sequences.
+    """
+    split = None if mesh is None else mesh.split
     ids = _tokens(plan).to(device)
     labels = ids.roll(-1, dims=1)
     labels[:, -1] = IGNORE_INDEX
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), trying(model):
         compares = plan.settings.preference.objective != "none"
-        total, groups = _our_losses(model, ids, labels, by_token=compares)
+        total, groups = _our_losses(model, ids, labels, split, by_token=compares)
         own, logits = _own_losses(model, ids)
     each = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+    if split is not None:
+        each, labels = split.own(each.view(ids.shape)).flatten(), split.own(labels)
     sizes = torch.stack([part.ne(IGNORE_INDEX).sum() for part in _split(labels.flatten())])
     own_groups = torch.stack([part.sum() for part in _split(each)]) / sizes
-    ours, cross_entropy = total / sizes.sum(), each.sum() / sizes.sum()
+    sums = torch.stack([total, each.sum(), sizes.sum()]).double()
+    if mesh is not None and split is not None:
+        dist.all_reduce(sums, group=mesh.group("context"))
+    ours, cross_entropy = (sums[:2] / sums[2]).float()
     if own is None or _takes_labels_as_they_are(own, logits, ids):
         own = cross_entropy
     apart = (ours - cross_entropy).abs()
@@ -128,17 +145,24 @@ def compare(model: Any, plan: Plan, device: torch.device) -> LossComparison:
 
 def _tokens(plan: Plan) -> Tensor:
     """Random tokens in sequences that the model has positions for; the same on every rank."""
-    length = whole_rows(max(2, min(_TOKENS, plan.settings.data.seq_len)), plan)
-    shape = (max(1, _TOKENS // length), length)
+    decided = plan.decided
+    divided = decided.sequence_parallel
+    cut = tokens_of_a_cut(decided.context, decided.tensor, divided=divided)
+    length = max(2, min(-(-_TOKENS // cut) * cut, plan.settings.data.seq_len))
+    shape = (max(1, decided.context * _TOKENS // length), length)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(plan.model.vocab_size, shape, generator=generator)
 
 
 def _our_losses(
-    model: Any, ids: Tensor, labels: Tensor, *, by_token: bool
+    model: Any, ids: Tensor, labels: Tensor, split: SequenceSplit | None, *, by_token: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """The summed loss as a step computes it, and that of each group where our head computes it."""
     groups: list[Tensor] = []
+    more: dict[str, Any] = {}
+    if split is not None:
+        more = part_arguments(split, ids)
+        ids, labels = split.own(ids), split.own(labels)
 
     def on_head(head: nn.Module, inputs: tuple[Any, ...]) -> None:
         # Without labels the head is asked for logits, and the loss is computed from them.
@@ -149,7 +173,7 @@ def _our_losses(
     head = model.get_output_embeddings()
     hook = None if head is None else head.register_forward_pre_hook(on_head)
     total: Tensor = (
-        model.token_losses(ids, labels).sum() if by_token else model.sum_loss(ids, labels)
+        model.token_losses(ids, labels).sum() if by_token else model.sum_loss(ids, labels, **more)
     )
     if hook is not None:
         hook.remove()

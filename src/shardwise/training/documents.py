@@ -32,9 +32,8 @@ def kept_apart(documents: Documents, device: torch.device) -> dict[str, Any]:
 
 def masks_by_position(plan: Plan) -> bool:
     """Whether transformers builds a mask from the positions."""
-    return (
-        plan.settings.data.keeps_documents_apart and plan.decided.attention != "flash_attention_4"
-    )
+    is_told = plan.decided.attention == "flash_attention_4" or plan.decided.context > 1
+    return plan.settings.data.keeps_documents_apart and not is_told
 
 
 def check_documents(model: Any, device: torch.device, dtype: torch.dtype) -> None:

@@ -28,7 +28,7 @@ class Evaluating:
         objective: Objective | None = None,
     ) -> None:
         self.session = session
-        self.objective = objective or NextToken()
+        self.objective = objective or NextToken(session.mesh.split)
         self.settings = session.plan.settings
         self.channels = channels
         self.timer = timer

@@ -25,6 +25,7 @@ def evaluate(
     mesh: Mesh,
 ) -> tuple[float, PreferenceScores | None]:
     """Mean loss over the held-out batches of all ranks."""
+    counts = mesh.split is None or mesh.split.rank == 0
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     scores = []
     model.eval()
@@ -32,7 +33,7 @@ def evaluate(
     for batch in batches:
         found = objective.loss(model, batch, device)
         totals[0] += found.total
-        totals[1] += objective.num_terms(batch)
+        totals[1] += objective.num_terms(batch) * counts
         scores += [] if found.scores is None else [found.scores]
     model.train()
     reshard_all(model)

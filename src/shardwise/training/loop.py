@@ -212,7 +212,7 @@ class Loop:
         train, reached = self.plan.settings.train, self.reached
         while True:
             micro_batches = next(batches)
-            seed_step(train.seed, reached.position, self.mesh.data_rank)
+            seed_step(train.seed, reached.position, self.mesh.token_rank)
             rate = learning_rate(self.plan.settings.optim, reached.step, train.steps)
             result = self.stepper.run(micro_batches, rate, wants_stop=self.channels.wants_stop)
             self.timer.end_step()

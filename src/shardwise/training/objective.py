@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
+from shardwise.model.sequence_split import SequenceSplit
+from shardwise.model.split_attention import part_arguments
 from shardwise.training.documents import kept_apart
 
 
@@ -42,8 +44,12 @@ class Objective(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class NextToken:
     """The cross-entropy of every token that counts."""
+
+    split: SequenceSplit | None = None
+    """How ranks divide sequences; None where each has whole ones."""
 
     def prepare(self, model: Any, batches: Sequence[MicroBatch], device: torch.device) -> None:
         """Tokens share nothing."""
@@ -53,13 +59,20 @@ class NextToken:
         return batch.num_valid_tokens
 
     def loss(self, model: Any, batch: MicroBatch, device: torch.device) -> BatchLoss:
-        """The cross-entropy, summed over tokens."""
-        inputs, labels, apart = model_inputs(batch, device)
-        return BatchLoss(model.sum_loss(inputs, labels, **apart))
+        """The cross-entropy, summed over this rank's tokens."""
+        inputs, labels, more = model_inputs(batch, device, self.split)
+        return BatchLoss(model.sum_loss(inputs, labels, **more))
 
 
-def model_inputs(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Inputs and labels on the device, and what keeps documents apart."""
+def model_inputs(
+    batch: MicroBatch, device: torch.device, split: SequenceSplit | None = None
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Inputs and labels on the device, this rank's own where ranks divide sequences, and what else
+    the model is given."""
     inputs, labels = (side.to(device, non_blocking=True) for side in (batch.inputs, batch.labels))
     apart = {} if batch.documents is None else kept_apart(batch.documents, device)
-    return inputs, labels, apart
+    if split is None:
+        return inputs, labels, apart
+    # Each label is the token after its input already, so none is lost where chunks meet.
+    more = part_arguments(split, inputs, apart.get("position_ids"), apart.get("cu_seq_lens_q"))
+    return split.own(inputs), split.own(labels), more

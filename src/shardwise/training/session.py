@@ -22,6 +22,7 @@ from shardwise.model.attention import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.lora import initialise_adapters
+from shardwise.model.split_attention import split_attention_of
 from shardwise.model.weights import (
     allocate_shards,
     initialise_buffers,
@@ -93,7 +94,7 @@ def objective_of(session: Session) -> Objective:
     """What the plan asks to be minimised."""
     config, reference = session.plan.settings.preference, session.reference
     if config.objective == "none":
-        return NextToken()
+        return NextToken(session.mesh.split)
     table = None if reference is None else reference.table
     return PreferenceObjective(config, table, session.mesh.token_group)
 
@@ -247,7 +248,8 @@ def _refuse_frozen_rows(name: str, count: int) -> UserError:
 def _build_on_meta(plan: Plan) -> PreTrainedModel:
     code_dir = plan.model_dir if plan.settings.model.trust_remote_code else None
     config = drop_idle_window(plan.hf_config, plan.settings.data.seq_len)
-    attention = attention_of(plan.decided.attention, plan.cluster.device)
+    named = attention_of if plan.decided.context == 1 else split_attention_of
+    attention = named(plan.decided.attention, plan.cluster.device)
     model = build_on_meta(config, attention=attention, code_dir=code_dir)
     # We compute the load-balancing loss: the model's own is of one rank, and is not used.
     for settings in (model.config, model.config.get_text_config()):

@@ -122,7 +122,7 @@ class Stepper:
         self.scale = scale_of(plan)
         aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
         balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
-        self.objective = objective or NextToken()
+        self.objective = objective or NextToken(mesh.split)
         self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
         cuts = cuts_by_param(model)
         groups = {param: mesh.group(cut.axis) for param, cut in cuts.items()}

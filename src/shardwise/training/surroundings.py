@@ -35,9 +35,10 @@ def prepare_matmuls(plan: Plan) -> None:
         drop_workspace()
 
 
-def seed_step(seed: int, position: int, data_rank: int) -> None:
-    """Seed dropout by (seed, position, data rank), so a resumed run needs no saved generator."""
-    seed_generators(f"{seed}/{position}/{data_rank}")
+def seed_step(seed: int, position: int, token_rank: int) -> None:
+    """Seed dropout by (seed, position, rank), so a resumed run needs no saved generator. Ranks
+    that hold the same tokens have one `token_rank`."""
+    seed_generators(f"{seed}/{position}/{token_rank}")
 
 
 @contextmanager

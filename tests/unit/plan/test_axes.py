@@ -15,6 +15,13 @@ from shardwise.plan.plan import Plan
 from shardwise.plan.tensor import REFUSED
 
 MakePlan = Callable[..., Plan]
+FILE = ("data.source=jsonl", "data.path=x.jsonl")
+LONG = (
+    "model.overrides={rope_scaling: {rope_type: dynamic, factor: 2.0, "
+    "original_max_position_embeddings: 32}}"
+)
+DROPS = "model.overrides={attention_dropout: 0.1}"
+GROUPED = ("data.packing=one", "data.group_lengths=true", "memory.compile=false")
 
 
 @pytest.fixture
@@ -53,6 +60,21 @@ def test_ranks_that_share_a_batch_count_once(plan_with: MakePlan) -> None:
     [
         (("mesh.tensor=3",), r"mesh.tensor=3 x mesh.context=1 does not divide 4 ranks"),
         (("mesh.tensor=2", "mesh.shard=4"), "does not give 2 ranks, which mesh.tensor leave"),
+        (("mesh.context=2", "data.seq_len=62"), "mesh.context=2 does not divide sequences of 62"),
+        (("mesh.context=2", DROPS), "does not go with dropout in attention"),
+        (("mesh.context=2", LONG), "cannot divide sequences of 64 tokens of this llama model"),
+        (
+            ("mesh.context=2", "model.attention=flash_attention_2"),
+            "does not go with model.attention=flash_attention_2",
+        ),
+        (
+            ("mesh.context=2", "data.format=pairs", "preference.objective=dpo", *FILE),
+            "does not go with preference.objective",
+        ),
+        (
+            ("mesh.context=2", "data.format=auto", *GROUPED, *FILE),
+            "does not go with data.group_lengths",
+        ),
     ],
 )
 def test_axes_that_do_not_fit_are_refused(
