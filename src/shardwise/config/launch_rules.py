@@ -16,7 +16,7 @@ def _is_one_line(text: str) -> bool:
 
 
 def _has_one_line_each(c: RunConfig) -> bool:
-    return all(map(_is_one_line, [*c.launch.setup, *c.launch.environment.values()]))
+    return all(map(_is_one_line, [*c.launch.setup, *map(str, c.launch.environment.values())]))
 
 
 def _is_command(c: RunConfig) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from shardwise.config.plain import assemble
 from shardwise.config.reference import (
@@ -266,6 +266,9 @@ def _hint_for_value(path: str, hint: Any, value: Any, place: str) -> str:
         text = str(value) if type(value) is int else "TEXT"
         typed = f"'{path}=\"{text}\"'" if is_override else f'`{path.split(".")[-1]}: "{text}"`'
         return f"put it in quotes, so that it stays the text that you wrote: {typed}"
+    if isinstance(value, dict) and get_origin(hint) is dict:
+        names = "NAME: 'TEXT'"
+        return f"put each value that is none of these in quotes, such as {path}={{{names}}}"
     if isinstance(value, float) and value.is_integer() and int in members:
         return f"write {path}={int(value)}"
     if isinstance(value, str) and value.lower() in _SPOKEN_BOOLS and bool in members:

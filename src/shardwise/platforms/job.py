@@ -123,7 +123,7 @@ def _pinned(plan: Plan) -> RunConfig:
     return replace(config, train=train)
 
 
-def _environment(cluster: ClusterSpec, said: Mapping[str, str]) -> tuple[Setting, ...]:
+def _environment(cluster: ClusterSpec, said: Mapping[str, int | str]) -> tuple[Setting, ...]:
     """The variables of the ranks: ours, and the user's in place of them."""
     own = [
         Setting(
@@ -148,5 +148,5 @@ def _environment(cluster: ClusterSpec, said: Mapping[str, str]) -> tuple[Setting
                 "read on InfiniBand and RoCE only",
             )
         )
-    given = [Setting(name, value, "given: launch.environment") for name, value in said.items()]
+    given = [Setting(name, str(value), "given: launch.environment") for name, value in said.items()]
     return (*(one for one in own if one.name not in said), *given)

@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
         (str | list[str] | None, "text, a list of texts or null"),
         (tuple[float, float], "a list of 2 numbers"),
         (dict[str, Any], "a mapping"),
+        (dict[str, int | str], "a mapping of names to whole numbers or texts"),
         (Literal["a", "b"] | float, "a, b or a number"),
     ],
 )

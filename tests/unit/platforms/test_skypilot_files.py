@@ -228,12 +228,17 @@ def test_a_request_to_stop_reaches_the_agent(nodes: Nodes, by: str) -> None:
     assert node.returncode == 75 and not list(agents.iterdir())
 
 
-def test_nodes_without_a_volume_or_without_shardwise_say_so(nodes: Nodes) -> None:
+def test_nodes_without_a_volume_or_without_shardwise_say_so(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = subprocess.run(
         ["bash", "-c", nodes.task["setup"]], capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert done.returncode == 4 and "no volume is mounted at" in done.stderr
     (nodes.folder / "bin" / "shardwise").unlink()
+    # An active environment has one too.
+    folders = [one for one in os.environ["PATH"].split(":") if not Path(one, "shardwise").exists()]
+    monkeypatch.setenv("PATH", ":".join(folders))
     node = nodes.start()
     _, said = node.communicate(timeout=TIMEOUT_S)
     assert node.returncode == 4 and "the nodes have no shardwise" in said

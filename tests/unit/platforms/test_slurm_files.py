@@ -74,7 +74,7 @@ def test_what_the_user_says_replaces_ours() -> None:
         "launch.walltime_s=90",
         "launch.grace_s=100000",
         "launch.setup=[module load cuda]",
-        "launch.environment={PYTHONUNBUFFERED: a b}",
+        "launch.environment={PYTHONUNBUFFERED: a b, NCCL_IB_TIMEOUT: 23}",
         "launch.command=apptainer exec a.sif shardwise",
     )
     said = options(text)
@@ -82,7 +82,7 @@ def test_what_the_user_says_replaces_ours() -> None:
     assert said["--exclude"] == "n1,n2" and said["--time"] == "2"
     assert said["--signal"] == "B:USR2@65535", "Slurm keeps it in 16 bits"
     assert text.index("module load cuda") < text.index("srun ")
-    assert "export PYTHONUNBUFFERED='a b'" in text
+    assert "export PYTHONUNBUFFERED='a b'" in text and "export NCCL_IB_TIMEOUT=23" in text
     assert "\n  apptainer exec a.sif shardwise torchrun" in text
 
 

@@ -38,9 +38,10 @@ class LaunchConfig:
     setup: list[str] = field(default_factory=list)
     """Lines of shell that run before the ranks start, such as [module load cuda]."""
 
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables of the ranks, such as {NCCL_SOCKET_IFNAME: ib0}. They replace those that
-    `shardwise launch` writes by itself."""
+    environment: dict[str, int | str] = field(default_factory=dict)
+    """Variables of the ranks, such as {NCCL_SOCKET_IFNAME: ib0, NCCL_IB_TIMEOUT: 22}. They replace
+    those that `shardwise launch` writes by itself. Numbers that are not whole, and words such as
+    true, need quotes, because YAML does not keep how they are spelled."""
 
     options: list[str] = field(default_factory=list)
     """Options of the scheduler as it spells them, such as [--partition=gpu, --account=me]. They
