@@ -32,12 +32,15 @@ class Pods:
 
     fields: Mapping[str, str]
 
-    def start(self, port: int, folder: Path, environ: Mapping[str, str]) -> list[Started]:
-        """The last pod first: the others may come later than the one that hosts the meeting."""
+    def start(
+        self, port: int, folder: Path, environ: Mapping[str, str], count: int | None = None
+    ) -> list[Started]:
+        """The last pod first: the others may come later than the one that hosts the meeting. Only
+        the first `count` of them get a node, where it is given."""
         folder.mkdir()
         return [
             self._start(index, port, folder / f"pod-{index}.txt", environ)
-            for index in reversed(range(self.count))
+            for index in reversed(range(count or self.count))
         ][::-1]
 
     def _start(self, index: int, port: int, output: Path, environ: Mapping[str, str]) -> Started:

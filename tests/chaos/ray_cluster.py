@@ -23,7 +23,8 @@ def ray_environment() -> dict[str, str]:
     """Ray beside the other packages, and a command of ours on the PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, "PYTHONPATH": str(RAY), "PATH": path, **quiet}
+    python = os.pathsep.join([str(RAY), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": python, "PATH": path, **quiet}
 
 
 @contextmanager

@@ -3,6 +3,7 @@ run does, on any machine."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _CODE = """
@@ -30,7 +31,8 @@ class SlowSteps:
         place.mkdir()
         (place / "sitecustomize.py").write_text(_CODE.format(seconds=seconds))
         self._file = folder / "hold"
-        self.environ = {"PYTHONPATH": str(place), "HOLD": str(self._file)}
+        path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+        self.environ = {"PYTHONPATH": path, "HOLD": str(self._file)}
 
     def hold(self) -> None:
         self._file.touch()

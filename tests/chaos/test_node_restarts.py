@@ -113,7 +113,8 @@ def test_an_error_that_would_come_again_is_that_of_both_nodes(nodes: Nodes) -> N
     place.mkdir()
     (place / "sitecustomize.py").write_text(BROKEN)
     nodes.steps.hold()
-    agents = [nodes.start(number, "2", PYTHONPATH=str(place)) for number in (0, 1)]
+    path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    agents = [nodes.start(number, "2", PYTHONPATH=path) for number in (0, 1)]
     codes = [agent.end() for agent in agents]
     assert codes == [6, 6], [agent.text for agent in agents]
     for agent in agents:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray_cluster import RAY, parent_of, processes_with, ray_cluster, ray_environment
@@ -86,10 +87,13 @@ def newest(run_dir: Path) -> int:
 
 def losses(run_dir: Path) -> dict[int, float]:
     """By step; of a step that was made twice, what the last start has made."""
+    return {one["step"]: one["loss"] for one in events(run_dir) if one["event"] == "step"}
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
     # The last line of a run that goes on may be half of one.
     whole = (run_dir / "events.jsonl").read_text().rpartition("\n")[0]
-    events = [json.loads(line) for line in whole.splitlines()]
-    return {one["step"]: one["loss"] for one in events if one["event"] == "step"}
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def test_a_killed_worker_and_a_killed_driver(tmp_path: Path, dashboard: str) -> None:
@@ -125,3 +129,19 @@ def test_a_stop_saves(tmp_path: Path, dashboard: str) -> None:
     assert "asked to stop" in user.types("stop", "stopped")
     assert user.waits("stopped", {"failed", "ended", "stopped"})["state"] == "stopped"
     assert newest(run_dir) == max(losses(run_dir))
+
+
+def test_an_elastic_run_goes_on_with_the_node_that_is_left(tmp_path: Path, dashboard: str) -> None:
+    """It comes last, because it ends a node of the cluster."""
+    user, run_dir = User(tmp_path, dashboard), tmp_path / "runs" / "fewer"
+    user.types("launch", "run.yaml", "--on", "ray", "--submit", "name=fewer", "launch.elastic=true")
+    wait_for(lambda: newest(run_dir) > 0)
+    for pid in set(processes_with("raylet/raylet")) - set(
+        processes_with("raylet/raylet", "--head")
+    ):
+        os.kill(pid, signal.SIGKILL)
+    assert user.waits("fewer", {"failed", "ended"})["state"] == "ended"
+    starts = [one["world_size"] for one in events(run_dir) if one["event"] == "start"]
+    assert starts[0] == 2 and starts[-1] == 1
+    user.types("train", "run.yaml", "name=plain", "cluster.name=2xCPU")
+    assert losses(run_dir) == pytest.approx(losses(tmp_path / "runs" / "plain"), abs=1e-5)

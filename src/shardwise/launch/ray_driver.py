@@ -28,6 +28,7 @@ class RayJob:
 
     name: str
     nodes: int
+    least_nodes: int
     ranks_per_node: int
     resources_per_node: dict[str, float]
     placement_strategy: str
@@ -37,6 +38,11 @@ class RayJob:
     command: list[str]
     environment: dict[str, str]
     setup: list[str]
+
+    @property
+    def num_workers(self) -> int | tuple[int, int]:
+        """As Ray reads it: a number, or a range within which it may choose."""
+        return self.nodes if self.least_nodes == self.nodes else (self.least_nodes, self.nodes)
 
     @classmethod
     def load(cls, path: Path) -> RayJob:
@@ -85,7 +91,7 @@ def run_driver(path: Path) -> None:
     """Train to the end, on the Ray cluster that this process belongs to."""
     ray = _connect()
     job = RayJob.load(path)
-    desk = ray.remote(num_cpus=0)(Desk).options(name=job.name).remote()
+    desk = _open_desk(job.name)
     while True:
         ray.get(desk.begin.remote())
         _fit(job, desk)
@@ -100,6 +106,15 @@ def run_driver(path: Path) -> None:
                 code=ExitCode(code),
             )
         say_on_console("the run was preempted and has saved; its ranks start again")
+
+
+def _open_desk(name: str) -> Any:
+    """The desk, on the node of the driver: another node may go while the run goes on."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(num_cpus=0)(Desk).options(name=name, scheduling_strategy=here).remote()
 
 
 def stop_driver(path: Path) -> None:
@@ -128,7 +143,7 @@ def _fit(job: RayJob, desk: Any) -> None:
             "desk": desk,
         },
         scaling_config=ScalingConfig(
-            num_workers=job.nodes,
+            num_workers=job.num_workers,
             use_gpu="GPU" in job.resources_per_node,
             resources_per_worker=job.resources_per_node,
             placement_strategy=job.placement_strategy,

@@ -72,6 +72,16 @@ class Job:
         return self.cluster.num_nodes
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether it may go on with fewer nodes."""
+        return self.least_nodes < self.nodes
+
+    @property
+    def nnodes(self) -> str:
+        """The number of nodes as torchrun reads it."""
+        return f"{self.least_nodes}:{self.nodes}" if self.is_elastic else str(self.nodes)
+
+    @property
     def ranks_per_node(self) -> int:
         """One for each device."""
         return self.cluster.devices_per_node

@@ -105,11 +105,12 @@ def _settings(job: Job) -> dict[str, Any]:
     return {
         "name": job.name,
         "nodes": Because(job.nodes, "One worker of Ray for each node of the plan"),
+        "least_nodes": Because(job.least_nodes, _least_reason(job)),
         "ranks_per_node": job.ranks_per_node,
         "resources_per_node": wanted,
         "placement_strategy": Because(
             "STRICT_SPREAD" if job.nodes > 1 else "PACK",
-            "Each worker has a node of its own, as the plan has it; Ray starts all of them or none",
+            "Each worker has a node of its own, as the plan has it",
         ),
         "max_failures": Because(
             job.launch.max_requeues,
@@ -130,6 +131,15 @@ def _settings(job: Job) -> dict[str, Any]:
     }
 
 
+def _least_reason(job: Job) -> str:
+    if job.is_elastic:
+        return (
+            "launch.elastic: Ray starts with the nodes that it has, down to so many, and looks for "
+            "more once a minute. Each start is planned anew, with the same global batch"
+        )
+    return "Ray starts all workers or none"
+
+
 def _validate_suits(job: Job) -> None:
     """Raise for what Ray has no use for."""
     if job.cluster.source == "probed":
@@ -142,12 +152,11 @@ def _validate_suits(job: Job) -> None:
         "launch.options": bool(job.launch.options),
         "launch.exclude": bool(job.launch.exclude),
         "launch.walltime_s": job.launch.walltime_s != "auto",
-        "launch.elastic": job.launch.elastic,
     }
     if unused := [name for name, is_said in said.items() if is_said]:
         raise UserError(
             f"{' and '.join(unused)} would have no effect on Ray",
-            why="a Ray job has no time limit and no names of nodes, and gets all nodes or none",
+            why="a Ray job has no time limit and knows no names of nodes",
             fix=f"leave {' and '.join(unused)} out",
         )
 

@@ -54,7 +54,7 @@ def _output(job: Job) -> str:
 
 
 def _nodes(job: Job) -> Setting:
-    if job.least_nodes == job.nodes:
+    if not job.is_elastic:
         return Setting("--nodes", str(job.nodes), f"the plan is for {job.cluster.name}")
     why = (
         f"the plan is for {job.cluster.name}; with launch.elastic the run goes on with down to "
@@ -182,7 +182,7 @@ def _end(job: Job) -> list[str]:
         '  echo "shardwise: scontrol cannot requeue here; submit $files/job.sbatch again" >&2',
         '  exit "$code"',
         "}",
-        *(late if job.least_nodes < job.nodes else []),
+        *(late if job.is_elastic else []),
         "# Nodes that `shardwise exclude` has named.",
         '[ ! -s "$files/exclude" ] ||',
         '  scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$(paste -sd, "$files/exclude")"',

@@ -51,6 +51,7 @@ VARIANTS = {
     "no walltime": (CPUS, ("runs_dir=runs",)),
     "many nodes": (GPUS, ("cluster.name=128x8xH100", f"name={'long-name-' * 12}")),
     "tier by number": (GPUS, ("kubernetes.topology=2",)),
+    "elastic": (GPUS, ("launch.elastic=true",)),
 }
 
 
@@ -65,7 +66,8 @@ def make_job(folder: Path, text: str = GPUS, *overrides: str, name: str = "first
         path.write_text(text)
         _PLANS[key] = choose_plan(load_config(str(path), list(overrides)), environ={})
     plan = _PLANS[key]
-    return build_job(plan, command="/bin/shardwise", least_nodes=plan.cluster.num_nodes)
+    least = 2 if plan.config.launch.elastic else plan.cluster.num_nodes
+    return build_job(plan, command="/bin/shardwise", least_nodes=least)
 
 
 def manifests_of(launcher: KubernetesLauncher, job: Job) -> list[dict[str, Any]]:

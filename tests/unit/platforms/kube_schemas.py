@@ -241,6 +241,7 @@ FAILURE_RULE = Fields(
     ("action",),
     exactly_one=("onExitCodes", "onPodConditions"),
 )
+SUCCESS_RULE = Fields({"succeededIndexes": Text(r"[0-9,-]+"), "succeededCount": Number(1)})
 JOB_TEMPLATE = Fields(
     {
         "metadata": PLAIN_METADATA,
@@ -253,6 +254,9 @@ JOB_TEMPLATE = Fields(
                 "activeDeadlineSeconds": Number(1),
                 "podFailurePolicy": Fields(
                     {"rules": Items(FAILURE_RULE, most=20, least=1)}, ("rules",)
+                ),
+                "successPolicy": Fields(
+                    {"rules": Items(SUCCESS_RULE, most=20, least=1)}, ("rules",)
                 ),
                 "template": POD_TEMPLATE,
             },
@@ -344,6 +348,7 @@ VOLCANO_SPEC = Fields(
     {
         "schedulerName": Text(r".*", 63),
         "minAvailable": COUNT,
+        "minSuccess": Number(1),
         "maxRetry": COUNT,
         "queue": NAME,
         "plugins": Pairs(Items(ANY), r"svc|env|ssh|pytorch"),

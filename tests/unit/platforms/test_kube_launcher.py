@@ -88,6 +88,21 @@ def test_a_job_is_created_watched_and_stopped(on: str, api: KubeApi, tmp_path: P
     assert job.name == "first"
 
 
+@pytest.mark.parametrize("on", ["jobset", "trainjob"])
+def test_an_elastic_job_runs_with_fewer_pods(on: str, api: KubeApi, tmp_path: Path) -> None:
+    launcher = LAUNCHERS[on]
+    _, submission = submitted(on, tmp_path, "launch.elastic=true")
+    api.add_pod(labels(launcher, 0), "node-a")
+    message = "0/9 nodes are available: 9 Insufficient nvidia.com/gpu."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "x", "message": message}
+    api.add_pod(labels(launcher, 1), None, conditions=[refused])
+    assert launcher.status(submission).state == "waiting"
+    api.add_pod(labels(launcher, 2), "node-b")
+    found = launcher.status(submission)
+    assert (found.state, found.nodes) == ("running", ("node-a", "node-b"))
+    assert "2 of 3 pods running" in found.words and message in found.words
+
+
 def _condition(kind: str, message: str) -> dict[str, Any]:
     return {"conditions": [{"type": kind, "status": "True", "message": message}]}
 

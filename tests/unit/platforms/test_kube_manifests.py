@@ -74,7 +74,6 @@ def test_runs_of_this_directory_are_below_the_mount(
         ("kubernetes.image=null", "kubernetes.image is not set"),
         ("kubernetes.claim=null", "kubernetes.claim is not set"),
         ("launch.options=[--partition=gpu]", "launch.options would have no effect"),
-        ("launch.elastic=true", "launch.elastic=true is not possible"),
     ],
 )
 def test_what_does_not_suit_kubernetes_is_refused(override: str, said: str, tmp_path: Path) -> None:

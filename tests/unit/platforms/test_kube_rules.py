@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from kube_jobs import (
     CPUS,
     GPUS,
@@ -329,3 +330,46 @@ def test_every_setting_that_a_scheduler_acts_on_has_a_reason(on: str, job: Job) 
     wanted += ["minAvailable"] if on == "volcano" else ["backoffLimit", "maxRestarts"]
     for name in wanted:
         assert [one.why for one in settings if one.name.endswith(f".{name}")], name
+
+
+@pytest.mark.parametrize("on", ALL)
+def test_an_elastic_job_goes_on_with_the_pods_that_get_a_node(
+    on: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun takes a range, and a pod that never gets a node does not keep the job open."""
+    elastic = make_job(tmp_path, GPUS, "launch.elastic=true")
+    monkeypatch.setenv("PET_NNODES", str(NODES))
+    monkeypatch.setenv("PET_NPROC_PER_NODE", str(RANKS))
+    monkeypatch.setenv("PET_NODE_RANK", "0")
+    parsed = parse_agent(command_of(on, elastic)[2:])
+    assert parsed.nnodes == "2:4" and "last_call_timeout=120" in parsed.rdzv_conf
+    # The batch stays as it was planned, whatever the number of pods.
+    data = manifests_of(LAUNCHERS[on], elastic)[0]["data"]["run.yaml"]
+    batch = yaml.safe_load(data)["train"]["global_batch"]
+    assert batch == elastic.config.train.global_batch != "auto"
+    if on == "volcano":
+        spec = job_manifest(on, elastic)["spec"]
+        assert (spec["minAvailable"], spec["minSuccess"], spec["tasks"][0]["replicas"]) == (2, 2, 4)
+        assert spec["tasks"][0]["minAvailable"] == 2
+    else:
+        spec = batch_job_of(on, elastic)
+        assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+        assert spec["parallelism"] == spec["completions"] == NODES
+        assert "successPolicy" not in batch_job_of(on, job)
+    assert parse_agent(command_of(on, job)[2:]).nnodes == str(NODES)
+
+
+@pytest.mark.parametrize(
+    ("on", "override", "said"),
+    [
+        ("trainjob", "kubernetes.queue=null", r"launch\.elastic needs kubernetes\.queue"),
+        ("jobset", "kubernetes.topology=rack", "do not go together with Kueue"),
+    ],
+)
+def test_an_elastic_job_that_would_get_all_pods_or_none_is_refused(
+    on: str, override: str, said: str, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, GPUS, "launch.elastic=true", override)
+    with pytest.raises(UserError, match=said):
+        job_manifest(on, job)
+    assert job_manifest("volcano", job)["spec"]["minAvailable"] == 2

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from kube_jobs import CPUS, GPUS, make_job
 
+from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.ray_driver import Desk, RayJob
 from shardwise.launch.ray_node import _placed, _run_agent, _with_setup
@@ -39,7 +40,7 @@ def test_the_driver_reads_what_was_written(job: Job) -> None:
     rendered = RAY.render(job)
     write_files(rendered)
     read = RayJob.load(rendered.main.path)
-    assert (read.nodes, read.ranks_per_node) == (4, 8)
+    assert (read.num_workers, read.ranks_per_node) == (4, 8)
     assert read.resources_per_node == {"GPU": 8, "CPU": 8}
     # Ray's own defaults are one node for as many as fit, and no restart.
     assert (read.placement_strategy, read.max_failures) == ("STRICT_SPREAD", 3)
@@ -51,6 +52,14 @@ def test_the_driver_reads_what_was_written(job: Job) -> None:
     ]
     assert read.environment["PYTHONUNBUFFERED"] == "1"
     assert rendered.files[1].path == job.config_path
+
+
+def test_an_elastic_job_takes_the_nodes_that_there_are(tmp_path: Path) -> None:
+    """The global batch is written down, so that each start trains the same one."""
+    rendered = RAY.render(make_job(tmp_path, ON_RAY, "launch.elastic=true", f"runs_dir={tmp_path}"))
+    write_files(rendered)
+    assert RayJob.load(rendered.main.path).num_workers == (2, 4)
+    assert load_config(str(rendered.files[1].path)).train.global_batch != "auto"
 
 
 def test_each_setting_has_a_reason(job: Job) -> None:
@@ -67,7 +76,6 @@ def test_each_setting_has_a_reason(job: Job) -> None:
         ("launch.options=[--partition=gpu]", "launch.options would have no effect"),
         ("launch.exclude=[a]", "launch.exclude would have no effect"),
         ("launch.walltime_s=60", "launch.walltime_s would have no effect"),
-        ("launch.elastic=true", "launch.elastic would have no effect"),
     ],
 )
 def test_what_ray_has_no_use_for_is_refused(override: str, said: str, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ class LaunchConfig:
     half a minute for the signal and the end of the processes."""
 
     elastic: bool = False
-    """Go on with fewer nodes where the scheduler gives fewer: the plan is made anew for them, with
-    the same global batch and the same data order. It needs `train.global_batch`, which `shardwise
-    launch` writes down."""
+    """Go on with fewer nodes where the platform gives fewer, and with more when they come: the plan
+    is made anew for them, with the same global batch and the same data order. Under torchrun it
+    needs `--nnodes MIN:MAX`, and `train.global_batch`; `shardwise launch` writes both."""
 
     max_requeues: int = 3
     """How often a scheduler starts a run again after a node or a rank failed. Preemption and time

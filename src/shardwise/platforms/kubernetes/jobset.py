@@ -18,7 +18,9 @@ from shardwise.platforms.kubernetes.pods import (
     agent_words,
     container,
     environment,
+    job_annotations,
     labels,
+    nnodes,
     pod_spec,
     resources,
     topology_annotations,
@@ -41,7 +43,7 @@ def build_jobset(job: Job) -> dict[str, Any]:
             fix="write kubernetes.queue=NAME with a LocalQueue of Kueue: kubectl get localqueues "
             f"-n {settings.namespace}; or take --on volcano, whose scheduler starts pods together",
         )
-    counts = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}"]
+    counts = [nnodes(job), f"--nproc-per-node={job.ranks_per_node}"]
     made = container(
         job,
         image=settings.image,
@@ -60,6 +62,7 @@ def build_jobset(job: Job) -> dict[str, Any]:
                 **labels(job),
                 QUEUE_LABEL: Because(settings.queue, queue_reason(job)),
             },
+            **job_annotations(job),
         },
         "spec": jobset_spec(job, made),
     }
@@ -158,10 +161,16 @@ def _job_spec(job: Job, made: Mapping[str, Any]) -> dict[str, Any]:
             f"{job.walltime_s.why}. After it the run saves, and a restart goes on; waiting in a "
             "queue does not count.",
         )
-    annotations = topology_annotations(job.config.kubernetes)
+    if job.is_elastic:
+        spec["successPolicy"] = Because(
+            {"rules": [{"succeededIndexes": "0"}]},
+            "The agents meet in the first pod, which ends with the run. Pods that never got a node "
+            "would keep the Job open. Kubernetes 1.31 and later.",
+        )
+    topology = topology_annotations(job.config.kubernetes)
     metadata: dict[str, Any] = {"labels": labels(job)}
-    if annotations:
-        metadata["annotations"] = annotations
+    if topology:
+        metadata["annotations"] = topology
     spec["template"] = {"metadata": metadata, "spec": pod_spec(job, made)}
     return spec
 

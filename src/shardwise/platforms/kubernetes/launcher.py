@@ -57,7 +57,7 @@ class KubernetesLauncher:
 
     def render(self, job: Job) -> Rendered:
         """The job with a reason above each setting, and the configuration of its ranks."""
-        validate_suits(job)
+        validate_suits(job, self.name)
         runs_dir = runs_dir_on_volume(job, job.config.kubernetes.mount)
         config = replace(job.config, runs_dir=str(runs_dir))
         files = {_FILE: self.build(job), _CONFIG_FILE: [config_map(job, dump_yaml(config))]}

@@ -20,6 +20,9 @@ CONFIG_FILE = "run.yaml"
 PORT = 29500
 # Pods of one start may be minutes apart: one node has the image, another pulls it.
 MEETING_S = 1800
+# How long the pods that have a node wait for others before they go on with fewer. A pod that comes
+# later joins by a restart, which takes longer than this.
+_LAST_CALL_S = 120
 # The end of the agent after its ranks have ended.
 AGENT_S = 30
 # After these a restart would end the same way.
@@ -31,6 +34,8 @@ FINAL_CODES = (
 )
 _ATTEMPT = "SHARDWISE_ATTEMPT"
 _POD_IP = "SHARDWISE_POD_IP"
+# Of a job that may go on with fewer nodes: the fewest.
+LEAST_NODES = "shardwise/least-nodes"
 
 
 def config_map_name(job: Job) -> str:
@@ -64,7 +69,7 @@ def config_map(job: Job, text: str) -> dict[str, Any]:
     }
 
 
-def agent_words(job: Job, endpoint: str, counts: Sequence[str]) -> list[Any]:
+def agent_words(job: Job, endpoint: str, counts: Sequence[Any]) -> list[Any]:
     """The command of one pod: one agent, which starts a rank for each device."""
     said = job.launch.command
     words = [
@@ -78,11 +83,7 @@ def agent_words(job: Job, endpoint: str, counts: Sequence[str]) -> list[Any]:
             f"--rdzv-id=$({_ATTEMPT})",
             "A pod of an earlier start that is not yet gone cannot join this one.",
         ),
-        Because(
-            f"--rdzv-conf=join_timeout={MEETING_S},read_timeout={MEETING_S}",
-            "Pods of one start may be minutes apart, where one node has the image and another "
-            "pulls it.",
-        ),
+        _meeting(job),
         Because(f"--local-addr=$({_POD_IP})", "Ranks meet by address, before DNS knows the names."),
         Because(
             f"--shutdown-timeout={job.grace_s.value}",
@@ -96,6 +97,36 @@ def agent_words(job: Job, endpoint: str, counts: Sequence[str]) -> list[Any]:
     lines = [_literal(line) for line in job.launch.setup]
     script = "\n".join(["set -e", *lines, 'exec "$@"'])
     return ["/bin/sh", "-c", script, "sh", *words]
+
+
+def _meeting(job: Job) -> Because:
+    timing = f"--rdzv-conf=join_timeout={MEETING_S},read_timeout={MEETING_S}"
+    why = (
+        "Pods of one start may be minutes apart, where one node has the image and another pulls it."
+    )
+    if not job.is_elastic:
+        return Because(timing, why)
+    more = (
+        f"With launch.elastic those that are there go on after {_LAST_CALL_S} s; a pod that comes "
+        "later joins them, and the plan is made anew."
+    )
+    return Because(f"{timing},last_call_timeout={_LAST_CALL_S}", f"{why} {more}")
+
+
+def nnodes(job: Job) -> Any:
+    """The option of torchrun for the number of pods."""
+    option = f"--nnodes={job.nnodes}"
+    if not job.is_elastic:
+        return option
+    return Because(option, "launch.elastic: with fewer pods each trains on more of a batch.")
+
+
+def job_annotations(job: Job) -> dict[str, Any]:
+    """What `shardwise status` reads of a job."""
+    if not job.is_elastic:
+        return {}
+    why = f"With launch.elastic the run goes on with down to {job.least_nodes} of {job.nodes} pods."
+    return {"annotations": {LEAST_NODES: Because(str(job.least_nodes), why)}}
 
 
 def environment(job: Job, attempt: Mapping[str, str] | str, **own: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwise.platforms.kubernetes.client import PodSeen
+from shardwise.platforms.kubernetes.pods import LEAST_NODES
 from shardwise.platforms.launcher import JobState, State
 
 # Phases of a Volcano Job.
@@ -36,7 +37,8 @@ def state_of(found: Mapping[str, Any], pods: Sequence[PodSeen]) -> JobState:
     if found["metadata"].get("deletionTimestamp"):
         words = f"stopping: {_counted(pods)} to end"
         return JobState(state="running" if pods else "stopped", words=words, nodes=nodes)
-    state, words = _said(found.get("status") or {}) or _by_pods(pods)
+    least = (found["metadata"].get("annotations") or {}).get(LEAST_NODES)
+    state, words = _said(found.get("status") or {}) or _by_pods(pods, least)
     if state in ("waiting", "running"):
         words = "; ".join([words, *_troubles(pods)])
     return JobState(state=state, words=words, nodes=nodes)
@@ -54,9 +56,10 @@ def _said(status: Mapping[str, Any]) -> tuple[State, str] | None:
     return None
 
 
-def _by_pods(pods: Sequence[PodSeen]) -> tuple[State, str]:
+def _by_pods(pods: Sequence[PodSeen], least: str | None) -> tuple[State, str]:
     running = sum(one.phase == "Running" for one in pods)
-    state: State = "running" if pods and running == len(pods) else "waiting"
+    enough = int(least) if least and least.isdecimal() and len(least) < 9 else len(pods)
+    state: State = "running" if pods and running >= enough else "waiting"
     return state, f"{running} of {_counted(pods)} running"
 
 

@@ -7,7 +7,7 @@ from shardwise.platforms.job import Job
 from shardwise.platforms.volume import runs_dir_on_volume
 
 
-def validate_suits(job: Job) -> None:
+def validate_suits(job: Job, on: str) -> None:
     """Raise where something is missing, or was said that Kubernetes has no use for."""
     settings = job.config.kubernetes
     if job.cluster.source == "probed":
@@ -33,10 +33,24 @@ def validate_suits(job: Job) -> None:
             why="they are options of a batch command; a manifest has none",
             fix="leave launch.options out; `shardwise config schema` lists section `kubernetes`",
         )
-    if job.launch.elastic:
-        raise UserError(
-            "launch.elastic=true is not possible on Kubernetes",
-            why="pods of a job start together or not at all, so a job never gets fewer nodes",
-            fix="leave launch.elastic out, and write the smaller cluster.name after nodes are lost",
-        )
+    if job.launch.elastic and on != "volcano":
+        _validate_elastic(job)
     runs_dir_on_volume(job, settings.mount)
+
+
+def _validate_elastic(job: Job) -> None:
+    """Raise where pods get nodes together or not at all, so that a job never gets fewer."""
+    settings = job.config.kubernetes
+    if settings.queue is None:
+        raise UserError(
+            "launch.elastic needs kubernetes.queue",
+            why="without it Trainer makes a PodGroup of all pods, which get nodes together or not "
+            "at all",
+            fix="write kubernetes.queue=NAME with a LocalQueue of Kueue, or take --on volcano",
+        )
+    if settings.topology is not None:
+        raise UserError(
+            "launch.elastic and kubernetes.topology do not go together with Kueue",
+            why="with a topology Kueue looks for places of all pods before it admits a job",
+            fix="leave one of them out, or take --on volcano",
+        )

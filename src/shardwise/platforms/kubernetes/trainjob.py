@@ -18,7 +18,9 @@ from shardwise.platforms.kubernetes.pods import (
     agent_words,
     container,
     environment,
+    job_annotations,
     labels,
+    nnodes,
     resources,
 )
 
@@ -79,7 +81,12 @@ def _trainjob(job: Job) -> dict[str, Any]:
             },
             "trainer": {
                 "image": settings.image,
-                "command": agent_words(job, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)", []),
+                "command": agent_words(
+                    job,
+                    "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)",
+                    # Otherwise Trainer's PET_NNODES says it.
+                    [nnodes(job)] if job.is_elastic else [],
+                ),
                 "env": environment(job, ATTEMPT_FIELD),
                 "numNodes": Because(job.nodes, "As many as the plan has."),
                 "numProcPerNode": Because(
@@ -97,4 +104,5 @@ def _metadata(job: Job) -> dict[str, Any]:
         "name": kube_name(job.name),
         "namespace": job.config.kubernetes.namespace,
         "labels": labels(job),
+        **job_annotations(job),
     }

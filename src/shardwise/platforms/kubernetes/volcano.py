@@ -17,7 +17,9 @@ from shardwise.platforms.kubernetes.pods import (
     agent_words,
     container,
     environment,
+    job_annotations,
     labels,
+    nnodes,
     pod_spec,
     resources,
 )
@@ -37,11 +39,8 @@ def build_volcano(job: Job) -> dict[str, Any]:
     name, settings = kube_name(job.name), job.config.kubernetes
     spec: dict[str, Any] = {
         "schedulerName": "volcano",
-        "minAvailable": Because(
-            job.nodes,
-            "All pods start together or none: with fewer, two jobs could hold half of the GPUs "
-            "each.",
-        ),
+        "minAvailable": Because(job.least_nodes, _gang(job)),
+        **_success(job),
         "maxRetry": Because(
             job.launch.max_requeues + _PREEMPTIONS,
             f"launch.max_requeues, and {_PREEMPTIONS} more for preemptions, which Volcano counts "
@@ -64,9 +63,31 @@ def build_volcano(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
         "kind": "Job",
-        "metadata": {"name": name, "namespace": settings.namespace, "labels": labels(job)},
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": labels(job),
+            **job_annotations(job),
+        },
         "spec": spec,
     }
+
+
+def _gang(job: Job) -> str:
+    if job.is_elastic:
+        return (
+            f"With launch.elastic the run starts with {job.least_nodes} of {job.nodes} pods; "
+            "Volcano places the first pods first."
+        )
+    return "All pods start together or none: with fewer, two jobs could hold half of the GPUs each."
+
+
+def _success(job: Job) -> dict[str, Any]:
+    """When the job has ended."""
+    if not job.is_elastic:
+        return {}
+    why = "Pods end together when the run does. Those that never got a node would keep it open."
+    return {"minSuccess": Because(job.least_nodes, why)}
 
 
 def _policies() -> list[Any]:
@@ -88,7 +109,7 @@ def _policies() -> list[Any]:
 
 
 def _task(job: Job, name: str) -> dict[str, Any]:
-    counts = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}"]
+    counts = [nnodes(job), f"--nproc-per-node={job.ranks_per_node}"]
     made = container(
         job,
         image=job.config.kubernetes.image,
@@ -106,7 +127,7 @@ def _task(job: Job, name: str) -> dict[str, Any]:
     return {
         "name": NODE,
         "replicas": Because(job.nodes, "One pod for each node of the plan."),
-        "minAvailable": job.nodes,
+        "minAvailable": job.least_nodes,
         "template": {"metadata": {"labels": labels(job)}, "spec": spec},
     }
 
