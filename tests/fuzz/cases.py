@@ -7,13 +7,14 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from case import Case
 from corpus import OTHERS, RUN, STEPS
 from foreign import FOREIGN
+from launches import job_files, launched
 from mutators import (
     NASTY,
     mutate_bytes,
@@ -28,15 +29,6 @@ from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, read_manifest
 from shardwise.config.reference import field_path, field_types
 
 Rng = random.Random
-
-
-@dataclass
-class Case:
-    """What to run in the scratch directory, and what must still be there afterwards."""
-
-    words: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    kept: list[Path] = field(default_factory=list)
 
 
 def build_case(
@@ -380,4 +372,6 @@ KINDS: dict[str, Callable[[Rng, Path, Path], Case]] = {
     "plan": _plan,
     "odd file": _odd_file,
     "environment": _environment,
+    "launch": launched,
+    "job files": job_files,
 }

@@ -62,8 +62,8 @@ def assert_handled(cases: list[dict[str, Any]], inputs: Path) -> None:
 
 
 def test_a_sample_of_mutated_inputs_ends_with_a_fix_or_a_run(tmp_path: Path) -> None:
-    cases = run_cases(tmp_path, 0, 16)
-    assert len({case["kind"] for case in cases}) == 16
+    cases = run_cases(tmp_path, 0, 18)
+    assert len({case["kind"] for case in cases}) == 18
     assert_handled(cases, tmp_path / "inputs")
 
 
@@ -84,4 +84,12 @@ def test_two_thousand_mutated_records_are_read_or_refused_and_nothing_is_lost(
     tmp_path: Path,
 ) -> None:
     cases = run_cases(tmp_path, 0, 2000, "events", "plan", "manifest")
+    assert_handled(cases, tmp_path / "inputs")
+
+
+@pytest.mark.long
+def test_three_thousand_mutated_launches_are_refused_or_write_what_platforms_accept(
+    tmp_path: Path,
+) -> None:
+    cases = run_cases(tmp_path, 0, 3000, "launch", "job files")
     assert_handled(cases, tmp_path / "inputs")

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import corpus
-from cases import Case, build_case
+from case import Case
+from cases import build_case
+from launches import build_launched
 
 import shardwise.launch.local as local
 import shardwise.launch.peers as peers
@@ -47,6 +49,7 @@ def run_all(
         home = Path(folder) / "home"
         home.mkdir()
         corpus.build_corpus(home)
+        build_launched(home)
         _warm_up(home)
         gc.freeze()
         with results.open("a") as stream:
@@ -84,6 +87,7 @@ def _warm_up(home: Path) -> None:
     ):
         _run_quietly(*words)
     _run_quietly("export", run, "--to", "out")
+    _run_quietly("status", run)
     _run_quietly("plan", "missing.yaml", expected=2)
     os.chdir(home)
     shutil.rmtree(scratch)
@@ -118,6 +122,8 @@ def run_one(
     text = said.read_bytes().decode(errors="replace")
     after = [_digest(folder) for folder in case.kept]
     fault = _fault(status, text) or ("lost" if before != after else "")
+    if status == 0 and not fault:
+        fault = case.fault_of(scratch)
     return {
         "number": number, "kind": kind, "words": [word[:200] for word in case.words],
         "environment": case.environment, "fault": fault, "code": os.waitstatus_to_exitcode(status),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import yaml
 
@@ -48,8 +48,12 @@ class RayJob:
     def load(cls, path: Path) -> RayJob:
         """Read the file."""
         try:
-            return cls(**yaml.safe_load(path.read_text(encoding="utf-8")))
-        except (OSError, TypeError, yaml.YAMLError) as error:
+            found = cls(**yaml.safe_load(path.read_text(encoding="utf-8")))
+            for name, kind in get_type_hints(cls).items():
+                if not isinstance(getattr(found, name), get_origin(kind) or kind):
+                    raise TypeError(f"{name} is {getattr(found, name)!r}")
+            return found
+        except (OSError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise UserError(
                 f"{path} is no file of `shardwise launch --on ray`",
                 why=brief(error),
@@ -89,8 +93,8 @@ class Desk:
 
 def run_driver(path: Path) -> None:
     """Train to the end, on the Ray cluster that this process belongs to."""
-    ray = _connect()
     job = RayJob.load(path)
+    ray = _connect()
     desk = _open_desk(job.name)
     while True:
         ray.get(desk.begin.remote())
@@ -119,7 +123,7 @@ def _open_desk(name: str) -> Any:
 
 def stop_driver(path: Path) -> None:
     """Ask the driver of the same file to let its ranks save and end."""
-    ray, job = _connect(), RayJob.load(path)
+    job, ray = RayJob.load(path), _connect()
     try:
         ray.get(ray.get_actor(job.name).ask_to_stop.remote())
     except (ValueError, ray.exceptions.RayActorError):

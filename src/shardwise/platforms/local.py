@@ -73,7 +73,7 @@ class LocalLauncher:
 
     def status(self, submission: Submission) -> JobState:
         """Whether the process is there. How it ended stands in the run directory."""
-        pid, born = map(int, submission.id.split("."))
+        pid, born = _process_of(submission)
         # A container without an init keeps the number of a process that has ended.
         fields = stat_of(pid)
         if fields and fields[0] not in "ZX" and birth_of(pid) == born:
@@ -91,7 +91,7 @@ class LocalLauncher:
         """SIGTERM: the ranks save and end."""
         if self.status(submission).state == "running":
             with suppress(ProcessLookupError):
-                os.kill(int(submission.id.split(".")[0]), signal.SIGTERM)
+                os.kill(_process_of(submission)[0], signal.SIGTERM)
 
     def exclude(self, submission: Submission, nodes: Sequence[str]) -> None:
         """One machine has no node to leave out."""
@@ -99,6 +99,19 @@ class LocalLauncher:
             f"{', '.join(nodes)} cannot be left out of a run on one machine",
             fix="name a platform with several nodes, such as --on slurm",
         )
+
+
+def _process_of(submission: Submission) -> tuple[int, int]:
+    """The number of the launcher, and when it was born."""
+    words = submission.id.split(".")
+    if len(words) != 2 or not all(word.isdecimal() and len(word) < 20 for word in words):
+        raise UserError(
+            f"{submission.run_dir} does not say which process was started",
+            why=f"the job is called {submission.id}, and no process is",
+            fix="look for it by its files: pgrep -f " + quote(submission.files_dir),
+            code=ExitCode.VERIFY_FAILED,
+        )
+    return int(words[0]), int(words[1])
 
 
 def _validate_unused(job: Job) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardwise.errors import UserError
+from shardwise.errors import ExitCode, UserError, brief
 from shardwise.files import read_tail
 from shardwise.platforms.clients import run_client
 from shardwise.platforms.job import Job
@@ -83,20 +83,36 @@ class SlurmLauncher:
         if found.state == "waiting":
             run_client(["scancel", submission.id], platform="Slurm")
         elif found.state == "running":
-            Path(submission.files_dir, f"stop-{submission.id}").touch()
+            with _files(submission) as folder:
+                (folder / f"stop-{submission.id}").touch()
             words = ["scancel", "--batch", "--signal=USR2", submission.id]
             run_client(words, platform="Slurm")
 
     def exclude(self, submission: Submission, nodes: Sequence[str]) -> None:
         """Leave a list that the script reads before it starts again; a job that waits is changed
         at once."""
-        path = Path(submission.files_dir, "exclude")
-        known = path.read_text(encoding="utf-8").split() if path.exists() else []
-        names = list(dict.fromkeys([*known, *nodes]))
-        path.write_text("\n".join(names) + "\n", encoding="utf-8")
+        with _files(submission) as folder:
+            path = folder / "exclude"
+            known = path.read_text(encoding="utf-8").split() if path.exists() else []
+            names = list(dict.fromkeys([*known, *nodes]))
+            path.write_text("\n".join(names) + "\n", encoding="utf-8")
         if self.status(submission).state == "waiting":
             change = [f"JobId={submission.id}", f"ExcNodeList={','.join(names)}"]
             run_client(["scontrol", "update", *change], platform="Slurm")
+
+
+@contextmanager
+def _files(submission: Submission) -> Iterator[Path]:
+    """The folder in which the script looks, for what it is to read."""
+    try:
+        yield Path(submission.files_dir)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the files of job {submission.id} cannot be changed",
+            why=brief(error),
+            fix=f"make {submission.files_dir} writable, and type the same command again",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ def find_submission(run_dir: Path) -> Submission | None:
     for item in fields(Submission):
         if type(getattr(submission, item.name)).__name__ != item.type:
             raise _unreadable(path, f"{item.name} is no {item.type}")
+    if not submission.id.isprintable() or not submission.id:
+        raise _unreadable(path, f"id is {submission.id!r}")
     return submission
 
 

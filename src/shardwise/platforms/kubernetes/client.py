@@ -56,11 +56,10 @@ KINDS = (CONFIG_MAP, JOB_SET, TRAIN_JOB, RUNTIME, VOLCANO_JOB)
 def kind_of(manifest: Mapping[str, Any]) -> Kind:
     """The kind that a manifest is of."""
     group, _, version = manifest["apiVersion"].rpartition("/")
-    return next(
-        kind
-        for kind in KINDS
-        if (kind.group, kind.version, kind.name) == (group, version, manifest["kind"])
-    )
+    for kind in KINDS:
+        if (kind.group, kind.version, kind.name) == (group, version, manifest["kind"]):
+            return kind
+    raise LookupError(f"{manifest['apiVersion']} {manifest['kind']} is none of a job's kinds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from shardwise.config.plain import dump_yaml
-from shardwise.errors import ExitCode, UserError
+from shardwise.errors import ExitCode, UserError, brief
 from shardwise.files import replace_file
 from shardwise.platforms.explained import reasons_of, to_yaml
 from shardwise.platforms.job import Job, Setting
@@ -103,13 +103,10 @@ class KubernetesLauncher:
     def exclude(self, submission: Submission, nodes: Sequence[str]) -> None:
         """Stop the job, and create it again without these nodes; a pod template cannot change."""
         cluster, name = _place(submission)
-        paths = [Path(submission.files_dir, file) for file in (_FILE, _CONFIG_FILE)]
-        manifests = _read([path.read_text(encoding="utf-8") for path in paths])
-        for spec in _pod_specs(manifests):
-            _leave_out(spec, nodes)
+        manifests = _written_without(Path(submission.files_dir), name, nodes)
         self._clear(cluster, name)
         self._create(cluster, manifests)
-        replace_file(paths[0], to_yaml(*manifests[1:]).encode())
+        replace_file(Path(submission.files_dir, _FILE), to_yaml(*manifests[1:]).encode())
 
     def _pods(self, cluster: KubernetesCluster, name: str) -> list[PodSeen]:
         return cluster.pods(f"{self.name_label}={name}", self.index_label)
@@ -169,6 +166,26 @@ def _file(job: Job, name: str, manifests: Sequence[Mapping[str, Any]]) -> Render
 def _read(texts: Sequence[str]) -> list[dict[str, Any]]:
     """The manifests in the order of their creation: the job comes last."""
     return [manifest for text in reversed(texts) for manifest in yaml.safe_load_all(text)]
+
+
+def _written_without(folder: Path, name: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """The manifests that a launch has written, without these nodes."""
+    try:
+        texts = [(folder / file).read_text(encoding="utf-8") for file in (_FILE, _CONFIG_FILE)]
+        manifests = _read(texts)
+        kinds = [kind_of(manifest) for manifest in manifests]
+        if kinds[0] is not CONFIG_MAP or manifests[-1]["metadata"]["name"] != name:
+            raise ValueError(f"they are not those of the job {name}")
+        for spec in _pod_specs(manifests):
+            _leave_out(spec, nodes)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{folder} does not hold the files of this job any more",
+            why=brief(error),
+            fix="write them anew: shardwise launch FILE --on PLATFORM",
+            code=ExitCode.VERIFY_FAILED,
+        ) from error
+    return manifests
 
 
 def _place(submission: Submission) -> tuple[KubernetesCluster, str]:
