@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import DTYPE_BYTES
 
 # Those that were compared with one process. Any other may divide a head, or count a token twice.
 FAMILIES = (
@@ -58,6 +59,12 @@ def check_tensor(
             fix = f"write mesh.tensor={largest}"
             yield _refusal(size, f"each rank takes a part of the model's {width} {name}", fix)
             return
+    own = widths["channels of an MLP"] // size
+    if model.num_experts > 1 and own % (even := 16 // DTYPE_BYTES.get(config.precision.param, 2)):
+        why = (
+            f"{own} channels of an expert on a rank are not whole 16 bytes, in multiples of {even}"
+        )
+        yield _refusal(size, f"{why}, as grouped matmuls want", "write mesh.tensor=1")
     yield from _refused_settings(config, model)
 
 

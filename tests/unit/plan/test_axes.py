@@ -94,6 +94,15 @@ TENSOR_REFUSALS: list[tuple[tuple[str, ...], str, str]] = [
         "write mesh.tensor=2",
     ),
     (("model.overrides={intermediate_size: 63}",), "63 channels of an MLP", "mesh.tensor=1"),
+    (
+        (
+            "model.name=tiny-mixtral",
+            "model.overrides={intermediate_size: 24}",
+            "precision.param=fp16",
+        ),
+        "12 channels of an expert on a rank are not whole 16 bytes",
+        "mesh.tensor=1",
+    ),
     (("data.seq_len=63",), "and 63 do not divide", "data.seq_len=64, or mesh.sequence_parallel"),
     (("adapter.method=lora",), "adapters are not divided", "adapter.method"),
     (("optim.state=int8",), "a block of numbers with one scale", "optim.state"),
