@@ -13,8 +13,10 @@ from shardwise.plan.decisions import DTYPE_BYTES
 
 # Those that were compared with one process. Any other may divide a head, or count a token twice.
 FAMILIES = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma3_text"),
-    *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+    *("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+    *("granite", "smollm3", "phi", "starcoder2", "cohere", "cohere2", "exaone4", "seed_oss"),
+    *("arcee", "apertus", "mixtral", "qwen3_moe", "glm4_moe", "dots1", "gpt_oss"),
+    *("deepseek_v2", "deepseek_v3"),
 )
 # Settings that were not shown to give the same numbers, and why they may not.
 REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
@@ -80,11 +82,12 @@ def divided_widths(model: ModelSpec, hf_config: Mapping[str, Any]) -> dict[str, 
 def _refused_settings(config: RunConfig, model: ModelSpec) -> Iterator[UserError]:
     """What of the run's settings forbids it."""
     size, length = config.mesh.tensor, config.data.seq_len
-    if config.mesh.sequence_parallel and length % size:
+    ranks = size * config.mesh.context
+    if config.mesh.sequence_parallel and length % ranks:
         yield _refusal(
             size,
-            f"ranks divide the tokens of a sequence, and {length} do not divide",
-            f"write data.seq_len={-(-length // size) * size}, or mesh.sequence_parallel=false",
+            f"{ranks} ranks divide the tokens of a sequence, and {length} do not divide",
+            f"write data.seq_len={-(-length // ranks) * ranks}, or mesh.sequence_parallel=false",
         )
     for path, is_refused, why in REFUSED:
         if is_refused(config):
