@@ -15,12 +15,14 @@ TRACED_CALLS = {
 COLLECTIVE_PREFIXES = ("c10d::", "_c10d_functional::")
 
 # Those that a dispatch mode sees in a step beside FSDP2's hooks, and those that move nothing.
-DISPATCHED_CALLS: dict[str, Literal["all_gather", "reduce_scatter", "all_reduce"]] = {
+Called = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+DISPATCHED_CALLS: dict[str, Called] = {
     "c10d::allreduce_": "all_reduce",
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+    "_c10d_functional::all_to_all_single": "all_to_all",
 }
 MOVE_NOTHING = (
     *("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"),

@@ -96,9 +96,9 @@ def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
         ledger.moment = "update"
         ledger.classify(rank.grads, "grads")
 
-    def followed_loss(*batch: Tensor) -> Tensor:
+    def followed_loss(*batch: Tensor, **more: Any) -> Tensor:
         ledger.moment = "forward"
-        loss: Tensor = sum_loss(*batch)
+        loss: Tensor = sum_loss(*batch, **more)
         loss.register_hook(enter_backward)
         return loss
 

@@ -201,13 +201,16 @@ def _device_name(device: Device) -> str:
 
 
 def _notes(plan: Plan, device: Device) -> list[str]:
+    notes = []
+    if plan.decided.context > 1:
+        notes.append("keys and values are copied, and take no time on links here")
     if device == "cpu":
-        notes = ["on a CPU nothing overlaps: all communication is exposed"]
+        notes.append("on a CPU nothing overlaps: all communication is exposed")
         if plan.decided.compile:
             notes.append("torch.compile is off on a CPU")
         return notes
     name = _device_name("cuda")
-    notes = ["collectives of single numbers (tokens, norm, loss) take no time here"]
+    notes.append("collectives of single numbers (tokens, norm, loss) take no time here")
     if match_gpu(name) != plan.cluster.gpu:
         planned = plan.cluster.device_name
         notes.append(f"compute and memory are those of {name}, links those of {planned}")

@@ -20,6 +20,7 @@ from torch.profiler import profile
 from shardwise.internals import names
 from shardwise.internals.dispatch import TorchDispatchMode
 from shardwise.internals.fsdp2 import SCHEMAS
+from shardwise.internals.tensor_collectives import exchanged
 from shardwise.tunnel.world import rank_zero_of
 
 
@@ -46,6 +47,7 @@ def test_every_collective_of_a_step_is_known() -> None:
             dist.barrier()
             sharded.redistribute(mesh, [Replicate()]).to_local() + 0
             sharded.sum().full_tensor() + 0
+            exchanged(torch.ones(2), [1, 1], [1, 1], str(mesh.get_group().group_name))
     known = {*names.DISPATCHED_CALLS, *names.MOVE_NOTHING}
     assert seen.names <= known
     assert {names.DISPATCHED_CALLS.get(name) for name in seen.names} >= {"all_reduce", "all_gather"}
