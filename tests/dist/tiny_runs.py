@@ -164,7 +164,7 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
 
 def whole_params(model: torch.nn.Module) -> Arrays:
     """Every parameter by name, gathered from its shards."""
-    cuts = cuts_of(model)
+    cuts = cuts_of(model) if isinstance(model, torch.nn.Module) else {}
     return {
         name: whole(param, cuts.get(name)).float().numpy().copy()
         for name, param in model.named_parameters()
