@@ -1,50 +1,69 @@
-"""Selective checkpointing for models that modify results in place."""
+"""Selective checkpointing of blocks that run without the compiler.
+
+torch's own contexts keep the results of some operators too. They cannot be used for two kinds of
+blocks. They refuse to recompute from a result that was changed in place, as gpt-oss does when it
+adds the experts' bias to their matmul's result. And they count every operator: where experts are a
+unit of their own, FSDP2's hooks run inside the block, and call others when they run again.
+
+Here only what is kept is counted, and a kept result is copied before it is changed.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch import Tensor
 
-from shardwise.internals.dispatch import KeptResults, TorchDispatchMode, written_arguments
+from shardwise.internals.dispatch import (
+    TorchDispatchMode,
+    tree_leaves,
+    tree_map_only,
+    written_arguments,
+)
 
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-
-
-def contexts_that_allow_changes(policy: Callable[..., Any]) -> Contexts:
-    """Like `create_selective_checkpoint_contexts(policy)`, for blocks that run without the
-    compiler.
-
-    torch refuses to recompute from a saved result that was modified in place, as gpt-oss does when
-    it adds the experts' bias to their matmul's result. Here the value before such a change is
-    saved, and the recomputation makes the change again. Compiled blocks change nothing in place.
-    """
-    keeping, replaying = create_selective_checkpoint_contexts(policy)
-    # Ours is the outer context, so torch's does not count the copies that it makes.
-    return _Both(_CopyBeforeChange(keeping), keeping), replaying
+Contexts = tuple[TorchDispatchMode, TorchDispatchMode]
 
 
-class _Both(ExitStack):
-    """Two contexts as one, the second inside the first."""
+def contexts_that_keep(is_kept: Callable[[Any], bool]) -> Contexts:
+    """For `torch.utils.checkpoint`: a context of forward, which keeps the results of operators, and
+    one of the recomputation, which takes them."""
+    kept = KeptResults()
+    return _Keeping(is_kept, kept), _Taking(is_kept, kept)
 
-    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+
+class KeptResults:
+    """What one forward of a block has kept for its recomputation, by operator and in order."""
+
+    def __init__(self) -> None:
+        self._by_operator: dict[Any, deque[Any]] = defaultdict(deque)
+
+    def add(self, func: Any, result: Any) -> None:
+        """Keep a result without its graph."""
+        self._by_operator[func].append(tree_map_only(Tensor, Tensor.detach, result))
+
+    def take(self, func: Any) -> Any:
+        """The next result of an operator."""
+        if not self._by_operator[func]:
+            raise RuntimeError(f"{func} is called more often in backward than it was in forward")
+        return self._by_operator[func].popleft()
+
+    def copy_those_of(self, changed: Tensor) -> None:
+        """Copy the kept results that share memory with `changed`."""
+        for results in self._by_operator.values():
+            for place, result in enumerate(results):
+                if any(_share_storage(leaf, changed) for leaf in tree_leaves(result)):
+                    results[place] = tree_map_only(Tensor, Tensor.clone, result)
+
+
+class _Keeping(TorchDispatchMode):
+    # FlexAttention is a higher-order operator.
+    supports_higher_order_operators = True
+
+    def __init__(self, is_kept: Callable[[Any], bool], kept: KeptResults) -> None:
         super().__init__()
-        self._contexts = contexts
-
-    def __enter__(self) -> _Both:
-        for context in self._contexts:
-            self.enter_context(context)
-        return self
-
-
-class _CopyBeforeChange(TorchDispatchMode):
-    """Copies a saved result before an operator modifies it."""
-
-    def __init__(self, keeping: Any) -> None:
-        super().__init__()
-        self._kept = KeptResults(keeping)
+        self._is_kept, self._kept = is_kept, kept
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -53,4 +72,27 @@ class _CopyBeforeChange(TorchDispatchMode):
         kwargs = kwargs or {}
         for tensor in written_arguments(func, args, kwargs):
             self._kept.copy_those_of(tensor)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if self._is_kept(func):
+            self._kept.add(func, result)
+        return result
+
+
+class _Taking(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, is_kept: Callable[[Any], bool], kept: KeptResults) -> None:
+        super().__init__()
+        self._is_kept, self._kept = is_kept, kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Called for each operator of the recomputation."""
+        return self._kept.take(func) if self._is_kept(func) else func(*args, **(kwargs or {}))
+
+
+def _share_storage(kept: Any, changed: Tensor) -> bool:
+    if not isinstance(kept, Tensor) or kept.device != changed.device:
+        return False
+    return kept.untyped_storage().data_ptr() == changed.untyped_storage().data_ptr() != 0

@@ -78,16 +78,21 @@ def spread(blocks: list[nn.Module], share: float) -> list[nn.Module]:
 
 
 def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in SAVED_OPS else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if is_costly(op) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _eager_contexts(policy: Callable[..., Any]) -> Any:
-    """Contexts that allow changes in place, where torch is as we know it."""
+def is_costly(op: Any) -> bool:
+    """Whether selective recompute keeps the results of an operator."""
+    return op in SAVED_OPS
+
+
+def _eager_contexts() -> Any:
+    """Contexts of ours, where torch is as we know it."""
     if not is_open(CHANGES):
-        return create_selective_checkpoint_contexts(policy)
-    from shardwise.parallel.kept import contexts_that_allow_changes
+        return create_selective_checkpoint_contexts(_keep_costly)
+    from shardwise.parallel.kept import contexts_that_keep
 
-    return contexts_that_allow_changes(policy)
+    return contexts_that_keep(is_costly)
 
 
 class _How(NamedTuple):
@@ -104,7 +109,7 @@ _SELECTIVE = _How(
         "use_reentrant": False,
         "context_fn": partial(create_selective_checkpoint_contexts, _keep_costly),
     },
-    {"use_reentrant": False, "context_fn": partial(_eager_contexts, _keep_costly)},
+    {"use_reentrant": False, "context_fn": _eager_contexts},
 )
 
 
