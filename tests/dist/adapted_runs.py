@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from shardwise.model.lora import adapter_params, adapters_of
 from shardwise.model.lora import whole_params as trained_whole
-from shardwise.model.weights import copy_shard
+from shardwise.model.weights import portions_of
 from shardwise.training.session import Session, build_loader
 
 
@@ -30,9 +30,10 @@ def start_moved(world: int, settings: Settings) -> Session:
     session = start(world, settings)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
+        kept = portions_of(session.model, dict(session.model.named_parameters()))
         for each in adapters_of(session.model).values():
-            b = session.model.get_parameter(each.b)
-            copy_shard(b, 0.1 * torch.randn(b.shape, generator=generator))
+            b = kept[each.b]
+            b.fill(0.1 * torch.randn(b.shape, generator=generator))
     return session
 
 

@@ -33,6 +33,7 @@ MESHES: list[tuple[int, Settings]] = [(2, FULL), (4, HYBRID)]
 # A run of four ranks takes three CPU seconds, so `make test` has some with one mesh only.
 ALL_MESHES = "SHARDWISE_FULL_GRID" in os.environ
 ON_TWO, ON_FOUR = (MESHES, MESHES) if ALL_MESHES else (MESHES[:1], MESHES[1:])
+EXPERT_PARALLEL: Settings = {"mesh.shard": 2, "mesh.expert": 2}
 OPTIONS: list[tuple[int, Settings]] = [
     (1, {}),
     (2, {**FULL, "memory.checkpoint_activations": "full", "train.accumulation": 2}),
@@ -150,7 +151,8 @@ def test_experts_learn_as_in_one_process(
     settings = {**LORA, **EXPERTS, **models(family), "train.steps": 2}
     reference = ranks(1).run(train_adapted_plainly, settings)[0]
     assert any(name.endswith("experts.gate_up_proj_lora_A") for name in reference.params)
-    for world, mesh in ON_TWO if family == "gpt_oss" else MESHES:
+    meshes = ON_TWO if family == "gpt_oss" else MESHES
+    for world, mesh in [*meshes, (2, EXPERT_PARALLEL)]:
         remat = {"memory.checkpoint_activations": "full" if world == 2 else "none"}
         assert_close(spread(ranks, world, {**settings, **mesh, **remat}), reference, tally)
 
@@ -246,7 +248,8 @@ FLOAT8_OPTIONS: list[tuple[int, Settings]] = [
 def test_no_option_changes_numbers_over_float8(ranks: Pools, tally: Tally, tmp_path: Path) -> None:
     save_model(tiny_config("mixtral", WIDE), tmp_path)
     place = {"model.name": str(tmp_path), "model.overrides": {}}
-    reference = assert_nf4(ranks, FLOAT8_OPTIONS, {**FLOAT8, **ALL, **place}, tally)
+    meshes = [*FLOAT8_OPTIONS, (2, EXPERT_PARALLEL)]
+    reference = assert_nf4(ranks, meshes, {**FLOAT8, **ALL, **place}, tally)
     name = "model.layers.1.self_attn.q_proj.weight"
     stored = load_file(tmp_path / "model.safetensors")[name]
     assert np.array_equal(reference.params[name], float8_rows.pack(stored).numpy())
@@ -281,7 +284,7 @@ def test_clamped_experts_that_ship_in_mxfp4(
     save_both("gpt_oss", tmp_path / "shipped", tmp_path / "plain")
     place = {"model.name": str(tmp_path / "shipped"), "model.overrides": {}}
     settings = {**NF4, **place, "adapter.base": base, **(ALL if base == "float8" else {})}
-    reference = assert_nf4(ranks, [(2, FULL)], settings, tally)
+    reference = assert_nf4(ranks, [(2, FULL), (2, EXPERT_PARALLEL)], settings, tally)
     name = "model.layers.1.mlp.experts.down_proj"
     dtype = {"float8": torch.int8, "nf4": torch.uint8}[base]
     floats = floats_of(torch.from_numpy(reference.params[name]).to(dtype), torch.float32)

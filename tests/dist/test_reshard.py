@@ -56,7 +56,11 @@ TINY = {**SHAPE, "num_key_value_heads": 1, "head_dim": 2}
 EXPERTS: Settings = {
     "model.name": "tiny-mixtral",
     "model.overrides": {**SHAPE, "intermediate_size": 68, "num_local_experts": 2},
-    "shard.strategy": "full_shard",
+}
+WITH_EXPERTS: dict[str, Settings] = {
+    "experts": {**EXPERTS, "shard.strategy": "full_shard"},
+    "dealt": {**EXPERTS, "mesh.replicate": 1, "mesh.expert": 2},
+    "dealt copies": {**EXPERTS, "mesh.replicate": 2, "mesh.expert": 2},
 }
 
 
@@ -101,7 +105,7 @@ def targets_of(source: Layout) -> list[Layout]:
 def settings_of(layout: Layout) -> Settings:
     if layout[0] in DIVIDED:
         return {**DIVIDED_MODEL, "train.global_batch": 12, **DIVIDED[layout[0]]}
-    strategy = EXPERTS if layout[0] == "experts" else STRATEGIES[layout[0]]
+    strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
     return {"model.overrides": TINY, "train.global_batch": 12, **strategy}
 
 
@@ -235,6 +239,23 @@ def test_any_mesh_reads_what_a_tensor_axis_divides(ranks: Pools, tmp_path: Path)
         sources = [layout for layout in layouts if layout != target]
         for rank in ranks(target[1]).run(restore_all, target, [roots[each] for each in sources]):
             assert rank == [held[source] for source in sources]
+
+
+DEALT = [("experts", 1), ("experts", 4), ("dealt", 2), ("dealt", 4), ("dealt copies", 4)]
+
+
+def test_experts_that_are_dealt_out_are_read_anywhere(ranks: Pools, tmp_path: Path) -> None:
+    """From one rank and from all experts on every rank to a part on each, and back."""
+    held: list[Held] = []
+    roots = [tmp_path / f"{name}-{world}" for name, world in DEALT]
+    for (name, world), root in zip(DEALT, roots, strict=True):
+        everyone = ranks(world).run(train_and_save, (name, world), root)
+        assert all(rank == everyone[0] for rank in everyone)
+        held.append(everyone[0])
+        assert [str(damage) for damage in check_checkpoint(final_path(root, STEPS))] == []
+    assert len({tuple(each.tensors) for each in held}) == 1
+    for name, world in DEALT:
+        assert ranks(world).run(restore_all, (name, world), roots) == [held] * world
 
 
 def damage_and_find(root: Path) -> tuple[int | None, list[str]]:

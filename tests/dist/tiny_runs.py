@@ -177,7 +177,8 @@ def whole(tensor: Tensor, cut: Cut | None = None) -> Tensor:
     part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if cut is None:
         return part
-    found = torch.full(cut.shape, float("nan"), dtype=part.dtype)
+    nothing = float("nan") if part.is_floating_point() else 0
+    found = torch.full(cut.shape, nothing, dtype=part.dtype)
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (cut, part))
     for its_cut, its_part in parts:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
+"""Its results can be kept for a recomputation."""
+
 
 def gathered(mine: Tensor, num_ranks: int, group: str) -> Tensor:
     """The tensors of all ranks of a group, one after the other along the first dim."""
@@ -24,7 +27,16 @@ def gathered(mine: Tensor, num_ranks: int, group: str) -> Tensor:
 def exchanged(mine: Tensor, takes: Sequence[int], gives: Sequence[int], group: str) -> Tensor:
     """Give each rank of a group its rows of `mine`, in order, and take as many from each as
     `takes` says."""
-    calls = torch.ops._c10d_functional
-    found: Tensor = calls.all_to_all_single(mine.contiguous(), list(takes), list(gives), group)
-    waited: Tensor = calls.wait_tensor(found)
+    return arrived(exchanging(mine, takes, gives, group))
+
+
+def exchanging(mine: Tensor, takes: Sequence[int], gives: Sequence[int], group: str) -> Tensor:
+    """The same, begun: the result may not be read before `arrived` has returned it."""
+    found: Tensor = ALL_TO_ALL(mine.contiguous(), list(takes), list(gives), group)
+    return found
+
+
+def arrived(pending: Tensor) -> Tensor:
+    """What was exchanged. The device waits for it, and the host does not."""
+    waited: Tensor = torch.ops._c10d_functional.wait_tensor(pending)
     return waited

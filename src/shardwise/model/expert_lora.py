@@ -39,10 +39,15 @@ class ExpertLora:
         """For each token, the weighted sum of what its experts make of it."""
         order, experts, places, ends = sort_by_expert(top_k_index, len(self.gate_up_proj))
         rows = hidden_states[order // top_k_index.shape[1]]
+        made = self.make_rows(rows, top_k_weights.reshape(-1)[order], experts, ends)
+        return made[places].sum(1)
+
+    def make_rows(self, rows: Tensor, shares: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        """For each row, what its expert makes of it, times its share. Rows are sorted by expert,
+        and those of expert e end at ends[e]."""
         halves = self._product("gate_up_proj", rows, experts, ends)
         made = self._product("down_proj", self.expert_form.activate(self, halves), experts, ends)
-        shares = top_k_weights.reshape(-1)[order].to(made.dtype)
-        return (made * shares[:, None])[places].sum(1)
+        return made * shares.to(made.dtype)[:, None]
 
     def _product(self, stack: str, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         form = self.expert_form

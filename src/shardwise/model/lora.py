@@ -29,7 +29,7 @@ from shardwise.model.head import embedding_of, head_of
 from shardwise.model.packed import is_packed
 from shardwise.model.quantised import Packed, count_packed
 from shardwise.model.seeds import seed_of
-from shardwise.model.weights import copy_shard, local_part, tied_names
+from shardwise.model.weights import local_part, portions_of, tied_names
 
 
 class Lora:
@@ -213,12 +213,13 @@ def whole_params(model: nn.Module) -> dict[str, list[str]]:
 def initialise_adapters(model: nn.Module, seed: int) -> None:
     """First values: A as a linear layer of its shape, B zero, so that training begins with the
     model itself. Each A is seeded by its name, so they are the same on every mesh."""
+    kept = portions_of(model, dict(model.named_parameters()))
     for weight, each in adapters_of(model).items():
-        a, b = model.get_parameter(each.a), model.get_parameter(each.b)
+        a, b = kept[each.a], kept[each.b]
         generator = torch.Generator().manual_seed(seed_of(f"{seed}/{each.a}"))
         bound = 1 / math.sqrt(a.shape[-1])
-        copy_shard(a, torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
-        copy_shard(b, torch.zeros(b.shape))
+        a.fill(torch.empty(a.shape).uniform_(-bound, bound, generator=generator))
+        b.fill(torch.zeros(b.shape))
         if each.magnitude is not None:
             _take_lengths(model.get_parameter(each.magnitude), model.get_parameter(weight))
 

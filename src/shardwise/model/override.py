@@ -13,9 +13,16 @@ Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def override_forward(
-    modules: list[nn.Module], prefix: str, make_forward: Callable[[type[nn.Module]], Any]
+    modules: list[nn.Module],
+    prefix: str,
+    make_forward: Callable[[type[nn.Module]], Any],
+    *,
+    has_part: bool = False,
 ) -> None:
     """Give each module a subclass whose forward is `make_forward(its class)`.
+
+    With `has_part` the module holds a part of its weights, which its own code could not use, so
+    that the new forward stays in `own_forwards` too.
 
     A wrapper module would rename every parameter inside it; a closure on each instance would make
     torch.compile recompile for each block. One subclass per class avoids both.
@@ -24,10 +31,10 @@ def override_forward(
     for module in modules:
         cls = type(module)
         if cls not in made:
-            body = {
+            body: dict[str, Any] = {
                 "forward": make_forward(cls),
-                "overridden": cls,
                 "__module__": cls.__module__,
+                **({} if has_part else {"overridden": cls}),
             }
             made[cls] = type(f"{prefix}{cls.__name__}", (cls,), body)
         module.__class__ = made[cls]

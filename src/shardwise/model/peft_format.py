@@ -14,7 +14,7 @@ from shardwise.config.schema import AdapterConfig
 from shardwise.errors import UserError
 from shardwise.files import read_json
 from shardwise.model.lora import adapter_params, adapters_of, whole_params
-from shardwise.model.weights import copy_shard
+from shardwise.model.weights import portions_of
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -153,8 +153,8 @@ def load_peft(model: nn.Module, directory: Path) -> None:
     """Fill this rank's part of all that is trained."""
     names = peft_names(model)
     with _opened(directory / WEIGHTS_NAME) as file:
-        for name, param in _trained(model).items():
-            copy_shard(param, from_peft(name, file.get_tensor(names[name][0]), param.shape))
+        for name, kept in portions_of(model, _trained(model)).items():
+            kept.fill(from_peft(name, file.get_tensor(names[name][0]), kept.shape))
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

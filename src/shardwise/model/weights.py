@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +157,11 @@ class Portion:
     @property
     def floats_shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor, as files have it."""
-        return tuple(floats_shape(self.tensor)) if self.cut is None else self.cut.shape
+        own = floats_shape(self.tensor)
+        if self.cut is None:
+            return own
+        # A row of bytes belongs together, so no axis cuts it.
+        return (*self.cut.shape[:-1], own[-1]) if is_packed(self.tensor) else self.cut.shape
 
     @property
     def local(self) -> Tensor:
@@ -171,7 +175,7 @@ class Portion:
         box = local_box(self.tensor)
         if self.cut is None:
             return [(box, whole_box(box.sizes))]
-        return list(self.cut.places(box))
+        return list(replace(self.cut, shape=self.floats_shape).places(box))
 
     def put(self, own: Box, values: Tensor) -> None:
         """Copy floats to one of the boxes of what is kept."""

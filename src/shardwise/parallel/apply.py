@@ -1,5 +1,5 @@
-"""The one order in which a model is changed: adapters, float8 or leaner MLPs, leaner experts,
-recompute, compile, offload of activations, shard, prefetch."""
+"""The one order in which a model is changed: adapters, expert parallel, float8 or leaner MLPs,
+leaner experts, recompute, compile, offload of activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.adapters import apply_adapters
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
+from shardwise.parallel.expert_parallel import apply_expert_parallel
 from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
@@ -40,6 +41,8 @@ def parallelize(
     """
     mesh = mesh or build_mesh(plan)
     apply_adapters(model, plan)
+    if (group := mesh.group("expert")) is not None:
+        apply_expert_parallel(model, plan, (carrier or Carrier()).all_to_all(group))
     shard = plan.settings.shard
     units = find_units(model, classes=shard.unit_classes, min_params=shard.unit_min_params)
     apply_float8(model, units, plan)
@@ -47,7 +50,7 @@ def parallelize(
     if uses_own(plan) and not is_float8(plan.decided.linear):
         apply_gated_mlp(blocks)
     # The compiler knows grouped matmuls of bf16 only.
-    if uses_own(plan) and plan.decided.param_dtype == "bf16":
+    if uses_own(plan) and plan.decided.param_dtype == "bf16" and mesh.group("expert") is None:
         apply_experts(blocks)
     apply_tensor(model, units, plan, mesh)
     apply_remat(blocks, plan.decided.checkpoint_activations)

@@ -20,6 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from shardwise.internals.parts import REDUCTIONS, is_open
 from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.parallel.dispatch import AllToAll
+from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.gather import IntoParameters, can_gather_into, gathers_in_place
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.reduce_buffer import BufferedInputs, ReduceBuffer
@@ -66,6 +68,10 @@ class Carrier:
         """Reduce-scatter the gradients of a unit."""
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
+    def all_to_all(self, group: ProcessGroup) -> AllToAll:
+        """What carries tokens to the experts of other ranks."""
+        return AllToAll(group)
+
     def all_reduced(self, unit: str, group: ProcessGroup, gradients: Tensor) -> None:
         """Called right after FSDP2's own all-reduce over the replicas."""
 
@@ -91,13 +97,22 @@ def apply_carrier(
         return
     carrier = given or Carrier()
     modules = {unit.name: list(iter_modules(model, unit)) for unit in units.units}
-    for name, (module, *others) in {**modules, "the root": [model]}.items():
+    modules |= {"the root": [model], **_gathered_experts(model, mesh)}
+    for name, (module, *others) in modules.items():
         if not isinstance(module, FSDPModule):
             continue
         places = in_place and can_gather_into([module, *others])
         apply_to_unit(module, name, carrier, shares=shares, in_place=places, buffer=buffer)
         if mesh.replicas is not None:
             module.set_all_reduce_hook(partial(carrier.all_reduced, name, mesh.replicas))
+
+
+def _gathered_experts(model: nn.Module, mesh: Mesh) -> dict[str, list[nn.Module]]:
+    """Experts that are units of their own, by name, where several ranks have the same ones."""
+    if mesh.fsdp_over_experts["shard"].size() == 1:
+        return {}
+    own = set(dispatched_experts(model))
+    return {name: [module] for name, module in model.named_modules() if module in own}
 
 
 def apply_to_unit(

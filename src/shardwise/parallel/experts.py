@@ -117,13 +117,13 @@ class Experts(torch.autograd.Function):
             sum_rows(grouped_mm(d_both, gate_up, offs=ends), places),
             None,
             d_weights,
-            None if rows is None else _weight_grad(gate_up, d_both, rows, ends),
-            _weight_grad(down, grad, made, ends) if down_learns else None,
+            None if rows is None else weight_grad(gate_up, d_both, rows, ends),
+            weight_grad(down, grad, made, ends) if down_learns else None,
             *d_biases,
         )
 
 
-def _weight_grad(weight: Tensor, grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+def weight_grad(weight: Tensor, grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     """The gradient of a weight, in memory as the weight is, so that nobody has to copy it."""
     if weight.is_contiguous():
         return grouped_mm(grad.t(), rows, offs=ends)

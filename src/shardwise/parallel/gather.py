@@ -28,7 +28,7 @@ Compute hides the gather only if units are gathered one ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from shardwise.internals.fsdp2 import base_of
 from shardwise.internals.parts import GATHERS, is_open
 from shardwise.kernels import unit_copies
+from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.plan.plan import Plan
 
 
@@ -111,9 +112,12 @@ class IntoParameters:
         streams.current_stream().wait_stream(self._computes)
 
 
-def can_gather_into(modules: Iterable[nn.Module]) -> bool:
-    """Whether all parameters are sharded along dim 0. FSDP2 assembles any others from a copy."""
-    params = (param for module in modules for param in module.parameters())
+def can_gather_into(modules: Sequence[nn.Module]) -> bool:
+    """Whether all parameters of a unit are sharded along dim 0. FSDP2 assembles any others from a
+    copy."""
+    inner = [each for module in modules for each in dispatched_experts(module)]
+    others = {p for each in inner if each not in modules for p in each.parameters()}
+    params = (param for module in modules for param in module.parameters() if param not in others)
     return all(isinstance(each, DTensor) and each.placements[-1] == Shard(0) for each in params)
 
 

@@ -22,6 +22,7 @@ import shardwise.kernels.float8_rows
 import shardwise.kernels.swiglu
 import shardwise.parallel.rows  # noqa: F401
 from shardwise.internals.parts import CHANGES, is_open
+from shardwise.internals.tensor_collectives import ALL_TO_ALL
 from shardwise.model.override import override_forward
 
 _ATEN = torch.ops.aten
@@ -58,6 +59,8 @@ SAVED_OPS |= frozenset(
         torch.ops.shardwise.sum_parts,
     )
 )
+# The rows that experts have received: to send them again would take longer than to keep them.
+SAVED_OPS |= {ALL_TO_ALL}
 
 
 def apply_remat(blocks: list[nn.Module], mode: str | float) -> None:

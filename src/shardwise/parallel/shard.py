@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,8 @@ from shardwise.kernels.unit_copies import chunk_cat
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.model.packed import is_packed
 from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
+from shardwise.parallel.expert_parallel import dispatched_experts
+from shardwise.parallel.expert_units import shard_experts
 from shardwise.parallel.gather import copy_unless_there, gathers_in_place, keep_shards
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
@@ -45,6 +47,8 @@ def apply_sharding(
         "offload_policy": _offload_policy(plan),
         "ignored_params": _used_in_place(model, plan),
     }
+    blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
+    shard_experts(blocks, plan, mesh, common)
     # A unit inside another one comes first: FSDP2 gives the outer one what is left.
     for unit in sorted(units.units, key=_depth, reverse=True):
         modules = list(iter_modules(model, unit))
@@ -80,17 +84,19 @@ def apply_sharding(
 
 def apply_prefetch(model: nn.Module, units: UnitMap, plan: Plan) -> None:
     """Name the units to gather ahead, where the plan wants another order than FSDP2's own."""
-    order = [next(iter_modules(model, unit)) for unit in units.units]
+    order = [_gathered_with(next(iter_modules(model, unit))) for unit in units.units]
     forward, backward = plan.decided.forward_prefetch, plan.decided.backward_prefetch
-    for index, module in enumerate(order):
+    for index, (module, *experts) in enumerate(order):
         if not isinstance(module, FSDPModule):
             continue
         if forward > 0:
             module.set_modules_to_forward_prefetch(_sharded(order[index + 1 : index + 1 + forward]))
-        if backward != 1:
+        if backward != 1 or plan.decided.expert > 1:
             earlier = order[max(0, index - backward) : index][::-1]
             # A unit that names itself gathers nothing ahead: this is how FSDP2 is told 0.
             module.set_modules_to_backward_prefetch(_sharded(earlier) or [module])
+        for each in _sharded([experts]):
+            each.set_modules_to_backward_prefetch([each])
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
@@ -169,5 +175,10 @@ def _offload_policy(plan: Plan) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=pin)
 
 
-def _sharded(modules: list[nn.Module]) -> list[FSDPModule]:
-    return [module for module in modules if isinstance(module, FSDPModule)]
+def _gathered_with(module: nn.Module) -> list[nn.Module]:
+    """The first module of a unit, and the experts that are units of their own inside it."""
+    return [module, *(each for each in dispatched_experts(module) if each is not module)]
+
+
+def _sharded(units: Sequence[Sequence[nn.Module]]) -> list[FSDPModule]:
+    return [module for unit in units for module in unit if isinstance(module, FSDPModule)]

@@ -10,10 +10,11 @@ from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.context import check_context
 from shardwise.plan.decisions import Decisions
+from shardwise.plan.expert import check_expert
 from shardwise.plan.tensor import check_tensor
 
 # Only these axes may have more than one rank so far.
-SUPPORTED = ("replicate", "shard", "context", "tensor")
+SUPPORTED = ("replicate", "shard", "context", "tensor", "expert")
 
 
 def validate_supported(sizes: Mapping[str, int]) -> None:
@@ -58,7 +59,7 @@ def validate_axes(
             if world % mesh.context == 0
             else f"write mesh.context=1 {_divisors('mesh.tensor', world, mesh.tensor)}",
         )
-    for check in (check_tensor, check_context):
+    for check in (check_tensor, check_context, check_expert):
         for error in check(config, model, hf_config):
             raise error
 

@@ -17,7 +17,7 @@ def choose_gathers(
 ) -> Choices:
     """All decisions about all-gathers that follow from a mesh."""
     in_place = _choose_gather_in_place(config, mesh, own_kernels=own_kernels)
-    forward, backward = _choose_prefetch(config, in_place.value)
+    forward, backward = _choose_prefetch(config, mesh, in_place.value)
     return {
         "reshard_after_forward": choose_reshard(config, mesh),
         "forward_prefetch": forward,
@@ -86,12 +86,17 @@ def _choose_gather_in_place(
     )
 
 
-def _choose_prefetch(config: RunConfig, in_place: bool) -> tuple[Choice[int], Choice[int]]:
+def _choose_prefetch(
+    config: RunConfig, mesh: MeshShape, in_place: bool
+) -> tuple[Choice[int], Choice[int]]:
     shard = config.shard
     limit = None if shard.all_gather_limit == "auto" else shard.all_gather_limit - 1
-    ahead = (1, "all-gathers in place are hidden if they start one unit ahead")
-    by_itself = (0, "FSDP2 overlaps the next all-gather by itself")
-    forward = decide(config, "forward_prefetch", *(ahead if in_place else by_itself))
+    first = (0, "FSDP2 overlaps the next all-gather by itself")
+    if mesh.expert > 1:
+        first = (1, "the host waits in each block for the number of rows that experts get")
+    if in_place:
+        first = (1, "all-gathers in place are hidden if they start one unit ahead")
+    forward = decide(config, "forward_prefetch", *first)
     backward = decide(config, "backward_prefetch", 1, "FSDP2's own order, one unit ahead")
     return _cap(forward, limit), _cap(backward, limit)
 

@@ -1,0 +1,35 @@
+"""Which settings go together with experts that are dealt out to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.facts.models import ModelSpec
+
+
+def check_expert(
+    config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any]
+) -> Iterator[UserError]:
+    """What forbids to deal the experts out, one error for each."""
+    size = config.mesh.expert
+    if size == 1:
+        return
+    reshard = config.shard.reshard_after_forward
+    if reshard != "auto" and not isinstance(reshard, bool):
+        yield UserError(
+            f"mesh.expert={size} does not work with shard.reshard_after_forward={reshard}",
+            why="experts are gathered from other ranks than the rest of their block, so there is "
+            "no smaller group for both",
+            fix="write shard.reshard_after_forward=true, or shard.reshard_after_forward=false",
+        )
+    for axis, shared in (("tensor", "the tokens of a block"), ("context", "a sequence")):
+        if getattr(config.mesh, axis) not in (1, "auto"):
+            yield UserError(
+                f"mesh.expert={size} does not work with mesh.{axis}={getattr(config.mesh, axis)}",
+                why=f"ranks that share {shared} were not compared with one process where experts "
+                "are dealt out too",
+                fix=f"write mesh.{axis}=1, or mesh.expert=1",
+            )

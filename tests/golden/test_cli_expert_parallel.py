@@ -1,0 +1,87 @@
+"""`mesh.expert` through the command: the losses of a run without it, a resume on another mesh, and
+the same exported weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+STEPS = 4
+SETTINGS = [
+    "cluster=2xCPU",
+    "data.source=synthetic",
+    "data.seq_len=16",
+    "precision.param=fp32",
+    f"train.steps={STEPS}",
+    "train.global_batch=8",
+    "train.router_aux_loss=0.1",
+    "observe.log_every=1",
+]
+DEALT = ("mesh.shard=2", "mesh.expert=2")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=301,
+        num_experts=8,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder / "mixture")
+    return folder
+
+
+def train(shardwise: Run, home: Path, name: str, *words: str) -> list[dict[str, Any]]:
+    """Start or resume the run `name`; all its steps so far."""
+    file = home / f"{name}.yaml"
+    file.write_text(f"model: {home / 'mixture'}\n")
+    shardwise("train", str(file), f"runs_dir={home}", *SETTINGS, *words)
+    lines = (home / name / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "step"]
+
+
+@pytest.mark.dist
+def test_dealt_out_experts_learn_resume_and_leave_as_all_others(home: Path, shardwise: Run) -> None:
+    whole = train(shardwise, home, "whole")
+    dealt = train(shardwise, home, "dealt", *DEALT, "train.stop_after=2")
+    assert len(dealt) == 2
+    # Every rank has all experts now, as if it had been so from the first step on.
+    dealt = train(shardwise, home, "dealt")
+    assert [event["step"] for event in dealt] == list(range(1, STEPS + 1))
+    for name in ("loss", "grad_norm", "aux_loss"):
+        found = [event[name] for event in dealt]
+        assert found == pytest.approx([event[name] for event in whole], rel=1e-5), name
+    assert dealt[0]["experts"] == pytest.approx(whole[0]["experts"])
+    for name in ("whole", "dealt"):
+        shardwise("export", str(home / name), "--to", str(home / f"of-{name}"), "--dtype", "fp32")
+    expected, found = (
+        load_file(home / f"of-{name}" / "model.safetensors") for name in ("whole", "dealt")
+    )
+    assert found.keys() == expected.keys()
+    assert any("experts" in name for name in found)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2"])
+def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run, word: str) -> None:
+    (tmp_path / "run.yaml").write_text("model: tiny-mixtral\ncluster: 4xCPU\n")
+    done = shardwise("plan", str(tmp_path / "run.yaml"), "mesh.expert=2", word, expect=2)
+    assert f"mesh.expert=2 does not work with {word}" in " ".join(done.stderr.split())
