@@ -15,6 +15,7 @@ from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
+from shardwise.config.paging_rules import PAGING_RULES
 from shardwise.config.preference_rules import PREFERENCE_RULES
 from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
@@ -327,6 +328,7 @@ RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     *ADAPTER_RULES,
     *EVAL_RULES,
+    *PAGING_RULES,
     *PREFERENCE_RULES,
     *LAUNCH_RULES,
     *KUBERNETES_RULES,

@@ -6,6 +6,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.adam import choose_offload_optimizer
 from shardwise.plan.adapter import choose_adapter
 from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
@@ -48,6 +49,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         ),
         "offload": _choose_offload(config, model, cluster),
         "overlap_optimizer": _choose_overlap(config),
+        "offload_optimizer": choose_offload_optimizer(config, model, cluster),
         "offload_activations": decide(
             config,
             "offload_activations",

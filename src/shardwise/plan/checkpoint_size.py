@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.plan.memory import PARAM_BYTES, adam_bytes
+from shardwise.plan.adam import adam_bytes
+from shardwise.plan.memory import PARAM_BYTES
 from shardwise.plan.plan import Plan
 
 

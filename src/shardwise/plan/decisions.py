@@ -57,7 +57,7 @@ class Decisions:
     objective: Annotated[str, "preference.objective"] = "none"
     """How answers are compared; `none`: the next token is trained on."""
 
-    kl_term: Annotated[bool, "preference.kl_term"] = False
+    kl_term: bool = False
     """Answers are also exchanged between prompts, in one more forward of each step."""
 
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
@@ -88,6 +88,9 @@ class Decisions:
 
     overlap_optimizer: bool = False
     """The host updates parameters beside the next forward."""
+
+    offload_optimizer: Annotated[bool, "memory.offload_optimizer"] = False
+    """Adam's moments alone are in host memory, and pass through the device in pages."""
 
     offload_activations: Annotated[float, "memory.offload_activations"] = 0.0
     """Share of the blocks whose activations wait in host memory."""

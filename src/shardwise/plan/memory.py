@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.adam import adam_on_device
 from shardwise.plan.block_memory import (
     block_bytes,
     expert_row_bytes,
@@ -46,8 +47,8 @@ from shardwise.plan.unit_sizes import (
 )
 from shardwise.units import GIB
 
-# Master weights, gradient shards and the two Adam moments are fp32.
-PARAM_BYTES, GRAD_BYTES, ADAM_BYTES = 4, 4, 8
+# Master weights and gradient shards are fp32.
+PARAM_BYTES, GRAD_BYTES = 4, 4
 # CUDA's context, and NCCL's buffers where there are several ranks. torch reports neither.
 CONTEXT_BYTES = {"cuda": int(0.82 * GIB), "cpu": int(0.3 * GIB)}
 NCCL_BYTES = int(1.0 * GIB)
@@ -115,7 +116,7 @@ def estimate_memory(
         params=(shard_params * PARAM_BYTES + frozen) * on_device,
         frozen=frozen * on_device,
         grads=grads + int(peak.grads),
-        optimizer=int(shard_params * adam_bytes(decided)) * on_device,
+        optimizer=adam_on_device(shard_params, decided),
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),
         activations=int(peak.activations),
@@ -126,12 +127,6 @@ def estimate_memory(
         context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
-
-
-def adam_bytes(decided: Decisions) -> float:
-    """Bytes of both moments of a parameter. With int8 a block of 256 has a scale of each."""
-    by_state = {"bf16": ADAM_BYTES / 2, "int8": ADAM_BYTES / 4 + 2 * 4 / 256}
-    return by_state.get(decided.optimizer_state, ADAM_BYTES)
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from shardwise.facts.fabric import Fabric
 from shardwise.facts.flops import efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
+from shardwise.plan.adam import ADAM_BYTES
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.memory import waiting_in_host
@@ -215,7 +216,11 @@ def _optimizer_seconds(
     # Two moments are read and written. Codes are made in many small kernels, whose floats go
     # through memory; that was counted and not measured.
     more = {"bf16": -8, "int8": 200}.get(decided.optimizer_state, 0)
-    return (software.optimizer_passes + more) * shard_params / rates.memory_bytes_per_s
+    update = (software.optimizer_passes + more) * shard_params / rates.memory_bytes_per_s
+    if not decided.offload_optimizer:
+        return update
+    # Moments come and go at once, each over its own direction of PCIe.
+    return max(update, ADAM_BYTES * shard_params / _ACTIVATION_BYTES_PER_S)
 
 
 def _offload_seconds(

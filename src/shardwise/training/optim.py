@@ -18,7 +18,7 @@ from shardwise.parallel.float8 import bare, own_part
 from shardwise.plan.plan import Plan
 from shardwise.training.adam8 import Adam8
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardAdamW(torch.optim.AdamW):
@@ -71,7 +71,7 @@ class ShardAdamW(torch.optim.AdamW):
         state: dict[str, Tensor] = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            for name in _MOMENTS:
+            for name in MOMENTS:
                 state[name] = self._narrow(torch.zeros_like(param))
         return state
 
@@ -120,7 +120,7 @@ class OnePassAdamW(ShardAdamW):
         back."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
-            state.update({name: self._narrow(state[name]) for name in _MOMENTS if name in state})
+            state.update({name: self._narrow(state[name]) for name in MOMENTS if name in state})
 
     def _narrow(self, moment: Tensor) -> Tensor:
         return moment if self.state_dtype is None else bare(moment).to(self.state_dtype)
@@ -152,7 +152,8 @@ def build_optimizer(
     if plan.decided.optimizer_state == "bf16":
         _check_kernels(plan)
         return OnePassAdamW(**settings, state_dtype=torch.bfloat16)
-    one_pass = plan.decided.fused_optimizer and uses_own(plan) and not plan.decided.offload
+    on_device = not plan.decided.offload and not plan.decided.offload_optimizer
+    one_pass = plan.decided.fused_optimizer and uses_own(plan) and on_device
     return (OnePassAdamW if one_pass else usual)(**settings)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import ShardAdamW, build_optimizer
+from shardwise.training.paged import PagedAdamW
 
 Part = list[tuple[dict[str, Any], list[Tensor], list[Tensor]]]
 """Of each group of settings: parameters that are updated together, and their gradients."""
@@ -104,7 +105,9 @@ class OverlappedAdamW(ShardAdamW):
 
 
 def build_for(model: nn.Module, units: UnitMap, plan: Plan) -> torch.optim.AdamW:
-    """The optimizer of a plan, beside forward where the plan says so."""
+    """The optimizer of a plan, in pages or beside forward where the plan says so."""
+    if plan.decided.offload_optimizer:
+        return build_optimizer(model, plan, PagedAdamW)
     if not plan.decided.overlap_optimizer:
         return build_optimizer(model, plan)
     optimizer = build_optimizer(model, plan, OverlappedAdamW)
@@ -116,7 +119,7 @@ def build_for(model: nn.Module, units: UnitMap, plan: Plan) -> torch.optim.AdamW
 def settle(optimizer: torch.optim.Optimizer) -> None:
     """Wait until the last update is made. Call it before anything but a step reads parameters or
     state."""
-    if isinstance(optimizer, OverlappedAdamW):
+    if isinstance(optimizer, OverlappedAdamW | PagedAdamW):
         optimizer.settle()
 
 

@@ -60,6 +60,11 @@ class MemoryConfig:
     offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps parameters, gradients and optimizer state in host memory."""
 
+    offload_optimizer: bool = False
+    """Keep Adam's two moments in host memory (paged Adam). Parameters and gradients stay on the
+    device, and each update brings moments there page by page and back. `shardwise plan` says how
+    much host memory that takes."""
+
     pin_memory: bool = True
     """With `offload` and a GPU: use pinned host memory, so that copies overlap with compute."""
 

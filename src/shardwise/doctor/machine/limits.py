@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shardwise.doctor.check import Check
 from shardwise.doctor.machine.node import Node
 from shardwise.launch.room import checkpoint_bytes
+from shardwise.plan.adam import ADAM_BYTES
 from shardwise.units import GIB, KIB, MIB, format_bytes, format_duration, format_rate
 
 _FEWEST_FILES = 4096
@@ -41,13 +42,18 @@ def _small_shm(node: Node) -> Iterator[str]:
 
 def _little_memory(node: Node) -> Iterator[str]:
     plan = node.plan
-    if plan is None or not plan.decided.offload or node.memory_left is None:
+    if plan is None or node.memory_left is None:
         return
-    needed = plan.model.trained_params * _OFFLOADED_BYTES // plan.decided.shard
+    setting, each = "memory.offload=cpu", _OFFLOADED_BYTES
+    if not plan.decided.offload:
+        setting, each = "memory.offload_optimizer=true", ADAM_BYTES
+    if not (plan.decided.offload or plan.decided.offload_optimizer):
+        return
+    needed = plan.model.trained_params * each // plan.decided.shard
     needed *= plan.cluster.devices_per_node
     if needed > node.memory_left:
         yield (
-            f"memory.offload=cpu puts {format_bytes(needed)} on each node, and "
+            f"{setting} puts {format_bytes(needed)} on each node, and "
             f"{format_bytes(node.memory_left)} are left here"
         )
 
