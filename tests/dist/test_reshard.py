@@ -22,7 +22,7 @@ from torch import Tensor
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
-from shardwise.checkpoint.state import kept_tensors, model_tensors, optimizer_tensors
+from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
 from shardwise.checkpoint.store import final_path
 from shardwise.parallel.mesh import World
 from shardwise.training.session import Session, build_loader
@@ -75,6 +75,11 @@ DIVIDED: dict[str, Settings] = {
     "tensor-hybrid": {"mesh.tensor": 2, "mesh.replicate": 2, "mesh.shard": 1},
     "tensor-offload": {"mesh.tensor": 2, "memory.offload": "cpu", "optim.fused": False},
 }
+_LORA: Settings = {"adapter.method": "lora", "adapter.targets": ["*_proj"], "adapter.rank": 4}
+ADAPTED: dict[str, Settings] = {
+    "plain-adapters": {**_LORA, "shard.strategy": "full_shard"},
+    "tensor-adapters": {**_LORA, "mesh.tensor": 2, "shard.strategy": "full_shard"},
+}
 DIVIDED_LAYOUTS: list[Layout] = [
     ("plain", 1),
     ("tensor", 2),
@@ -103,6 +108,8 @@ def targets_of(source: Layout) -> list[Layout]:
 
 
 def settings_of(layout: Layout) -> Settings:
+    if layout[0] in ADAPTED:
+        return {"model.overrides": SHAPE, "train.global_batch": 12, **ADAPTED[layout[0]]}
     if layout[0] in DIVIDED:
         return {**DIVIDED_MODEL, "train.global_batch": 12, **DIVIDED[layout[0]]}
     strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
@@ -156,7 +163,7 @@ def refuse(path: Path, reasons: list[str]) -> None:
 
 
 def what_it_holds(session: Session, position: int) -> Held:
-    tensors = model_tensors(session.model) | optimizer_tensors(session.model, session.optimizer)
+    tensors = saved_tensors(session.model) | optimizer_tensors(session.model, session.optimizer)
     kept = kept_tensors(session.model, tensors)
     loader = build_loader(session)
     mine = [digest(row) for batch in loader.step_batches(position) for row in batch.inputs]
@@ -228,6 +235,17 @@ def test_experts_cut_in_another_dim_are_read_anywhere(ranks: Pools, tmp_path: Pa
 
 def test_any_mesh_reads_what_a_tensor_axis_divides(ranks: Pools, tmp_path: Path) -> None:
     layouts = DIVIDED_LAYOUTS if os.environ.get("SHARDWISE_CHAOS") else DIVIDED_LAYOUTS[:3]
+    assert_read_anywhere(ranks, layouts, tmp_path)
+
+
+@pytest.mark.long
+def test_any_mesh_reads_adapters_that_a_tensor_axis_divides(ranks: Pools, tmp_path: Path) -> None:
+    layouts = [("plain-adapters", 2), ("tensor-adapters", 2), ("tensor-adapters", 4)]
+    assert_read_anywhere(ranks, layouts, tmp_path)
+
+
+def assert_read_anywhere(ranks: Pools, layouts: list[Layout], tmp_path: Path) -> None:
+    """Every layout reads what every other has saved, to the last bit."""
     held: dict[Layout, Held] = {}
     roots = {layout: tmp_path / f"{layout[0]}-{layout[1]}" for layout in layouts}
     for layout in layouts:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from adapted_runs import train_adapted, train_adapted_plainly
 from family_runs import HEADER, compare
 from rank_pool import Ranks
 from tiny_runs import (
@@ -98,6 +99,39 @@ def test_a_family_trains_as_one_process_trains_it(
     assert found.is_equal, f"\n{HEADER}\n{found.row()}"
 
 
+LORA: Settings = {"adapter.method": "lora", "adapter.rank": 4, "adapter.alpha": 6.0}
+ADAPTED: list[tuple[int, Settings]] = [
+    (2, {**ALL_TOKENS, "memory.checkpoint_activations": "full"}),
+    (4, {**SHARDED, "adapter.modules_to_save": ["lm_head", "*norm"]}),
+]
+
+
+@pytest.mark.parametrize(("world", "settings"), ADAPTED, ids=label)
+def test_adapters_learn_as_in_one_process(
+    ranks: Pools, tally: Tally, world: int, settings: Settings
+) -> None:
+    wanted = {**LORA, **settings}
+    whole = {path: wanted[path] for path in wanted if path.startswith("adapter.")}
+    plain = ranks(1).run(train_adapted_plainly, whole)[0]
+    assert_close(ranks(world).run(train_adapted, world, wanted)[0], plain, tally)
+
+
+def test_adapters_of_stacked_experts_are_refused(ranks: Pools) -> None:
+    wanted = {"model.name": "tiny-mixtral", **LORA, "adapter.targets": ["*.experts.*"], **TENSOR}
+    wanted |= {"model.overrides": {**SHAPE, "intermediate_size": 64}, "adapter.rank": 8}
+    for said in ranks(2).run(refusal_of, wanted):
+        assert said.startswith("mesh.tensor=2 does not suit adapters of stacked experts")
+        assert "only adapters of linear layers are divided" in said
+
+
+def refusal_of(settings: Settings) -> str:
+    try:
+        start(2, settings)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("world", "settings"), MESHES, ids=label)
 def test_every_family_on_every_mesh(
@@ -141,10 +175,16 @@ def train_for_long(world: int, settings: Settings, num_steps: int) -> tuple[list
     return same, differ
 
 
-@pytest.mark.parametrize("settings", [TENSOR, ALL_TOKENS], ids=label)
-def test_copies_stay_equal_and_every_parameter_learns(ranks: Pools, settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [(2, TENSOR), *(pytest.param(*mesh, marks=pytest.mark.long) for mesh in MESHES[1:])],
+    ids=label,
+)
+def test_copies_stay_equal_and_every_parameter_learns(
+    ranks: Pools, world: int, settings: Settings
+) -> None:
     wanted = {**HEAD_NORMS, "train.steps": 50, "data.seq_len": 8, **settings}
-    for same, differ in ranks(2).run(train_for_long, 2, wanted, 50):
+    for same, differ in ranks(world).run(train_for_long, world, wanted, 50):
         assert same == [] and differ == []
 
 

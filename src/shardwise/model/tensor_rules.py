@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
+from shardwise.model.lora import Lora
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,13 @@ _LINEAR: dict[str, dict[str, Division | None]] = {
     "colwise": {"weight": Division(0), "bias": Division(0)},
     "packed_colwise": {"weight": Division(0, 2), "bias": Division(0, 2)},
     "rowwise": {"weight": Division(1), "bias": None},
+}
+# An adapter's narrow result is a part of a sum where its layer's result is. Every rank keeps the
+# side of it that has the width of the model.
+_LORA: dict[str, dict[str, Division | None]] = {
+    "colwise": {"lora_B": Division(0)},
+    "packed_colwise": {"lora_B": Division(0, 2)},
+    "rowwise": {"lora_A": Division(1)},
 }
 # Stacks of experts are (experts, out, in).
 _STACK = {"colwise": Division(1), "packed_colwise": Division(1, 2), "rowwise": Division(2)}
@@ -72,9 +80,10 @@ def find_layout(model: PreTrainedModel) -> Layout:
     for name, module in base.named_modules():
         rule = rules.get(_pattern(name))
         if isinstance(rule, str) and isinstance(module, nn.Linear):
+            parts = _LINEAR[rule] | (_LORA[rule] if isinstance(module, Lora) else {})
             for own, _ in module.named_parameters(recurse=False):
-                division = _LINEAR[rule][own]
-                _note(f"{prefix}{name}.{own}", division, divided, once)
+                if own in parts:
+                    _note(f"{prefix}{name}.{own}", parts[own], divided, once)
         for own, param in module.named_parameters(recurse=False):
             full = f"{name}.{own}"
             if (pattern := _pattern(full)) in rules:

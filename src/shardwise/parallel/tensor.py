@@ -24,7 +24,9 @@ from shardwise.errors import UserError
 from shardwise.model.blocks import UnitMap, is_norm, iter_modules
 from shardwise.model.copies import mark_shares
 from shardwise.model.cuts import Cut, cut_parameter, cut_tied, own_cuts
+from shardwise.model.expert_lora import ExpertLora
 from shardwise.model.head import embedding_of, head_of
+from shardwise.model.lora import Lora
 from shardwise.model.override import surround_forward
 from shardwise.model.tensor_rules import Layout, find_layout
 from shardwise.parallel import rows
@@ -51,6 +53,7 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     ranks = _Ranks(rows.name_of(group), group.rank(), group.size())
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     _validate_heads(model, ranks.count)
+    _refuse_adapted_stacks(model, ranks.count)
     layout = find_layout(model)
     regions = [part for block in blocks for part in _parts_of(block, model, layout)]
     sequence = plan.decided.sequence_parallel
@@ -80,6 +83,15 @@ def _validate_heads(model: Any, count: int) -> None:
                 why="each rank computes whole heads",
                 fix="write mesh.tensor=1, or a size that divides it",
             )
+
+
+def _refuse_adapted_stacks(model: nn.Module, count: int) -> None:
+    if any(isinstance(module, ExpertLora) for module in model.modules()):
+        raise UserError(
+            f"mesh.tensor={count} does not suit adapters of stacked experts",
+            why="only adapters of linear layers are divided",
+            fix="leave the experts out of adapter.targets, or write mesh.tensor=1",
+        )
 
 
 def _parts_of(block: nn.Module, model: Any, layout: Layout) -> Iterator[nn.Module]:
@@ -124,6 +136,9 @@ def _add_once(count: int) -> Callable[..., Any]:
 
     def around(forward: Callable[..., Any]) -> Callable[..., Any]:
         def adding(self: nn.Linear, given: Tensor) -> Tensor:
+            if isinstance(self, Lora):
+                added: Tensor = forward(self, given) - self.bias * (1 - 1 / count)
+                return added
             return F.linear(given, self.weight, self.bias / count)
 
         return adding

@@ -20,7 +20,13 @@ FAMILIES = (
 )
 # Settings that were not shown to give the same numbers, and why they may not.
 REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    ("adapter.method", lambda c: c.adapter.method != "none", "adapters are not divided"),
+    ("adapter.base", lambda c: c.adapter.base != "param", "packed weights are not divided"),
+    ("adapter.dora", lambda c: c.adapter.dora, "a rank would need the lengths of whole rows"),
+    (
+        "adapter.dropout",
+        lambda c: c.adapter.dropout > 0,
+        "each rank would drop other inputs of one adapter",
+    ),
     (
         "precision.linear",
         lambda c: c.precision.linear not in ("auto", "param"),

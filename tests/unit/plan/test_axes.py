@@ -104,7 +104,11 @@ TENSOR_REFUSALS: list[tuple[tuple[str, ...], str, str]] = [
         "mesh.tensor=1",
     ),
     (("data.seq_len=63",), "and 63 do not divide", "data.seq_len=64, or mesh.sequence_parallel"),
-    (("adapter.method=lora",), "adapters are not divided", "adapter.method"),
+    (
+        ("adapter.method=lora", "adapter.dora=true"),
+        "the lengths of whole rows",
+        "leave adapter.dora out",
+    ),
     (("optim.state=int8",), "a block of numbers with one scale", "optim.state"),
     (
         ("model.overrides={attention_dropout: 0.1}",),
@@ -128,7 +132,9 @@ def test_tensor_parallelism_that_was_not_shown_equal_is_refused(
 def test_every_refused_setting_has_its_reason() -> None:
     config = load_config(None, ["model.name=tiny-llama", "mesh.tensor=2"])
     changed = {
-        "adapter.method": replace(config, adapter=replace(config.adapter, method="lora")),
+        "adapter.base": replace(config, adapter=replace(config.adapter, base="nf4")),
+        "adapter.dora": replace(config, adapter=replace(config.adapter, dora=True)),
+        "adapter.dropout": replace(config, adapter=replace(config.adapter, dropout=0.1)),
         "precision.linear": replace(
             config, precision=replace(config.precision, linear="float8_rowwise")
         ),
