@@ -38,13 +38,15 @@ def plan_with(monkeypatch: pytest.MonkeyPatch) -> MakePlan:
 def test_the_world_is_the_product_of_all_axes_but_experts(plan_with: MakePlan) -> None:
     plan = plan_with(
         *("model.name=tiny-mixtral", "cluster.name=8xCPU"),
-        *("mesh.tensor=2", "mesh.context=2", "mesh.expert=4", "mesh.shard=2"),
+        *("mesh.tensor=2", "mesh.context=2", "mesh.shard=2"),
     )
     decided = plan.decided
     assert (decided.replicate, decided.shard, decided.world_size) == (1, 2, 8)
     assert plan.world_size == 8 and decided.data_ranks == 2
-    assert axes.mesh_in_words(decided) == "replicate=1 x shard=2 x context=2 x tensor=2 x expert=4"
+    assert axes.mesh_in_words(decided) == "replicate=1 x shard=2 x context=2 x tensor=2"
     assert plan.choices["tensor"].source == "user"
+    experts = plan_with("model.name=tiny-mixtral", "cluster.name=4xCPU", "mesh.expert=2").decided
+    assert experts.world_size == 4 and axes.mesh_in_words(experts).endswith("expert=2")
 
 
 def test_ranks_that_share_a_batch_count_once(plan_with: MakePlan) -> None:
