@@ -80,6 +80,17 @@ def test_dealt_out_experts_learn_resume_and_leave_as_all_others(home: Path, shar
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_the_tunnel_sends_tokens_to_experts(tmp_path: Path, shardwise: Run) -> None:
+    """For each of four blocks rows, their weights and what was made of them, and the same back."""
+    (tmp_path / "run.yaml").write_text(
+        "model: tiny-mixtral\ndata: {source: synthetic, seq_len: 64}\nmesh: {shard: 8}\n"
+    )
+    words = ("--cluster", "8xH100", "--device", "fake", "mesh.expert=2")
+    said = shardwise("tunnel", str(tmp_path / "run.yaml"), *words, f"runs_dir={tmp_path}").stdout
+    rows = [line.split() for line in said.splitlines() if line.split()[:1] == ["all_to_all"]]
+    assert [row[:3] for row in rows] == [["all_to_all", "2", "24"]]
+
+
 @pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2"])
 def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run, word: str) -> None:
     (tmp_path / "run.yaml").write_text("model: tiny-mixtral\ncluster: 4xCPU\n")

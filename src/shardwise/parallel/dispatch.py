@@ -8,7 +8,8 @@ returns by the same ways.
 Nothing is dropped, and no buffer is larger than its rows. So each rank must know how many rows
 come, and the host must know it too, because it allocates and launches. Counts travel first, and the
 host reads them once for each call. A buffer for the worst case would need no reading, and would be
-as many times larger as the group has ranks.
+as many times larger as the group has ranks. A rank that gets no row works on one of zeros, so that
+no kernel is launched over nothing.
 
 An all-to-all is started and waited for in two functions of autograd. What is computed between them
 runs beside it, in backward as well: there the wait starts the way back, and the start waits for it.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -36,9 +38,10 @@ class AllToAll:
         self.group = group
         self.num_ranks: int = group.size()
 
-    def exchange_counts(self, counts: Tensor) -> tuple[Tensor, list[int], list[int]]:
+    def exchange_counts(self, counts: Tensor, num_rows: int) -> tuple[Tensor, list[int], list[int]]:
         """(what each rank sends for each expert of this one, the rows that go to each rank, those
-        that come from it), from the rows of all experts here. The host waits for the device."""
+        that come from it), from how many of the rows here go to each of all experts. The host waits
+        for the device."""
         each = [len(counts) // self.num_ranks] * self.num_ranks
         arriving = self.finish(self.start(counts, each, each))
         both = torch.stack((counts, arriving)).view(2, self.num_ranks, -1)
@@ -88,10 +91,12 @@ class Dispatch:
         together."""
         order, _, places, ends = sort_by_expert(chosen, num_experts)
         counts = ends.diff(prepend=ends.new_zeros(1))
-        arriving, sent, received = ways.exchange_counts(counts)
+        arriving, sent, received = ways.exchange_counts(counts, len(order))
         held = arriving.shape[1]
         own = torch.arange(held, device=chosen.device, dtype=torch.int16).repeat(ways.num_ranks)
         came = own.repeat_interleave(arriving.flatten(), output_size=sum(received))
+        if not len(came):
+            came = own[:1]
         sorted_from, experts, sorted_to, own_ends = sort_by_expert(came[:, None], held)
         tokens = order // chosen.shape[1]
         leaving = order, tokens, places, sent, received
@@ -99,17 +104,22 @@ class Dispatch:
 
     def send(self, x: Tensor) -> Tensor:
         """The rows of this rank's experts, sorted by expert, from the tokens of all ranks."""
-        rows = _Dealt.apply(x, self.tokens, self.places)
-        return _Dealt.apply(self._carry(rows), self.sorted_from, self.sorted_to)
+        rows = self._carry(_Dealt.apply(x, self.tokens, self.places))
+        if not len(rows):
+            rows = F.pad(rows, (0, 0, 0, 1))
+        return _Dealt.apply(rows, self.sorted_from, self.sorted_to)
 
     def send_weights(self, weights: Tensor) -> Tensor:
         """The weight of each of these rows, from those of all choices of tokens."""
         came = self._carry(weights.reshape(-1).index_select(0, self.order))
+        if not len(came):
+            came = F.pad(came, (0, 1))
         return came.index_select(0, self.sorted_from)
 
     def bring_back(self, made: Tensor) -> Tensor:
         """For each of this rank's tokens, the sum of what its experts have made of it."""
         rows = _Summed.apply(made, self.sorted_from, self.sorted_to)
+        rows = rows[: sum(self.received)]
         returned = _carry(rows, _Crossing(self.ways, sent=self.received, received=self.sent))
         return _Summed.apply(returned, self.tokens, self.places)
 

@@ -18,6 +18,7 @@ from torch.profiler import record_function
 from shardwise.facts.fabric import Collective as Kind
 from shardwise.metrics.trace import collective_label
 from shardwise.parallel.comm import Carrier
+from shardwise.parallel.dispatch import AllToAll
 from shardwise.tunnel.link_clock import LinkClock
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.traffic import Collective, Traffic
@@ -102,6 +103,45 @@ class Emulator(Carrier):
     def all_reduced(self, unit: str, group: dist.ProcessGroup, gradients: Tensor) -> None:
         """Let the time of an all-reduce pass. FSDP2's own all-reduce does nothing here."""
         self.carry("all_reduce", gradients.nbytes, group, unit, lambda: None)
+
+    def all_to_all(self, group: dist.ProcessGroup) -> AllToAll:
+        """What tokens of a mixture of experts go through."""
+        return EvenAllToAll(group, self)
+
+
+class EvenAllToAll(AllToAll):
+    """All-to-alls of experts that get equally many rows, from every rank. This rank's own rows are
+    what it receives."""
+
+    def __init__(self, group: dist.ProcessGroup, emulator: Emulator) -> None:
+        super().__init__(group)
+        self._emulator = emulator
+
+    def exchange_counts(self, counts: Tensor, num_rows: int) -> tuple[Tensor, list[int], list[int]]:
+        """As many rows for every rank and expert, whatever the router says. The host reads nothing,
+        which a real run does once."""
+        each = _even(num_rows, self.num_ranks)
+        held = len(counts) // self.num_ranks
+        arriving = [_even(rows, held) for rows in each]
+        return torch.tensor(arriving, device=counts.device), each, each
+
+    def start(self, rows: Tensor, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+        """Copy the rows, and let the time pass."""
+        arrived = torch.empty_like(rows)
+
+        def copy() -> None:
+            arrived.copy_(rows)
+
+        self._emulator.carry("all_to_all", rows.nbytes, self.group, "experts", copy)
+        return arrived
+
+    def finish(self, pending: Tensor) -> Tensor:
+        """The rows; they have arrived."""
+        return pending
+
+
+def _even(count: int, parts: int) -> list[int]:
+    return [(count + part) // parts for part in range(parts)]
 
 
 def _word(output: Tensor, shard: Tensor) -> torch.dtype:
