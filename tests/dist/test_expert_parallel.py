@@ -9,9 +9,24 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from rank_pool import Ranks
-from tiny_runs import Settings, Tally, Trained, assert_close, train, train_plainly
+from tiny_runs import (
+    Settings,
+    Tally,
+    Trained,
+    assert_close,
+    run_steps,
+    start,
+    train,
+    train_plainly,
+    whole_params,
+)
 from transformers import AutoConfig
+
+from shardwise.training.replicas import Replicas
+from shardwise.training.session import build_loader
+from shardwise.training.step import Stepper
 
 pytestmark = pytest.mark.dist
 
@@ -122,3 +137,83 @@ def test_it_equals_one_process(
     settings = {**settings_of(family), **axes, **HOW[how]}
     run = ranks(world).run(train, world, settings)[0]
     assert_close(run, plain(family), tally)
+
+
+def test_a_rank_whose_experts_no_token_chooses(
+    ranks: Pools, settings_of: Callable[[str], Settings]
+) -> None:
+    """All tokens go to the first two of eight experts: three of four ranks get none."""
+    settings = settings_of("mixtral")
+    alone = ranks(1).run(train_to_two, 1, settings)[0]
+    spread = ranks(4).run(train_to_two, 4, {**settings, **MESHES["EP 4"][1]})[0]
+    assert spread.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert spread.norms == pytest.approx(alone.norms, rel=1e-5)
+
+
+def train_to_two(world: int, settings: Settings) -> Trained | None:
+    session = start(world, settings)
+    with torch.no_grad():
+        for name, param in session.model.named_parameters():
+            if name.endswith("gate.weight"):
+                # Experts with equal scores are chosen in order.
+                param.zero_()
+    return run_steps(session, range(1))
+
+
+@pytest.mark.long
+def test_every_parameter_changes_in_the_first_step(
+    ranks: Pools, settings_of: Callable[[str], Settings]
+) -> None:
+    settings = {**settings_of("deepseek_v3"), **MESHES["FSDP 2 x EP 2"][1]}
+    before, after = ranks(4).run(first_and_second, settings)[0]
+    assert any("experts" in name for name in before)
+    assert not [name for name in before if (before[name] == after[name]).all()]
+
+
+def first_and_second(settings: Settings) -> Any:
+    session = start(4, settings)
+    before = whole_params(session.model)
+    after = run_steps(session, range(1))
+    return None if after is None else (before, after.params)
+
+
+@pytest.mark.long
+def test_replicas_stay_equal_for_50_steps(
+    ranks: Pools, settings_of: Callable[[str], Settings]
+) -> None:
+    settings = {**settings_of("qwen3_moe"), **MESHES["HSDP 2 x EP 2"][1], "train.steps": 50}
+    assert ranks(4).run(fifty_steps, settings) == [50] * 4
+
+
+def fifty_steps(settings: Settings) -> int:
+    """Raises where replicas differ."""
+    session = start(4, settings)
+    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
+    replicas, loader = (
+        Replicas(session.model, session.optimizer, session.mesh),
+        build_loader(session),
+    )
+    for step in range(50):
+        stepper.run(loader.step_batches(step), 1e-3)
+    replicas.compare(50)
+    replicas.settle()
+    return stepper.num_run
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_compiled_blocks_equal_one_process(
+    ranks: Pools,
+    plain: Callable[[str], Trained],
+    settings_of: Callable[[str], Settings],
+    remat: str,
+) -> None:
+    how = {"memory.compile": True, "memory.checkpoint_activations": remat}
+    settings = {**settings_of("qwen3_moe"), **MESHES["EP 2"][1], **how}
+    run = ranks(2).run(train_compiled, 2, settings)[0]
+    assert run.losses == pytest.approx(plain("qwen3_moe").losses, rel=1e-5)
+
+
+def train_compiled(world: int, settings: Settings) -> Any:
+    torch._dynamo.reset()
+    return train(world, settings)
