@@ -26,8 +26,9 @@ from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.basis import loss_slice_tokens
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.memory import estimate_memory, gradient_bytes, pool_bytes
+from shardwise.plan.memory import estimate_memory, gradient_bytes
 from shardwise.plan.plan import MemoryEstimate, Plan
+from shardwise.plan.reserved import pool_bytes
 from shardwise.units import GIB
 
 ROWS = Path(__file__).parent / "results" / "h200_steps.json"
@@ -163,7 +164,7 @@ def predict(row: dict[str, Any]) -> MemoryEstimate:
         return found
     # Gradient shards had memory of their own.
     _, waiting = gradient_bytes(spec, decided, -(-spec.total_params // decided.shard))
-    return replace(found, allocator=waiting + pool_bytes(spec, cluster))
+    return replace(found, allocator=waiting + pool_bytes(spec, cluster, decided))
 
 
 def _loss_bytes_before(row: dict[str, Any], spec: ModelSpec, decided: Decisions) -> int:

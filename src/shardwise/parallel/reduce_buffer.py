@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shardwise.internals.parts import REDUCTIONS, is_open
 from shardwise.parallel.mesh import Mesh
-from shardwise.plan.memory import has_reduce_buffer
 from shardwise.plan.plan import Plan
+from shardwise.plan.reserved import has_reduce_buffer
 
 
 class ReduceBuffer:

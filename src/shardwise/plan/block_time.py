@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+from shardwise.config.schema import FLOAT8_FORMATS
 from shardwise.facts.block_kind import way_of
 from shardwise.facts.block_work import Attention, Matmul, Work, mean_context
 from shardwise.facts.models import ModelSpec
@@ -165,7 +166,8 @@ class _Seconds:
 
     @property
     def _float8(self) -> bool:
-        return computes_float8(self.model, self.decided)
+        converts = self.software.converts_experts and self.decided.linear in FLOAT8_FORMATS
+        return converts or computes_float8(self.model, self.decided)
 
     def _memory(self, moved: float) -> float:
         # Tensor parallelism splits all of it: the feed-forward by channels, norms and residuals by
@@ -207,7 +209,8 @@ class _Seconds:
         flops = decided.tokens * matmul.flops / decided.tensor / software.matmul_factor
         whole = rates.matmul_flops[decided.param_dtype]
         # A narrow shape loses tiles and waves: seconds that a faster format does not shorten.
-        narrow = min(matmul.inner, matmul.width) / decided.tensor
+        is_cut = matmul.groups == 1 or decided.expert == 1
+        narrow = min(matmul.inner, matmul.width) / (decided.tensor if is_cut else 1)
         lost = software.narrow_factor * rates.half_width / narrow / whole
         rate = whole
         if self._float8 or self._is_base(matmul):
@@ -216,7 +219,10 @@ class _Seconds:
             rate = rates.matmul_flops.get("fp32", rate)
         if matmul.groups > 1:
             rate *= software.grouped_factor
-            lost += software.half_rows * matmul.groups / (decided.tokens * matmul.rows) / rate
+            # A rank has fewer experts, each with the tokens of more ranks.
+            groups = matmul.groups / decided.expert
+            rows = decided.tokens * matmul.rows / (decided.tensor if decided.expert > 1 else 1)
+            lost += software.half_rows * groups / rows / rate
         return flops * (1 / rate + lost)
 
     def _is_base(self, matmul: Matmul) -> bool:

@@ -196,17 +196,6 @@ def computes_float8(model: ModelSpec, decided: Decisions) -> bool:
     return decided.linear in FLOAT8_FORMATS and model.num_experts == 1
 
 
-def gathered_block_params(model: ModelSpec, decided: Decisions) -> int:
-    """The parameters of a block that one rank gathers. It never has the experts of other groups."""
-    return model.block_params - model.expert_params + model.expert_params // decided.expert
-
-
-def gathered_params(model: ModelSpec, decided: Decisions) -> int:
-    """The same for the whole model."""
-    elsewhere = model.block_params - gathered_block_params(model, decided)
-    return model.total_params - model.num_layers * elsewhere
-
-
 def makes_product_again(model: ModelSpec, decided: Decisions) -> bool:
     """Whether SwiGLU's backward, which is our kernel, recomputes the product, so that forward
     does not save it."""

@@ -23,20 +23,28 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.adam import adam_on_device
 from shardwise.plan.block_memory import (
-    block_bytes,
     expert_row_bytes,
     has_lean_experts,
     num_recomputed,
     recomputed_bytes,
 )
-from shardwise.plan.decisions import (
-    DTYPE_BYTES,
-    Decisions,
-    computes_float8,
-    gathered_block_params,
-)
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
 from shardwise.plan.host import chosen, patience
 from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.rank_share import (
+    block_share,
+    num_shards,
+    trained_block_share,
+    trained_share,
+    whole_gradients,
+)
+from shardwise.plan.reserved import (
+    context_bytes,
+    expert_pool_bytes,
+    pool_bytes,
+    reduce_buffer_bytes,
+)
+from shardwise.plan.shared_blocks import entry_bytes, shared_bytes
 from shardwise.plan.unit_sizes import (
     frozen_bytes,
     gathered_sizes,
@@ -49,16 +57,6 @@ from shardwise.units import GIB
 
 # Master weights and gradient shards are fp32.
 PARAM_BYTES, GRAD_BYTES = 4, 4
-# CUDA's context, and NCCL's buffers where there are several ranks. torch reports neither.
-CONTEXT_BYTES = {"cuda": int(0.82 * GIB), "cpu": int(0.3 * GIB)}
-NCCL_BYTES = int(1.0 * GIB)
-# What the allocator reserves besides, for its pages and the pools of other streams: 18 rows of
-# dense models on an H200 as rank 0 of 8 had 0.25 to 0.45 GiB, and five had up to 1.8.
-POOL_BYTES = int(0.4 * GIB)
-# Blocks of experts gather and reduce tensors that no activation may have left room for. In 13 rows
-# six mixtures had 0.4 to 2.6 bytes for each parameter of a block, 1.8 in the median; one GPU alone
-# had 0 and 3.8, and 12 in one row.
-POOL_BYTES_PER_EXPERT_PARAM = 1.6
 # Our loss pads the head to a multiple of so many rows: tensor cores want rows of logits that start
 # at multiples of 16 bytes, and OLMo 3's matmuls with 100,278 rows ran at a third of the rate.
 EVEN_ROWS = 8
@@ -99,7 +97,7 @@ def estimate_memory(
 
     `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
-    shard_params = -(-model.trained_params // decided.shard)
+    shard_params = trained_share(model, decided)
     frozen = frozen_bytes(model, decided)
     on_device = 0 if decided.offload else 1
     buffer = reduce_buffer_bytes(model, decided, cluster)
@@ -122,9 +120,9 @@ def estimate_memory(
         activations=int(peak.activations),
         recompute=int(peak.recompute),
         loss=int(peak.loss),
-        allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster),
-        unsure=_expert_pool_bytes(model, cluster),
-        context=CONTEXT_BYTES[cluster.device] + _nccl_bytes(cluster),
+        allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster, decided),
+        unsure=expert_pool_bytes(model, cluster, decided),
+        context=context_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
 
@@ -136,7 +134,7 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
     if decided.accumulation == 1:
         return 0, shards
     if decided.accumulates_unsharded:
-        return model.trained_params * GRAD_BYTES, shards
+        return whole_gradients(model, decided) * GRAD_BYTES, shards
     return shards, 0
 
 
@@ -163,17 +161,17 @@ def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None, buffe
 def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     width, head = DTYPE_BYTES[decided.param_dtype], trained_sizes(model, decided).head
     if decided.slice_tokens is None:
-        whole = decided.tokens * model.vocab_size
+        whole = decided.tokens * model.vocab_size // decided.tensor
         # Backward has log-probabilities, their gradient and that of the logits at once, all in
         # fp32. The head's gradient comes after them.
         return max(12 * whole, width * whole + 2 * width * head)
-    logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size
+    logits = min(decided.tokens, decided.slice_tokens) * model.vocab_size // decided.tensor
     # Logits are overwritten by their gradient. Without our kernel and the compiler there are four
     # fp32 copies on the way.
     logit_bytes = width if decided.compile or decided.own_kernels else 16 + width
     # An odd head is copied, with rows of zeros below it.
     is_odd = decided.own_kernels and model.vocab_size % EVEN_ROWS
-    copied = width * head_params(model) if is_odd else 0
+    copied = width * head_params(model, decided) if is_odd else 0
     return copied + max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
@@ -209,7 +207,7 @@ def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Mom
 def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, list[tuple[float, float]]]:
     """What the largest block computes again, and states that its backward may have its peak in:
     bytes of activations and their gradients, and bytes of the gradients of its weights."""
-    blocks = block_bytes(model, decided)
+    blocks = shared_bytes(model, decided)
     again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
     inside = max(a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
     weights = DTYPE_BYTES[decided.param_dtype] * trained_sizes(model, decided).block
@@ -232,10 +230,9 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     # A tied table is gathered, and has a gradient since the loss.
     waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.
-    reducing = max(buffer, reduce * trained.block) if decided.shard > 1 else 0
-    others = GRAD_BYTES * (model.trained_params - trained.table) / decided.shard
-    own_grads = model.block_params if model.adapter is None else trained.block
-    block = GRAD_BYTES * own_grads / decided.shard
+    reducing = max(buffer, reduce * trained.block) if num_shards(decided) > 1 else 0
+    others = GRAD_BYTES * (trained_share(model, decided) - trained.table / num_shards(decided))
+    block = GRAD_BYTES * trained_block_share(model, decided)
     _, states = _inside_block(model, decided)
     last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
     in_first_block = [
@@ -261,7 +258,8 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
         return blocks * in_block + (gathered_total(model, decided) - blocks) * width
     rowwise = decided.float8_rowwise and computes_float8(model, decided)
     if rowwise and decided.checkpoint_activations == "none":
-        return model.num_layers * model.block_params  # cast weights are kept, one byte each
+        # Cast weights are kept, one byte each.
+        return model.num_layers * block_share(model, decided)
     return 0
 
 
@@ -298,48 +296,11 @@ def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
     """Bytes for each token that all blocks save for backward."""
-    mode, blocks = decided.checkpoint_activations, block_bytes(model, decided)
+    mode, blocks = decided.checkpoint_activations, shared_bytes(model, decided)
     if mode == "none":
         return sum(block.count * block.whole for block in blocks)
     if mode == "selective":
         return sum(block.count * block.selective for block in blocks)
-    entry = DTYPE_BYTES[decided.param_dtype] * model.hidden_size
+    entry = entry_bytes(model, decided)
     share = num_recomputed(model, decided) / model.num_layers
     return sum(b.count * ((1 - share) * b.whole + share * entry) for b in blocks)
-
-
-def has_reduce_buffer(model: ModelSpec, decided: Decisions, cluster: ClusterSpec) -> bool:
-    """Whether one buffer is kept for the inputs of all reduce-scatters on a GPU.
-
-    It is as large as the largest unit in the dtype of the reduction. It would lie idle at the peak
-    where the loss does not use it: with all logits at once, with a tied head, whose gradient is
-    reduced at the end of backward, or with a frozen one.
-    """
-    sums_head = model.adapter is None and not model.tied_embeddings
-    shares = decided.slice_tokens is not None and sums_head
-    return cluster.device == "cuda" and decided.shard > 1 and shares
-
-
-def reduce_buffer_bytes(model: ModelSpec, decided: Decisions, cluster: ClusterSpec) -> int:
-    """Bytes of that buffer, 0 where there is none."""
-    if not has_reduce_buffer(model, decided, cluster):
-        return 0
-    head, params = head_params(model), gathered_block_params(model, decided)
-    return max(4 * head, DTYPE_BYTES[decided.reduce_dtype] * max(head, params))
-
-
-def pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
-    """What the allocator reserves besides, whatever the step."""
-    if cluster.device == "cpu":
-        return 0
-    return POOL_BYTES + _expert_pool_bytes(model, cluster)
-
-
-def _expert_pool_bytes(model: ModelSpec, cluster: ClusterSpec) -> int:
-    if cluster.device == "cpu" or model.num_experts == 1:
-        return 0
-    return int(POOL_BYTES_PER_EXPERT_PARAM * model.block_params)
-
-
-def _nccl_bytes(cluster: ClusterSpec) -> int:
-    return NCCL_BYTES if cluster.device == "cuda" and cluster.world_size > 1 else 0

@@ -128,6 +128,22 @@ class Software:
     tensor_overlap: float = 0.0
     """Share of them that hides behind matmuls."""
 
+    expert_factor: float = 1.0
+    """How much longer than their bytes the all-to-alls of experts' tokens take; less than 1 where a
+    part of them hides."""
+
+    exchange_s: float = 0.0
+    """What each of these all-to-alls costs besides: the host waits for the numbers of tokens."""
+
+    sends_once: bool = False
+    """A token goes to each node once, however many of its experts are there."""
+
+    converts_experts: bool = False
+    """Float8 runs multiply stacked experts in eight bits too."""
+
+    splits_update: bool = False
+    """Each replica updates a part of the parameters, as in ZeRO-1."""
+
     frozen: bool = False
     """The base model is not trained (LoRA): no gradients of its weights, nothing to reduce."""
 

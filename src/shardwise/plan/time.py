@@ -17,6 +17,7 @@ from shardwise.plan.adam import ADAM_BYTES
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.memory import waiting_in_host
+from shardwise.plan.rank_share import stored_params, trained_share
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
     block_traffic,
@@ -89,14 +90,14 @@ def estimate_time(
     loss, head_matmul = _loss_seconds(model, decided, rates, software)
     again = _recompute_seconds(decided, block, software)
     tensor = layers * tensor_seconds(model, fabric, decided, software)
-    expert = layers * expert_seconds(model, fabric, decided)
+    expert = layers * expert_seconds(model, fabric, decided, software)
     forward, backward = block.forward, block.backward + again
     # Launches run ahead of the device, and cost time only where a block's kernels are shorter.
     short = max(0.0, block.launch - (forward + backward) * software.overlaps)
     busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     copied = software.copy_factor * copied_bytes(model, decided, software)
-    ranks = decided.shard * decided.tensor * decided.pipeline
-    shard_params, stored_params = model.trained_params / ranks, model.total_params / ranks
+    stored = stored_params(model, decided) / decided.pipeline
+    trained = trained_share(model, decided) / decided.pipeline
     return TimeEstimate(
         matmul=passes * (layers * block.matmul + head_matmul),
         attention=passes * layers * block.attention,
@@ -110,8 +111,8 @@ def estimate_time(
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_idle_share(model, decided) * busy,
-        optimizer=_optimizer_seconds(shard_params, decided, rates, software),
-        offload=_offload_seconds(stored_params, decided, software, layers * forward)
+        optimizer=_optimizer_seconds(trained, decided, rates, software),
+        offload=_offload_seconds(stored, decided, software, layers * forward)
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s
         + passes * software.pass_s
@@ -201,7 +202,7 @@ def _idle_share(model: ModelSpec, decided: Decisions) -> float:
         return 0.0
     head = model.vocab_size * model.hidden_size
     in_blocks = model.matmul_params_per_token / (model.matmul_params_per_token - head)
-    mean = in_blocks * model.num_layers / (decided.pipeline * decided.pipeline_chunks)
+    mean = in_blocks * model.num_layers / decided.pipeline
     uneven = ceil(mean - 0.01) / mean
     waiting = (decided.pipeline - 1) / decided.pipeline_chunks
     return uneven * (1 + waiting / decided.accumulation) - 1
@@ -216,6 +217,7 @@ def _optimizer_seconds(
     # Two moments are read and written. Codes are made in many small kernels, whose floats go
     # through memory; that was counted and not measured.
     more = {"bf16": -8, "int8": 200}.get(decided.optimizer_state, 0)
+    shard_params /= decided.replicate if software.splits_update else 1
     update = (software.optimizer_passes + more) * shard_params / rates.memory_bytes_per_s
     if not decided.offload_optimizer:
         return update

@@ -8,11 +8,19 @@ and the last all-reduce of the replicas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8, gathered_params
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
+from shardwise.plan.rank_share import (
+    model_share,
+    num_expert_blocks,
+    num_expert_parts,
+    num_expert_shards,
+    num_shards,
+    stored_params,
+)
 from shardwise.plan.software import Software
 
 _IN_PLACE_PASSES = 1.4  # one is written, beside compute that then waits; 9 ms of 904 were saved
@@ -41,7 +49,7 @@ def collectives_of(decided: Decisions, software: Software) -> Collectives:
     # The stages of a pipeline keep their parameters gathered from the first micro-batch to the
     # last.
     held = decided.pipeline > 1 and decided.keeps_gathered
-    once = decided.accumulates_unsharded or decided.shard * decided.context == 1
+    once = decided.accumulates_unsharded or num_shards(decided) == 1
     return Collectives(
         in_forward=1 if held else passes,
         in_backward=0 if decided.keeps_gathered else passes,
@@ -53,15 +61,8 @@ def unit_traffic(
     params: float, model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software
 ) -> UnitTraffic:
     """The traffic of a unit of so many parameters."""
-    share = params / decided.tensor * software.link_factor
-    ranks, stride = decided.shard * decided.context, decided.tensor
-    reduce = DTYPE_BYTES[decided.reduce_dtype] * share
-    return UnitTraffic(
-        fabric.seconds(
-            "all_gather", _gather_width(model, decided, software) * share, ranks, stride
-        ),
-        0.0 if software.frozen else fabric.seconds("reduce_scatter", reduce, ranks, stride),
-    )
+    ring = _Ring(num_shards(decided), decided.tensor)
+    return _traffic_over(ring, params / decided.tensor, model, fabric, decided, software)
 
 
 def block_traffic(
@@ -72,17 +73,42 @@ def block_traffic(
     if decided.expert == 1:
         return unit_traffic(model.block_params, model, fabric, decided, software)
     dense = unit_traffic(model.block_params - model.expert_params, model, fabric, decided, software)
-    ranks = max(1, decided.shard // decided.expert)
-    group = replace(decided, shard=ranks, tensor=decided.tensor * decided.expert)
-    experts = unit_traffic(model.expert_params, model, fabric, group, software)
+    ring = _Ring(num_expert_shards(decided), decided.expert)
+    share = model.expert_params / num_expert_parts(decided)
+    experts = _traffic_over(ring, share, model, fabric, decided, software)
     return UnitTraffic(dense.gather + experts.gather, dense.reduce + experts.reduce)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """So many ranks, at this distance from each other."""
+
+    ranks: int
+    stride: int
+
+
+def _traffic_over(
+    ring: _Ring,
+    params: float,
+    model: ModelSpec,
+    fabric: Fabric,
+    decided: Decisions,
+    software: Software,
+) -> UnitTraffic:
+    share = params * software.link_factor
+    gathered = _gather_width(model, decided, software) * share
+    reduced = 0.0 if software.frozen else DTYPE_BYTES[decided.reduce_dtype] * share
+    return UnitTraffic(
+        fabric.seconds("all_gather", gathered, ring.ranks, ring.stride),
+        fabric.seconds("reduce_scatter", reduced, ring.ranks, ring.stride) if reduced else 0.0,
+    )
 
 
 def copied_bytes(model: ModelSpec, decided: Decisions, software: Software) -> float:
     """Bytes that a step moves in memory for its collectives: what they write, and the copies
     into and out of their buffers."""
-    params = gathered_params(model, decided) / (decided.tensor * decided.pipeline)
-    is_whole = decided.shard * decided.context == 1
+    params = model_share(model, decided) / decided.pipeline
+    is_whole = num_shards(decided) == 1
     lone = params * software.lone_passes if is_whole and not software.frozen else 0.0
     if is_whole and decided.replicate == 1:
         return lone
@@ -148,12 +174,29 @@ def tensor_seconds(
     return tensor + context / 2
 
 
-def expert_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> float:
-    """All-to-alls of one block: tokens go to their experts and back, in forward and in backward."""
+def expert_seconds(
+    model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software
+) -> float:
+    """All-to-alls of one block: tokens go to their experts and back, in forward and in backward.
+    Ranks of a tensor group send their parts of the same tokens."""
+    if decided.expert == 1:
+        return 0.0
     rounds = 4 + 2 * (decided.checkpoint_activations == "full")
     width = DTYPE_BYTES[decided.param_dtype]
-    sent = decided.tokens * model.experts_per_token * model.hidden_size * width / decided.tensor
-    return rounds * fabric.seconds("all_to_all", sent, decided.expert, decided.tensor)
+    rows = _rows_sent(model, fabric, decided, software)
+    sent = decided.tokens * rows * model.hidden_size * width / decided.tensor
+    each = software.expert_factor * fabric.seconds("all_to_all", sent, decided.expert)
+    share = num_expert_blocks(model) / model.num_layers
+    return rounds * (each + software.exchange_s) * share
+
+
+def _rows_sent(model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software) -> float:
+    """Copies of a token that leave its rank: one for each of its experts, or for each domain that
+    has some of them."""
+    domains = decided.expert / fabric.domain
+    if not software.sends_once or domains <= 1:
+        return model.experts_per_token
+    return domains * (1 - (1 - 1 / domains) ** model.experts_per_token)
 
 
 def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software) -> float:
@@ -198,8 +241,8 @@ def _replica_seconds(
     """The all-reduce over replicas: beside the last backward, and what is left after it."""
     if decided.replicate == 1 or software.frozen:
         return 0.0
-    ranks = decided.shard * decided.context
-    shard_params = model.total_params / (decided.tensor * decided.pipeline * ranks)
+    ranks = num_shards(decided)
+    shard_params = stored_params(model, decided) / decided.pipeline
     units = max(software.replica_pieces, model.num_layers / decided.pipeline + 2)
     unit_bytes = DTYPE_BYTES[decided.reduce_dtype] * shard_params / units * software.link_factor
     stride = ranks * decided.tensor

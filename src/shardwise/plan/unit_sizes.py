@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import (
-    DTYPE_BYTES,
-    Decisions,
-    gathered_block_params,
-    gathered_params,
-    multiplies_base,
-)
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions, multiplies_base
+from shardwise.plan.rank_share import block_share, model_share, num_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +19,14 @@ class UnitSizes:
     """The embedding."""
 
 
-def head_params(model: ModelSpec) -> int:
-    """Those of the head, tied or not."""
-    return model.vocab_size * model.hidden_size
+def head_params(model: ModelSpec, decided: Decisions) -> int:
+    """Those of the head, tied or not. The tensor axis cuts its vocabulary."""
+    return model.vocab_size * model.hidden_size // decided.tensor
+
+
+def table_params(model: ModelSpec, decided: Decisions) -> int:
+    """Those of the embedding, which is cut likewise."""
+    return model.embedding_params // decided.tensor
 
 
 def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
@@ -35,19 +35,19 @@ def gathered_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     adapters = 0 if model.adapter is None else model.adapter.largest_unit
     if uses_in_place(model, decided):
         return trained_sizes(model, decided)
-    block = gathered_block_params(model, decided) + adapters
+    block = block_share(model, decided) + adapters
     block -= _spared(model, decided) // model.num_layers
-    return UnitSizes(block, head_params(model), model.embedding_params)
+    return UnitSizes(block, head_params(model, decided), table_params(model, decided))
 
 
 def gathered_total(model: ModelSpec, decided: Decisions) -> int:
     """The same for the whole model."""
     if model.adapter is None:
-        return gathered_params(model, decided)
+        return model_share(model, decided)
     if uses_in_place(model, decided):
         return model.adapter.num_params
     added = model.adapter.num_params - model.adapter.whole_params
-    return added + gathered_params(model, decided) - _spared(model, decided)
+    return added + model_share(model, decided) - _spared(model, decided)
 
 
 def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -56,7 +56,7 @@ def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
     if model.adapter is None:
         return 0
     kept = model.total_params - model.adapter.whole_params - _spared(model, decided)
-    return -(-kept // decided.shard) * DTYPE_BYTES[decided.param_dtype]
+    return -(-kept // (decided.tensor * num_shards(decided))) * DTYPE_BYTES[decided.param_dtype]
 
 
 def unpacked_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -80,11 +80,11 @@ def trained_sizes(model: ModelSpec, decided: Decisions) -> UnitSizes:
     """What has gradients in each unit."""
     if model.adapter is not None:
         return UnitSizes(model.adapter.largest_unit, model.adapter.head, model.adapter.table)
-    block = gathered_block_params(model, decided)
-    return UnitSizes(block, head_params(model), model.embedding_params)
+    block = block_share(model, decided)
+    return UnitSizes(block, head_params(model, decided), table_params(model, decided))
 
 
 def uses_in_place(model: ModelSpec, decided: Decisions) -> bool:
     """Whether frozen weights lie whole on every rank, and are left out of FSDP2: there is nothing
     to gather, and no gradient to reduce."""
-    return model.adapter is not None and decided.shard == 1 and not decided.offload
+    return model.adapter is not None and num_shards(decided) == 1 and not decided.offload

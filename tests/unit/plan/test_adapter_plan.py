@@ -15,7 +15,8 @@ from shardwise.facts.flops import flops_per_token
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.decisions import FLOAT8_BASE, Decisions
-from shardwise.plan.memory import estimate_memory, reduce_buffer_bytes
+from shardwise.plan.memory import estimate_memory
+from shardwise.plan.reserved import reduce_buffer_bytes
 from shardwise.plan.software import software_of
 from shardwise.plan.time import estimate_time
 from shardwise.plan.unit_sizes import unpacked_bytes

@@ -19,8 +19,9 @@ from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
 from shardwise.plan import block_time
-from shardwise.plan.decisions import Decisions, gathered_block_params
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
+from shardwise.plan.rank_share import block_share
 from shardwise.plan.software import software_of
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
 
@@ -415,7 +416,7 @@ def test_experts_that_are_dealt_out_are_gathered_by_nobody_else() -> None:
     dealt = replace(whole, expert=8)
     # Seven of eight experts, 1.23 of a block's 1.45 billion parameters, stay where they are.
     assert mixtral.expert_params == 3 * 4096 * 14336 * 8
-    assert gathered_block_params(mixtral, dealt) == mixtral.block_params - 7 * 3 * 4096 * 14336
+    assert block_share(mixtral, dealt) == mixtral.block_params - 7 * 3 * 4096 * 14336
     for estimate in ("exposed", "copies"):
         before = getattr(estimate_time(mixtral, node, whole, rates), estimate)
         assert getattr(estimate_time(mixtral, node, dealt, rates), estimate) < before / 2
