@@ -37,9 +37,10 @@ class Bar:
     ninth_decile: float | None = None
 
 
-CALIBRATED = Bar("calibrated stacks", 0.06, 0.15)
+CALIBRATED = Bar("calibrated stacks", 0.06, 0.15)  # ranks that share nothing
 NEVER_SEEN = Bar("stacks never seen", 0.12, 0.30)
 NO_PROFILE = Bar("stacks without a profile", 0.08, 0.25)
+AXES = Bar("tensor, context or expert parallel, calibrated stacks", 0.08, 0.20)
 ADAPTERS = Bar("LoRA and QLoRA, stacks never seen", 0.10)
 # How far each term is usually off, as a standard deviation of its logarithm: matmuls hardly, what
 # hides behind what a lot.
@@ -132,10 +133,19 @@ def report(path: Path, table: Table, profiles: Profiles, worst: int) -> None:
     without = [outcome for outcome in unseen if profiles.calibrated(outcome.run) is None]
     print_worst(CALIBRATED, calibrated, worst)
     print_worst(NO_PROFILE, without, worst)
-    print_verdict(CALIBRATED, calibrated)
+    shared = [outcome for outcome in calibrated if has_axes(outcome.run)]
+    print(f"{AXES.name}, by stack")
+    print_groups((family_of(outcome.run.source), outcome) for outcome in shared)
+    print_verdict(CALIBRATED, [outcome for outcome in calibrated if not has_axes(outcome.run)])
     print_verdict(NEVER_SEEN, unseen)
     print_verdict(NO_PROFILE, without)
+    print_verdict(AXES, shared)
     print_verdict(ADAPTERS, [outcome for outcome in unseen if outcome.run.traits.frozen])
+
+
+def has_axes(run: Run) -> bool:
+    """Whether ranks share matmuls, sequences or experts."""
+    return max(run.decided.tensor, run.decided.context, run.decided.expert) > 1
 
 
 def _foresee(run: Run, parameters: Parameters) -> Outcome:

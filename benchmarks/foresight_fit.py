@@ -20,6 +20,7 @@ from foresight_profiles import (
     families_of,
     family_of,
     fold_of,
+    is_typical,
     predict,
 )
 from foresight_rows import Run
@@ -35,12 +36,13 @@ def fit_profiles(runs: Sequence[Run], say: Callable[[str], None]) -> Profiles:
     """The generic profile, with every family left out in turn; then each stack from what the
     generic one is without it, with every fifth of its rows left out in turn."""
     start = {name: value for name, (value, _) in START.items()}
-    say(f"generic, {len(runs)} rows")
+    typical = [run for run in runs if is_typical(run)]
+    say(f"generic, {len(typical)} rows")
     generic = Profile(
-        parameters=_fit_generic(runs, start),
+        parameters=_fit_generic(typical, start),
         without={
-            family: _fit_generic([run for run in runs if family_of(run.source) != family], start)
-            for family in families_of(runs)
+            family: _fit_generic([run for run in typical if family_of(run.source) != family], start)
+            for family in families_of(typical)
         },
     )
     stacks = {}

@@ -43,6 +43,12 @@ START: dict[str, tuple[float, float]] = {
     "float8_factor": (1.0, 0.15),
     "float8_passes": (11.0, 0.3),
     "tensor_factor": (1.0, 0.3),
+    "expert_factor": (1.0, 0.3),
+    "exchange_s": (0.0003, 0.7),
+    "grouped_factor": (0.85, 0.2),
+    "half_rows": (90.0, 0.3),
+    "routed_passes": (42.0, 0.3),
+    "block_kernels": (60.0, 0.4),
     "link_factor": (1.0, 0.12),
     "unpack_passes": (14.0, 0.3),
     "adapter_passes": (12.0, 0.4),
@@ -75,6 +81,10 @@ class Stack:
     start: Mapping[str, float] = field(default_factory=dict)
     """What is known of it before any fit."""
 
+    typical: bool = True
+    """Whether it says something of other stacks. Recipes that a vendor has tuned model by model do
+    not."""
+
 
 STACKS = (
     Stack(name="llm-foundry", words=("llm-foundry",)),
@@ -83,6 +93,14 @@ STACKS = (
     Stack(name="prime-rl", words=("prime-rl",)),
     # Its ZeRO-1 reduces and gathers in small pieces.
     Stack(name="nanotron", words=("nanotron",), start={"zero1_pieces": 120.0}),
+    # It recomputes norms and activations where others recompute matmuls too.
+    Stack(
+        name="megatron-bridge",
+        words=("megatron-bridge",),
+        start={"selective_recompute": 0.02},
+        typical=False,
+    ),
+    Stack(name="automodel", words=("automodel",), typical=False),
 )
 
 
@@ -153,6 +171,12 @@ def fold_of(run: Run) -> str:
     return str(int(run.key, 16) % FOLDS)
 
 
+def is_typical(run: Run) -> bool:
+    """Whether the generic profile is fitted to it."""
+    stack = stack_of(run.source)
+    return stack is None or stack.typical
+
+
 def families_of(runs: Sequence[Run]) -> list[str]:
     """All of them, in order."""
     return list(dict.fromkeys(family_of(run.source) for run in runs))
@@ -191,6 +215,9 @@ def software_of(run: Run, parameters: Parameters) -> Software:
 
 
 def _float8(run: Run, parameters: Parameters) -> dict[str, Any]:
+    if run.decided.linear != "param" and run.model.num_experts > 1:
+        # These stacks convert stacked experts too.
+        return {"converts_experts": True, "narrow_factor": parameters["float8_narrow"]}
     if not computes_float8(run.model, run.decided):
         return {}
     if not run.traits.rowwise:
@@ -204,11 +231,14 @@ def _float8(run: Run, parameters: Parameters) -> dict[str, Any]:
 
 
 def _parallel(run: Run, parameters: Parameters) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"sends_once": run.traits.sends_once}
+    if run.traits.graphs:
+        changes["exchange_s"] = 0.0
     if run.traits.async_tensor:
         changes["tensor_overlap"] = min(1.0, parameters["async_overlap"])
     if run.traits.zero1:
         changes["replica_pieces"] = parameters["zero1_pieces"]
+        changes["splits_update"] = True
     if run.traits.early_zero3:
         # Recomputation gathers a third time and gradients are reduced in 16 bits: as many bytes as
         # two gathers and a reduction in fp32.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from foresight_shapes import Shape, read_shape
 from foresight_traits import Row, Traits, has_light_states, notes_of, read_traits
+from shardwise.facts.counted import preset_spec
 from shardwise.facts.fabric import NETWORK_SHARE, Fabric, fabric_of
 from shardwise.facts.flops import flops_per_token, recompute_flops_per_token, recomputed_share
 from shardwise.facts.gpus import NODE, GpuSpec, match_gpu
@@ -208,6 +209,9 @@ def _fabric(row: Row, gpu: GpuSpec) -> Fabric:
 
 
 def _shape(row: Row) -> Shape:
+    if preset := row.get("preset"):
+        # Mixtures of experts: the columns have no place for their sizes.
+        return Shape(preset_spec(preset), gated=True)
     heads = _count(row, "n_heads")
     stated = _number(row, "n_params")
     shape = read_shape(
@@ -237,7 +241,7 @@ def _decisions(row: Row) -> Decisions:
         replicas, shard = replicas * shard, 1
     notes, precision = notes_of(row), row.get("precision", "").lower()
     micro_batch, accumulation = _batch(row, pipeline)
-    chunk = re.search(r"loss chunk (\d+)", notes)
+    chunk, interleaved = re.search(r"loss chunk (\d+)", notes), re.search(r"vp (\d+)", notes)
     decided = Decisions(
         replicate=replicas,
         shard=shard,
@@ -261,7 +265,7 @@ def _decisions(row: Row) -> Decisions:
         context=context,
         expert=_count(row, "ep", 1),
         pipeline=pipeline,
-        pipeline_chunks=2 if "interleaved" in notes else 1,
+        pipeline_chunks=int(interleaved[1]) if interleaved else 1 + ("interleaved" in notes),
     )
     if decided.tokens < 1:
         raise Unusable("there is less than one token for each rank")

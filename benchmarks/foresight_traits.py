@@ -42,6 +42,12 @@ class Traits:
     adapter_units: bool
     """Adapters are units of their own, as in FSDP1, where a unit is trained as a whole or not."""
 
+    sends_once: bool
+    """DeepEP or HybridEP sends a token to each node once."""
+
+    graphs: bool
+    """CUDA graphs launch blocks with experts, so that the host waits for no numbers of tokens."""
+
     early_zero3: bool
     """DeepSpeed's ZeRO-3 in its first year, which used one network card of a node."""
 
@@ -59,6 +65,8 @@ def read_traits(row: Row, gpu: GpuSpec) -> Traits:
         rowwise="rowwise" in notes,
         reinforcement="type=rl" in notes,
         zero1=strategy == "ZERO1",
+        sends_once=bool(re.search(r"deepep|hybridep", notes)),
+        graphs="cuda graphs" in notes,
         # FSDP2, which mixes trained and frozen parameters, came with torch 2.4.
         adapter_units="lora" in method and _date(row) < "2024-07",
         early_zero3=strategy == "ZERO3" and _date(row) < "2022",
