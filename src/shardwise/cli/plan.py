@@ -15,6 +15,7 @@ from shardwise.config.trees import start_from_example
 from shardwise.errors import UserError
 from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
 from shardwise.plan.goal import Goal
+from shardwise.plan.picture import picture_data
 
 if TYPE_CHECKING:
     from shardwise.plan.plan import Plan
@@ -95,7 +96,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     if changes:
         show_difference(chosen, choose_plan(load_config(config, [*given, *changes]), goal=aim))
     elif as_json:
-        typer.echo(json.dumps(chosen.to_dict(), indent=2))
+        typer.echo(json.dumps({**chosen.to_dict(), "mesh": picture_data(chosen)}, indent=2))
     else:
         _explain(chosen, top, tokens)
 

@@ -14,6 +14,7 @@ from shardwise.plan.explain import (
     headline,
     memory_rows,
 )
+from shardwise.plan.picture import picture_lines
 from shardwise.plan.plan import Plan
 
 
@@ -21,6 +22,8 @@ def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
     """Headline, decisions with reasons, memory and speed of one rank, what else was considered."""
     typer.echo(headline(plan))
     show_table(choice_rows(plan))
+    for line in picture_lines(plan):
+        typer.echo(line)
     typer.echo("memory of one rank at the peak, expected")
     show_table(memory_rows(plan))
     typer.echo("speed and cost, expected")

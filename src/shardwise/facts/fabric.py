@@ -79,9 +79,13 @@ class Fabric:
             rate = min(self.inside.bytes_per_s, self.between.bytes_per_s / self.domain)
         return hops * hop_s + moved / rate
 
+    def link_over(self, ranks: int, stride: int = 1) -> Link:
+        """The link of the slowest part of such a ring."""
+        return self.inside if ranks * stride <= self.domain else self.between
+
     def _path(self, ranks: int, stride: int) -> tuple[float, float]:
         """(bytes per second, seconds per hop) of the slowest part of the ring."""
-        if ranks * stride <= self.domain:
+        if self.link_over(ranks, stride) is self.inside:
             return self.inside.bytes_per_s, self.inside.hop_s
         members = max(1, self.domain // stride)
         cards = self.between.bytes_per_s * members / self.domain
