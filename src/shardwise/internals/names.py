@@ -18,6 +18,9 @@ COLLECTIVE_PREFIXES = ("c10d::", "_c10d_functional::")
 Called = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 DISPATCHED_CALLS: dict[str, Called] = {
     "c10d::allreduce_": "all_reduce",
+    "c10d::_allgather_base_": "all_gather",
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::alltoall_base_": "all_to_all",
     "_c10d_functional::all_reduce": "all_reduce",
     "_c10d_functional::all_reduce_": "all_reduce",
     "_c10d_functional::all_gather_into_tensor": "all_gather",

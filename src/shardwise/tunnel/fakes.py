@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.fabric import Collective as Kind
 from shardwise.internals.dispatch import TorchDispatchMode, tree_map_only
 from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.internals.names import DISPATCHED_CALLS, FSDP_COPIES, MOVE_NOTHING
@@ -30,6 +31,14 @@ from shardwise.tunnel.world import place_of
 
 _DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
+# Operators of ours that are one collective each. They take a group's name, second.
+OWN_COLLECTIVES: dict[str, Kind] = {
+    "shardwise::gather_rows": "all_gather",
+    "shardwise::all_rows": "all_gather",
+    "shardwise::all_columns": "all_gather",
+    "shardwise::sum_to_rows": "reduce_scatter",
+    "shardwise::sum_parts": "all_reduce",
+}
 # Operators of clipping and Adam over all parameters at once, each rank on its own shards.
 _UPDATES = frozenset({torch.ops.aten._foreach_mul_.Tensor, torch.ops.aten._fused_adamw_.default})
 
@@ -76,6 +85,8 @@ class OperatorObserver(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         if "c10d" in name and name not in MOVE_NOTHING:
             self._note_collective(name, args)
+        if name in OWN_COLLECTIVES:
+            self._note_own(name, args, result)
         for tensor in _tensors_in(result):
             self._ledger.note(tensor)
         return result
@@ -87,17 +98,32 @@ class OperatorObserver(TorchDispatchMode):
         if self._ledger.class_of(tensor) == "gathered":
             # This is one of FSDP2's buffers: the emulator records its collective, with its unit.
             return
-        kind, place = DISPATCHED_CALLS[name], place_of(self._group_in(args))
-        num_bytes = tensor.nbytes * (place.ranks if kind == "all_gather" else 1)
+        kind, group = DISPATCHED_CALLS[name], self._group_in(args)
+        # Functional collectives take the input first, the others the output.
+        if kind in ("all_gather", "reduce_scatter") and name.startswith("c10d"):
+            tensor = max(_tensors_in(args[:2]), key=lambda each: each.nbytes)
+        elif kind == "all_gather":
+            self._add(kind, tensor.nbytes * group.size(), group)
+            return
+        self._add(kind, tensor.nbytes, group)
+
+    def _note_own(self, name: str, args: Sequence[Any], result: Tensor) -> None:
+        whole = max(args[0].nbytes, result.nbytes)
+        self._add(OWN_COLLECTIVES[name], whole, self._groups[args[1]])
+
+    def _add(self, kind: Kind, num_bytes: int, group: dist.ProcessGroup) -> None:
+        place = place_of(group)
         if place.ranks > 1:
             seconds = self._links.seconds(kind, num_bytes, place)
             self._traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, ""))
 
     def _group_in(self, args: Sequence[Any]) -> dist.ProcessGroup:
-        """Functional collectives take a group's name, last; the others a boxed group, second."""
+        """Functional collectives take a group's name, last; the others a boxed group, first of
+        what is boxed."""
         if isinstance(args[-1], str):
             return self._groups[args[-1]]
-        group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[1])
+        boxed = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
+        group: dist.ProcessGroup = dist.ProcessGroup.unbox(boxed)
         return group
 
 
