@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import gcd
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import inner_ranks
+from shardwise.plan.axes import InnerAxes
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.gathers import choose_gathers, reshard_divides, reshard_error
@@ -36,17 +37,20 @@ class Candidate:
     recompute_allowed: bool = True
 
 
-def mesh_candidates(config: RunConfig, cluster: ClusterSpec) -> list[Candidate]:
+def mesh_candidates(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> list[Candidate]:
     """The answers of the decision tree in order, each followed by what to try when it does not
     fit."""
     found = [
-        replace(each, mesh=with_inner_axes(each.mesh, config.mesh))
-        for each in _all_meshes(config, cluster)
+        replace(each, mesh=with_inner_axes(each.mesh, axes))
+        for each in _all_meshes(config, cluster, axes)
     ]
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
     if not usable:
         raise reshard_error(config, cluster.world_size)
-    return usable
+    even = [each for each in usable if each.mesh.deals_out_evenly]
+    if not even:
+        raise _uneven_experts(usable[-1].mesh)
+    return even
 
 
 def variants(
@@ -57,11 +61,37 @@ def variants(
     candidate: Candidate,
 ) -> Iterator[Decisions]:
     """All decisions of a candidate: least recompute first, then the largest micro-batch."""
-    modes = RECOMPUTE_MODES
+    modes = _modes(config, candidate)
+    yield from _variants(config, model, cluster, basis, candidate, modes)
+
+
+def leanest(
+    config: RunConfig,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    basis: Choices,
+    candidate: Candidate,
+) -> list[Decisions]:
+    """Of these the ones that take least memory: where none of them fits, no other does."""
+    modes = _modes(config, candidate)[-1:]
+    found = _variants(config, model, cluster, basis, candidate, modes)
+    return list({(each.accumulate, each.accumulation > 1): each for each in found}.values())
+
+
+def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
     if config.memory.checkpoint_activations != "auto":
-        modes = (config.memory.checkpoint_activations,)
-    elif not candidate.recompute_allowed:
-        modes = ("none",)
+        return (config.memory.checkpoint_activations,)
+    return RECOMPUTE_MODES if candidate.recompute_allowed else ("none",)
+
+
+def _variants(
+    config: RunConfig,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    basis: Choices,
+    candidate: Candidate,
+    modes: tuple[str | float, ...],
+) -> Iterator[Decisions]:
     train, mesh = config.train, candidate.mesh
     ranks = mesh.data_ranks
     micros = micro_batch_candidates(train, ranks, config.data.seq_len, cluster.device)
@@ -73,6 +103,7 @@ def variants(
         replicate=mesh.replicate,
         shard=mesh.shard,
         tensor=mesh.tensor,
+        sequence_parallel=mesh.tensor > 1 and config.mesh.sequence_parallel,
         context=mesh.context,
         expert=mesh.expert,
     )
@@ -89,11 +120,10 @@ def variants(
             )
 
 
-def _all_meshes(config: RunConfig, cluster: ClusterSpec) -> Iterator[Candidate]:
+def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Iterator[Candidate]:
     # Ranks along the other axes are neighbours, and share a fast domain as one.
-    inner = inner_ranks(config.mesh)
-    world = cluster.world_size // inner
-    domain = max(1, min(cluster.nvlink_domain // inner, world))
+    world = cluster.world_size // axes.ranks
+    domain = max(1, min(cluster.nvlink_domain // axes.ranks, world))
     given = complete_mesh(config.mesh, world)
     strategy = config.shard.strategy
     if strategy != "auto":
@@ -146,6 +176,15 @@ def _hybrid_meshes(world: int, domain: int) -> Iterator[Candidate]:
             why = f"a copy over {smaller} GPUs does not fit; {size} do"
         mesh = mesh_of_strategy("hybrid_shard", world, size)
         yield Candidate("hybrid_shard", mesh, why, "rule")
+
+
+def _uneven_experts(mesh: MeshShape) -> UserError:
+    ranks = mesh.shard * mesh.context * mesh.tensor
+    return UserError(
+        f"mesh.expert={mesh.expert} does not divide the {ranks} ranks of one copy of the model",
+        why="each part of the experts lies on as many of them as the others",
+        fix=f"write mesh.expert={gcd(mesh.expert, ranks)}, or mesh.shard=auto",
+    )
 
 
 def _given_strategy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
@@ -10,18 +11,19 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
-from shardwise.plan.axes import validate_axes
+from shardwise.plan.axis_rules import validate_axes
 from shardwise.plan.basis import choose_basis, offloaded_bytes
-from shardwise.plan.candidates import mesh_candidates, variants
+from shardwise.plan.candidates import leanest
 from shardwise.plan.caveats import caveats, expanded
-from shardwise.plan.decisions import Choice, Choices, Decisions
+from shardwise.plan.decisions import Choice, Decisions
 from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
 from shardwise.plan.memory import estimate_memory
+from shardwise.plan.options import Search
 from shardwise.plan.plan import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
-from shardwise.plan.search import Option, alternatives, best_of, fits, judge
+from shardwise.plan.search import Appraiser, Option, alternatives, best_of, fits
 from shardwise.units import format_bytes
 
 # Host memory of a server with eight GPUs. Offload that needs more is not offered.
@@ -45,9 +47,12 @@ def choose_plan(
     if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
         # The device emulates this format, at a speed that nobody has measured.
         rates = None
-    options = _judge_all(config, model, cluster, basis, rates)
-    best = best_of(options, cluster)
-    _validate_fits(best, config, model, cluster)
+    price = price_of(cluster, config.cluster, offload=basis["offload"].value)
+    appraiser = Appraiser(model, cluster, rates, price)
+    search = Search(config, model, source.hf_config, cluster)
+    options = search.find_options(basis, appraiser)
+    best = appraiser.with_forecast(best_of(options, cluster))
+    _validate_fits(best, search)
     weights = choose_weights(config, source)
     offload = with_host_memory(basis["offload_activations"], best, model)
     own_kernels = best.decided.own_kernels
@@ -60,7 +65,7 @@ def choose_plan(
         cluster=cluster,
         memory=best.memory,
         forecast=best.forecast,
-        alternatives=alternatives(best, options, cluster),
+        alternatives=alternatives(best, options, appraiser),
         warnings=[*caveats(best, config, model, cluster), *_expanded(config, source, weights)],
         choices={
             **basis,
@@ -79,32 +84,12 @@ def _expanded(config: RunConfig, source: ModelSource, weights: Choice[str]) -> l
     return expanded(config, source.hf_config) if reads_its_own else []
 
 
-def _judge_all(
-    config: RunConfig,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    basis: Choices,
-    rates: Rates | None,
-) -> list[Option]:
-    """Every candidate in every variant, in the order of the decision tree."""
-    price = price_of(cluster, config.cluster, offload=basis["offload"].value)
-    return [
-        judge(candidate, rank, decided, model, cluster, rates, price)
-        for rank, candidate in enumerate(mesh_candidates(config, cluster))
-        for decided in variants(config, model, cluster, basis, candidate)
-    ]
-
-
-def _smallest(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> Iterator[Decisions]:
-    """Of every mesh the variants with the smallest micro-batch of their kind: if none of them fits,
-    no other does."""
+def _smallest(search: Search) -> Iterator[Decisions]:
+    """Of every mesh the variants that take least memory: if none of them fits, no other does."""
+    config, model, cluster = search.config, search.model, search.cluster
     basis = choose_basis(config, model, cluster)
-    for candidate in mesh_candidates(config, cluster):
-        kinds = {
-            (each.checkpoint_activations, each.accumulate, each.accumulation > 1): each
-            for each in variants(config, model, cluster, basis, candidate)
-        }
-        yield from kinds.values()
+    for candidate in search.all_candidates():
+        yield from leanest(config, model, cluster, basis, candidate)
 
 
 def _refuse_several_datacenters(config: RunConfig) -> None:
@@ -119,11 +104,12 @@ def _refuse_several_datacenters(config: RunConfig) -> None:
         )
 
 
-def _validate_fits(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> None:
+def _validate_fits(best: Option, search: Search) -> None:
     """Raise for a plan that is larger than the device. A tight plan only gets a warning.
 
     This holds on CPUs too: ranks there never took less than the estimate.
     """
+    config, model, cluster = search.config, search.model, search.cluster
     if best.memory.total <= cluster.memory_bytes:
         return
 
@@ -132,7 +118,7 @@ def _validate_fits(best: Option, config: RunConfig, model: ModelSpec, cluster: C
             return False
         return any(
             fits(estimate_memory(model, place, decided), place)
-            for decided in _smallest(changed, model, place)
+            for decided in _smallest(replace(search, config=changed, cluster=place))
         )
 
     raise UserError(

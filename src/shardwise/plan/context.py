@@ -9,6 +9,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.positions import changing_rope
+from shardwise.plan.axes import given_axes
 
 _WHOLE = "write mesh.context=1"
 # Attentions that are called through transformers' interface.
@@ -37,10 +38,11 @@ def check_context(
     config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any]
 ) -> Iterator[UserError]:
     """What forbids `mesh.context` ranks, one error for each."""
-    ranks, length = config.mesh.context, config.data.seq_len
+    axes, length = given_axes(config.mesh), config.data.seq_len
+    ranks = axes.context
     if ranks == 1:
         return
-    cuts = tokens_of_a_cut(ranks, config.mesh.tensor, divided=config.mesh.sequence_parallel)
+    cuts = tokens_of_a_cut(ranks, axes.tensor, divided=config.mesh.sequence_parallel)
     if length % cuts:
         near = max(cuts, length - length % cuts)
         yield UserError(

@@ -8,13 +8,14 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import given_axes
 
 
 def check_expert(
     config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any]
 ) -> Iterator[UserError]:
     """What forbids to deal the experts out, one error for each."""
-    size = config.mesh.expert
+    size = given_axes(config.mesh).expert
     if size == 1:
         return
     reshard = config.shard.reshard_after_forward

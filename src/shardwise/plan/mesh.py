@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
+from shardwise.plan.axes import InnerAxes, given_axes
 
 # Sharding another dim than the first costs one more copy at every all-gather and reduction. A
 # little padding is cheaper than that.
@@ -28,6 +29,11 @@ class MeshShape:
         """Ranks that read different sequences."""
         return self.replicate * self.shard
 
+    @property
+    def deals_out_evenly(self) -> bool:
+        """Whether each part of the experts lies on as many ranks of a copy."""
+        return self.shard * self.context * self.tensor % self.expert == 0
+
 
 def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
     """The mesh that a strategy's name means."""
@@ -47,9 +53,9 @@ def strategy_of_mesh(replicate: int, shard: int) -> str:
     return "full_shard" if replicate == 1 else "hybrid_shard"
 
 
-def with_inner_axes(shape: MeshShape, given: MeshConfig) -> MeshShape:
+def with_inner_axes(shape: MeshShape, axes: InnerAxes) -> MeshShape:
     """The same with the axes along which ranks share a batch."""
-    return replace(shape, tensor=given.tensor, context=given.context, expert=given.expert)
+    return replace(shape, tensor=axes.tensor, context=axes.context, expert=axes.expert)
 
 
 def padding(num_rows: int, num_shards: int) -> float:
@@ -75,7 +81,8 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
 
 
 def _ranks(mesh: MeshConfig, world: int) -> str:
-    inner = [f"mesh.{name}" for name in ("context", "tensor") if getattr(mesh, name) > 1]
+    axes = given_axes(mesh)
+    inner = [f"mesh.{name}" for name in ("context", "tensor") if getattr(axes, name) > 1]
     return f"{world} ranks" + (f", which {' and '.join(inner)} leave" if inner else "")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.axis_reasons import why_axis
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.decisions import Choice, Choices, Source
 from shardwise.plan.given import decide
@@ -30,10 +31,13 @@ def choices_of(
         "strategy": Choice(decided.strategy, why, origin),
         "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
         "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
-        "tensor": decide(config, "tensor", decided.tensor, "each rank computes whole matmuls"),
-        "sequence_parallel": _choose_sequence(config),
-        "context": decide(config, "context", decided.context, "each rank has whole sequences"),
-        "expert": decide(config, "expert", decided.expert, "every rank gathers all experts"),
+        **{
+            name: decide(
+                config, name, getattr(decided, name), why_axis(name, best, options, cluster)
+            )
+            for name in ("tensor", "context", "expert")
+        },
+        "sequence_parallel": _choose_sequence(config, best),
         "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
         "micro_batch": micro_batch,
         "accumulation": accumulation,
@@ -44,8 +48,8 @@ def choices_of(
     }
 
 
-def _choose_sequence(config: RunConfig) -> Choice[bool]:
-    if config.mesh.tensor == 1:
+def _choose_sequence(config: RunConfig, best: Option) -> Choice[bool]:
+    if best.decided.tensor == 1:
         return Choice(False, "each rank computes whole matmuls", "rule")
     if not config.mesh.sequence_parallel:
         return Choice(False, "given", "user")

@@ -20,6 +20,7 @@ Fits = Callable[[RunConfig, ClusterSpec], bool]
 # Settings that the user may have fixed at a value that takes more memory than the planner's.
 _BETTER_LEFT_OPEN = (
     ("shard.strategy", "mesh.replicate", "mesh.shard", "shard.reshard_after_forward"),
+    ("mesh.tensor", "mesh.context", "mesh.expert"),
     ("memory.checkpoint_activations",),
     ("memory.loss",),
     ("memory.accumulate",),

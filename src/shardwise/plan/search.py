@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from shardwise.config.schema import WITH_REFERENCE
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.prices import Price
 from shardwise.facts.rates import Rates
+from shardwise.plan.axes import InnerAxes
 from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
@@ -23,6 +24,10 @@ HEADROOM = 0.95
 # An earlier answer of the decision tree stands until a later one is faster by this. Forecasts of
 # one model on one cluster err against each other by about as much.
 STANDS_UNTIL = 0.01
+# An axis along which ranks share work stays at one rank until it gains this much. It adds
+# collectives that nothing hides, and its forecasts are less exact: published runs with such axes
+# are off by twice as much as others.
+AXIS_GAIN = 0.05
 # On one mesh, speeds closer than this are equal: the least recompute and memory decide.
 EQUAL = 0.005
 
@@ -45,6 +50,13 @@ class Option:
         return self.forecast.tokens_per_s if self.forecast else 0.0
 
     @property
+    def standing(self) -> float:
+        """The speed by which it is chosen."""
+        decided = self.decided
+        axes = InnerAxes(decided.tensor, decided.context, decided.expert)
+        return self.speed / (1 + AXIS_GAIN) ** axes.num_used
+
+    @property
     def label(self) -> str:
         """Its decisions in a few words."""
         decided = self.decided
@@ -55,25 +67,39 @@ class Option:
         strategy = decided.strategy
         if strategy == "hybrid_shard" and decided.keeps_gathered:
             strategy = "hybrid_shard (parameters kept)"
+        more = ("context", "tensor", "expert")
+        axes = "".join(f", {name} {n}" for name in more if (n := getattr(decided, name)) > 1)
         return (
-            f"{strategy} {decided.replicate} x {decided.shard}, {recompute}, micro-batch "
+            f"{strategy} {decided.replicate} x {decided.shard}{axes}, {recompute}, micro-batch "
             f"{decided.micro_batch}{passes}{kept}"
         )
 
 
-def judge(
-    candidate: Candidate,
-    rank: int,
-    decided: Decisions,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    rates: Rates | None,
-    price: Price | None,
-) -> Option:
-    """Memory and speed of one set of decisions."""
-    memory = estimate_memory(model, cluster, decided)
-    forecast = None if rates is None else foresee(model, cluster, decided, rates, price)
-    return Option(candidate, decided, rank, memory, forecast)
+@dataclass(frozen=True, slots=True)
+class Appraiser:
+    """Looks at decisions about one model on one cluster."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    rates: Rates | None
+    price: Price | None
+
+    def fits(self, decided: Decisions) -> bool:
+        """Whether they leave the headroom that a steady run needs."""
+        return fits(estimate_memory(self.model, self.cluster, decided), self.cluster)
+
+    def look_at(self, candidate: Candidate, rank: int, decided: Decisions) -> Option:
+        """Memory, and where it fits the speed."""
+        memory = estimate_memory(self.model, self.cluster, decided)
+        option = Option(candidate, decided, rank, memory, None)
+        return self.with_forecast(option) if fits(memory, self.cluster) else option
+
+    def with_forecast(self, option: Option) -> Option:
+        """The same with its speed, where rates are known."""
+        if self.rates is None or option.forecast is not None:
+            return option
+        foreseen = foresee(self.model, self.cluster, option.decided, self.rates, self.price)
+        return replace(option, forecast=foreseen)
 
 
 def foresee(
@@ -114,17 +140,18 @@ def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
     if not fitting:
         # Where gradients are the peak, the batch does not change the total.
         return min(options, key=lambda option: (option.memory.total, option.memory.activations))
-    fastest = max(option.speed for option in fitting)
-    if fastest == 0.0:
+    best = max(option.standing for option in fitting)
+    if best == 0.0:
         return fitting[0]
-    rank = min(option.rank for option in fitting if option.speed * (1 + STANDS_UNTIL) >= fastest)
+    rank = min(option.rank for option in fitting if option.standing * (1 + STANDS_UNTIL) >= best)
     on_mesh = [option for option in fitting if option.rank == rank]
     limit = (1 - EQUAL) * max(option.speed for option in on_mesh)
     return min((option for option in on_mesh if option.speed >= limit), key=_preference)
 
 
-def alternatives(best: Option, options: list[Option], cluster: ClusterSpec) -> list[Alternative]:
+def alternatives(best: Option, options: list[Option], appraiser: Appraiser) -> list[Alternative]:
     """The best of every other mesh and of every other way to recompute, and why each lost."""
+    cluster = appraiser.cluster
     kinds: dict[tuple[int, str | float], list[Option]] = {}
     for option in options:
         kinds.setdefault(_kind(option), []).append(option)
@@ -135,9 +162,9 @@ def alternatives(best: Option, options: list[Option], cluster: ClusterSpec) -> l
             label=option.label,
             tokens_per_s=option.speed or None,
             memory_bytes=option.memory.total,
-            why_not=_why_not(option, best, cluster),
+            why_not=why_not(option, best, cluster),
         )
-        for option in others
+        for option in map(appraiser.with_forecast, others)
     ]
 
 
@@ -161,13 +188,17 @@ def _kind(option: Option) -> tuple[int, str | float]:
     return option.rank, option.decided.checkpoint_activations
 
 
-def _why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
+def why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:
+    """Why an option lost."""
     if not fits(option.memory, cluster):
         needed = format_bytes(option.memory.total)
         return f"{needed} of {format_bytes(cluster.memory_bytes)} leaves too little room"
     if option.forecast is None or best.forecast is None:
         return "comes later in the decision tree"
     loss = 1 - option.speed / best.speed
+    more_axes = option.standing / option.speed < best.standing / best.speed
+    if loss < 0 and more_axes:
+        return f"{-loss:.1%} faster: an axis more has to gain {AXIS_GAIN:.0%}"
     if abs(loss) < EQUAL:
         return f"as fast, within {EQUAL:.1%}"
     if loss < 0:

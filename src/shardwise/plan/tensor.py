@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import given_axes
 from shardwise.plan.decisions import DTYPE_BYTES
 
 # Those that were compared with one process. Any other may divide a head, or count a token twice.
@@ -49,7 +50,7 @@ def check_tensor(
     config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any]
 ) -> Iterator[UserError]:
     """What forbids `mesh.tensor` ranks, one error for each."""
-    size = config.mesh.tensor
+    size = given_axes(config.mesh).tensor
     if size == 1:
         return
     if model.model_type not in FAMILIES or config.model.trust_remote_code:
@@ -87,8 +88,8 @@ def divided_widths(model: ModelSpec, hf_config: Mapping[str, Any]) -> dict[str, 
 
 def _refused_settings(config: RunConfig, model: ModelSpec) -> Iterator[UserError]:
     """What of the run's settings forbids it."""
-    size, length = config.mesh.tensor, config.data.seq_len
-    ranks = size * config.mesh.context
+    axes, length = given_axes(config.mesh), config.data.seq_len
+    size, ranks = axes.tensor, axes.ranks
     if config.mesh.sequence_parallel and length % ranks:
         yield _refusal(
             size,

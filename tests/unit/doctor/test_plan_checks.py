@@ -14,7 +14,7 @@ NODES = ("model=llama-3.1-8b", "cluster=4x8xH100")
 FAULTS = {
     "SW101": (*EIGHT, "shard.unit_min_params=1000000000"),
     "SW102": (*EIGHT, "shard.unit_min_params=1000000"),
-    "SW103": ("model=mixtral-8x7b", "cluster=8xRTX-4090", "memory.offload=cpu",
+    "SW103": ("model=mixtral-8x7b", "cluster=8xRTX-4090", "memory.offload=cpu", "mesh.expert=1",
               "train.micro_batch=1", "data.seq_len=512"),
     "SW104": (*NODES, "shard.strategy=full_shard", "cluster.interconnect=ethernet-25",
               "train.micro_batch=1"),

@@ -49,17 +49,17 @@ class MeshConfig:
     shard: int | Auto = "auto"
     """Ranks that one copy is sharded over (the axis of all-gather and reduce-scatter)."""
 
-    tensor: int = 1
+    tensor: int | Auto = "auto"
     """Ranks that compute each matmul together (tensor parallel): neighbours, over NVLink."""
 
     sequence_parallel: bool = True
     """With `mesh.tensor`: the same ranks divide the tokens of norms and of the residual. It takes
     less memory and no more communication."""
 
-    context: int = 1
+    context: int | Auto = "auto"
     """Ranks that each sequence is split over (context parallel)."""
 
-    expert: int = 1
+    expert: int | Auto = "auto"
     """Parts that the experts of a block are dealt out in (expert parallel). It takes no ranks of
     its own: it divides shard x context x tensor."""
 

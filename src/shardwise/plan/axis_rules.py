@@ -1,0 +1,122 @@
+"""Which sizes the axes of a mesh may have: every rule, each with its error and its fix.
+
+The planner proposes only what no rule refuses, and a user who asks for anything else gets the
+rule's error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import InnerAxes, given_axes, validate_supported
+from shardwise.plan.context import check_context
+from shardwise.plan.expert import check_expert
+from shardwise.plan.tensor import check_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Axes that somebody wants to use, and for what."""
+
+    axes: InnerAxes
+    config: RunConfig
+    """The run's, whatever its mesh says of these axes."""
+
+    model: ModelSpec
+    hf_config: Mapping[str, Any]
+    world: int
+
+    @property
+    def about(self) -> tuple[RunConfig, ModelSpec, Mapping[str, Any]]:
+        """The configuration as if the user had given these axes, and the model."""
+        mesh = replace(self.config.mesh, **asdict(self.axes))
+        return replace(self.config, mesh=mesh), self.model, self.hf_config
+
+
+Rule = Callable[[Question], Iterator[UserError]]
+
+
+def axes_error(asked: Question) -> UserError | None:
+    """The error of the first rule that refuses these axes; None where none does."""
+    return next((error for rule in RULES for error in rule(asked)), None)
+
+
+def validate_axes(
+    config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any], world: int
+) -> None:
+    """Raise where the axes that the user gave do not fit the ranks, the model or the data."""
+    error = axes_error(Question(given_axes(config.mesh), config, model, hf_config, world))
+    if error is not None:
+        raise error
+
+
+def _supported(asked: Question) -> Iterator[UserError]:
+    try:
+        validate_supported(asdict(asked.axes))
+    except UserError as error:
+        yield error
+
+
+def _divides_world(asked: Question) -> Iterator[UserError]:
+    axes, world = asked.axes, asked.world
+    if world % axes.ranks == 0:
+        return
+    if world % axes.context:
+        sizes = f"mesh.context=1 mesh.tensor={_largest_divisor(axes.tensor, world)}"
+    else:
+        sizes = f"mesh.tensor={_largest_divisor(axes.tensor, world // axes.context)}"
+    yield UserError(
+        f"mesh.tensor={axes.tensor} x mesh.context={axes.context} does not divide {world} ranks",
+        why="every rank sits at one place of the mesh, so the product of the axes is the world "
+        "size",
+        fix=f"write {sizes}",
+    )
+
+
+def _divides_blocks(asked: Question) -> Iterator[UserError]:
+    yield from check_tensor(*asked.about)
+
+
+def _deals_experts(asked: Question) -> Iterator[UserError]:
+    expert, model = asked.axes.expert, asked.model
+    if expert == 1:
+        return
+    if model.num_experts == 1:
+        yield UserError(
+            f"mesh.expert={expert}, but {model.name} has no experts",
+            why="expert parallelism deals out the experts of a mixture",
+            fix="write mesh.expert=1, or mesh.expert=auto",
+        )
+    elif model.num_experts % expert or asked.world % expert:
+        fits = _largest_divisor(expert, model.num_experts, asked.world)
+        yield UserError(
+            f"mesh.expert={expert} does not divide the {model.num_experts} experts of "
+            f"{model.name} over {asked.world} ranks",
+            why="each part has as many experts as the others, and lies on as many ranks",
+            fix=f"write mesh.expert={fits}, or mesh.expert=auto",
+        )
+    else:
+        yield from check_expert(*asked.about)
+
+
+def _divides_sequences(asked: Question) -> Iterator[UserError]:
+    yield from check_context(*asked.about)
+
+
+RULES: tuple[Rule, ...] = (
+    _supported,
+    _divides_world,
+    _divides_blocks,
+    _deals_experts,
+    _divides_sequences,
+)
+
+
+def _largest_divisor(below: int, *of: int) -> int:
+    """The largest size up to `below` that divides all of them."""
+    return next(size for size in range(below, 0, -1) if all(n % size == 0 for n in of))

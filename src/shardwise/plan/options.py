@@ -1,0 +1,159 @@
+"""Every option that is worth a look: first without axes that ranks share work along, then with
+them.
+
+A mesh of replicas and shards alone is looked at in all its variants. Other axes multiply the
+meshes, so there only the first meshes that fit are looked at, with the largest micro-batches that
+fit. More than one such axis, or a context axis, is tried only where nothing fits without.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from shardwise.config.schema import RunConfig
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import InnerAxes, given_axes
+from shardwise.plan.axis_rules import Question, axes_error
+from shardwise.plan.candidates import Candidate, leanest, mesh_candidates, variants
+from shardwise.plan.decisions import Choices, Decisions
+from shardwise.plan.search import Appraiser, Option, fits
+
+# Of the decision tree's meshes with other axes, so many that fit: the first, and one that shards
+# over more ranks or keeps its parameters.
+_MESHES = 2
+# Experts are not dealt out over more domains: each token would cross more links for no less memory.
+_MOST_DOMAINS = 8
+# Larger micro-batches gain little, and the memory of a few is enough to know which fit.
+_LARGEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is searched: all that the user left open for one model on one cluster."""
+
+    config: RunConfig
+    model: ModelSpec
+    hf_config: Mapping[str, Any]
+    cluster: ClusterSpec
+
+    def find_options(self, basis: Choices, appraiser: Appraiser) -> list[Option]:
+        """All options, in the order of the decision tree."""
+        found: list[Option] = []
+        given = mesh_candidates(self.config, self.cluster, given_axes(self.config.mesh))
+        for rank, candidate in enumerate(given):
+            found += self._options_of(candidate, rank, basis, appraiser)
+        alone, together = self._other_axes()
+        for axes in alone:
+            found += self._options_with(axes, len(found), basis, appraiser)
+        if not any(fits(option.memory, self.cluster) for option in found):
+            for axes in together:
+                found += self._options_with(axes, len(found), basis, appraiser)
+        return found
+
+    def all_candidates(self) -> Iterator[Candidate]:
+        """Every mesh that the search may come to."""
+        yield from mesh_candidates(self.config, self.cluster, given_axes(self.config.mesh))
+        alone, together = self._other_axes()
+        for axes in (*alone, *together):
+            yield from self._meshes_with(axes)
+
+    def _other_axes(self) -> tuple[list[InnerAxes], list[InnerAxes]]:
+        """One axis alone, which is always tried; and split sequences or several axes, which are
+        tried where nothing else fits, the fewest ranks that share work first."""
+        legal = list(self._legal())
+        alone = [axes for axes in legal if axes.num_used == 1 and axes.context == 1]
+        together = [axes for axes in legal if axes not in alone]
+        together.sort(key=lambda axes: (axes.num_used, axes.ranks, axes.expert))
+        return alone, together
+
+    def _legal(self) -> Iterator[InnerAxes]:
+        """The sizes that no rule refuses, where the user leaves the mesh to the planner. CPUs have
+        no links that would make them worth it."""
+        mesh, world, domain = self.config.mesh, self.cluster.world_size, self.cluster.nvlink_domain
+        given = given_axes(mesh)
+        left_open = (self.config.shard.strategy, mesh.replicate, mesh.shard) == ("auto",) * 3
+        if not left_open or self.cluster.device != "cuda":
+            return
+        furthest = min(world, self.model.num_experts, _MOST_DOMAINS * domain)
+        for tensor in _sizes(mesh.tensor, self._fast_ranks):
+            for context in _sizes(mesh.context, world):
+                for expert in _sizes(mesh.expert, furthest):
+                    axes = InnerAxes(tensor, context, expert)
+                    asked = Question(axes, self.config, self.model, self.hf_config, world)
+                    if axes != given and axes_error(asked) is None:
+                        yield axes
+
+    @property
+    def _fast_ranks(self) -> int:
+        """Ranks that NVLink joins; one where cards have none."""
+        gpu, domain = self.cluster.gpu, self.cluster.nvlink_domain
+        return domain if gpu is None else min(domain, gpu.nvlink_domain)
+
+    def _meshes_with(self, axes: InnerAxes) -> list[Candidate]:
+        """The decision tree's meshes; none where all its copies are too small for the experts."""
+        try:
+            return mesh_candidates(self.config, self.cluster, axes)
+        except UserError:
+            return []
+
+    def _options_with(
+        self, axes: InnerAxes, rank: int, basis: Choices, appraiser: Appraiser
+    ) -> list[Option]:
+        """The best that the decision tree's meshes make of some axes."""
+        found: list[Option] = []
+        fitting = 0
+        for number, candidate in enumerate(self._meshes_with(axes)):
+            try:
+                options = self._options_of(
+                    candidate, rank + number, basis, appraiser, most=_LARGEST
+                )
+            except UserError:
+                return []  # the batch does not divide over the ranks that read
+            found += options
+            fitting += any(fits(option.memory, self.cluster) for option in options)
+            if fitting == _MESHES:
+                break
+        return found
+
+    def _options_of(
+        self,
+        candidate: Candidate,
+        rank: int,
+        basis: Choices,
+        appraiser: Appraiser,
+        most: int | None = None,
+    ) -> list[Option]:
+        """For every way to recompute and to accumulate the micro-batches that fit, at `most` so
+        many of the largest, or else the smallest one."""
+        about = (self.config, self.model, self.cluster, basis, candidate)
+        least = leanest(*about)
+        if not any(map(appraiser.fits, least)):
+            return [appraiser.look_at(candidate, rank, decided) for decided in least]
+        kept: list[tuple[int, Decisions]] = []
+        for _, group in groupby(sorted(enumerate(variants(*about)), key=_way), key=_way):
+            sizes = sorted(group, key=lambda each: each[1].micro_batch)
+            # Memory grows with the micro-batch.
+            fitting = sizes[
+                : bisect_left(sizes, True, key=lambda each: not appraiser.fits(each[1]))
+            ]
+            kept += (fitting if most is None else fitting[-most:]) or sizes[:1]
+        kept.sort(key=lambda each: each[0])
+        return [appraiser.look_at(candidate, rank, decided) for _, decided in kept]
+
+
+def _sizes(given: int | str, most: int) -> list[int]:
+    """The size that the user gave, or powers of two."""
+    if given != "auto":
+        return [int(given)]
+    return [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
+
+
+def _way(numbered: tuple[int, Decisions]) -> tuple[str, str, bool]:
+    _, decided = numbered
+    return str(decided.checkpoint_activations), decided.accumulate, decided.accumulation > 1
