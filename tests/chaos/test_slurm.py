@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -237,6 +239,31 @@ def test_a_lost_and_drained_node_is_left_out_and_a_cancelled_job_saves(
     assert os.path.exists(site.run_dir("fewer") / "launch" / f"failures-{job}")
     site.cluster.start_node(NODES[1])
     client("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
+
+
+@pytest.mark.long
+def test_a_killed_rank_is_started_again_within_the_job(site: Site, uninterrupted: Path) -> None:
+    site.steps.hold()
+    job = site.launch("killed", "checkpoint.every=1")
+    site.wait_for("killed", "saved step ")
+    os.kill(rank_of_run(site.run_dir("killed"), 2 * RANKS - 1), signal.SIGKILL)
+    site.wait_for("killed", "starting the ranks again (1 of 3)")
+    site.wait_for("killed", "resumed at step ")
+    site.steps.release()
+    site.wait_for_state("killed", job, "COMPLETED")
+    assert "the job starts again" not in site.output("killed")
+    assert end_state(site.run_dir("killed"), STEPS) == end_state(uninterrupted, STEPS)
+
+
+def rank_of_run(run_dir: Path, rank: int) -> int:
+    """The process of a rank, which Slurm has started somewhere on this machine."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes()
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            if f"{run_dir}/".encode() in words and f"RANK={rank}".encode() in environ:
+                return int(entry.name)
+    raise AssertionError(f"no process is rank {rank} of {run_dir}")
 
 
 @pytest.mark.long
