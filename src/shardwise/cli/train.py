@@ -54,13 +54,17 @@ def train(
 
 def _say_faults_of_node() -> None:
     """What the doctor finds on this node, before its GPUs are used. It refuses nothing."""
-    from shardwise.doctor.examine import look_before_start
+    from shardwise.doctor.examine import is_unfit, look_before_start
     from shardwise.launch.say import say_on_console
+    from shardwise.platforms.left_out import leave_out_next_time
 
-    for finding in look_before_start(os.environ):
+    found = look_before_start(os.environ)
+    for finding in found:
         check = finding.check
         told = f"{check.level} {check.id}: {check.title}: {finding.evidence}"
         say_on_console(f"{told} (shardwise doctor --explain {check.id})")
+    if is_unfit(found) and (node := leave_out_next_time(os.environ)) is not None:
+        say_on_console(f"the next start leaves {node} out")
 
 
 def _show(plan: Plan) -> None:

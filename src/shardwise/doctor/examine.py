@@ -12,6 +12,7 @@ from shardwise.doctor.check import Finding, by_severity, find_faults
 from shardwise.doctor.foreign.checks import FOREIGN
 from shardwise.doctor.foreign.setup import read_setup
 from shardwise.doctor.machine.gpu import read_gpus
+from shardwise.doctor.machine.health import HEALTH
 from shardwise.doctor.machine.node import Node, read_node
 from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.registry import (
@@ -75,6 +76,11 @@ def look_before_start(environ: Mapping[str, str]) -> list[Finding]:
         return []
     found = find_faults(STATE_CHECKS, read_node(None, environ, writes=False))
     return [finding for finding in by_severity(found) if finding.check.level != "note"]
+
+
+def is_unfit(found: Sequence[Finding]) -> bool:
+    """Whether the devices of a node are broken, and not only its settings."""
+    return any(one.check in HEALTH and one.check.level == "error" for one in found)
 
 
 def examine_config(file: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> Diagnosis:

@@ -7,6 +7,7 @@ from shlex import quote
 
 from shardwise.errors import ExitCode
 from shardwise.platforms.job import Job, Setting
+from shardwise.platforms.left_out import EXCLUDE_VARIABLE
 from shardwise.platforms.script import environment_lines
 
 # Slurm keeps the seconds of --signal in 16 bits.
@@ -119,7 +120,13 @@ def _start(job: Job) -> list[str]:
         f"--shutdown-timeout {job.grace_s.value}"
     )
     training = f'{quote(str(job.config_path))} "name=$name"'
+    left_out = quote(str(job.files_dir / "exclude"))
+    health = [
+        "# A node whose GPUs are broken writes its name there; the next start leaves it out.",
+        f"export {EXCLUDE_VARIABLE}={left_out}",
+    ]
     return [
+        *(health if job.is_elastic else []),
         "# Tasks of an array are runs of their own.",
         f'name={quote(job.name)}"${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"',
         "# Ranks of an earlier attempt may still be about: this id is of this attempt alone.",

@@ -296,9 +296,13 @@ def test_train_tells_of_a_node_before_it_starts(
     (tmp_path / "run.yaml").write_text(
         f"model: tiny-llama\ndata: synthetic\ncluster: 1xCPU\nruns_dir: {tmp_path / 'run.yaml'}\n"
     )
+    monkeypatch.setenv("SHARDWISE_EXCLUDE", str(tmp_path / "exclude"))
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-a")
     # It ends at the preflight, which comes after.
     result = CliRunner().invoke(app, ["train", str(tmp_path / "run.yaml")])
     assert isinstance(result.exception, UserError)
     told = result.output + capfd.readouterr().err
     assert "error SW224: A GPU is throttled: GPU 0 (NVIDIA H100 80GB HBM3)" in told
     assert "error SW220: A GPU has reported a hardware error (XID)" in told
+    assert "the next start leaves gpu-a out" in told
+    assert (tmp_path / "exclude").read_text() == "gpu-a\n"

@@ -13,6 +13,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.platforms.job import Job, build_job
+from shardwise.platforms.left_out import EXCLUDE_VARIABLE
 from shardwise.platforms.slurm import SlurmLauncher, expand_nodes
 from shardwise.platforms.submission import Submission
 
@@ -93,6 +94,8 @@ def test_an_elastic_run_asks_for_a_range_of_nodes() -> None:
     # A late node is left out only where the run may go on without it.
     assert "'/my env/shardwise' exclude \"$run\" --late" in text
     assert "--late" not in render(*job)
+    # Nor does a broken one leave itself out elsewhere.
+    assert f"export {EXCLUDE_VARIABLE}=" in text and EXCLUDE_VARIABLE not in render(*job)
 
 
 def test_names_and_places_with_odd_characters_survive(tmp_path: Path) -> None:
