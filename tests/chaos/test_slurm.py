@@ -214,7 +214,6 @@ def test_a_lost_and_drained_node_is_left_out_and_a_cancelled_job_saves(
     client = site.cluster.client
     client("scontrol", "update", f"NodeName={NODES[1]}", "State=DRAIN", "Reason=test")
     site.cluster.kill_node(NODES[1])
-    site.wait_for("fewer", "the job starts again and resumes")
     site.wait_for("fewer", f"on 1x{RANKS}xCPU: ")
     site.wait_for("fewer", "saved step ", times=site.output("fewer").count("saved step ") + 1)
     assert site.status("fewer")["nodes"] == [NODES[0]]
@@ -225,7 +224,9 @@ def test_a_lost_and_drained_node_is_left_out_and_a_cancelled_job_saves(
     assert f"stopped by {stopped['reason']}; step {stopped['step']} is saved" in site.output(
         "fewer"
     )
-    assert site.output("fewer").count("the job starts again") == 1
+    # Slurm starts it again where it sees first that the node has gone, and the script otherwise.
+    was_script = os.path.exists(site.run_dir("fewer") / "launch" / f"failures-{job}")
+    assert site.output("fewer").count("the job starts again") == int(was_script)
     # The same command goes on, with the node that is left.
     site.steps.release()
     again = site.launch("fewer", "launch.elastic=true", "checkpoint.every=0")
@@ -236,7 +237,6 @@ def test_a_lost_and_drained_node_is_left_out_and_a_cancelled_job_saves(
     trained = losses(site.run_dir("fewer"))
     assert trained.keys() == losses(uninterrupted).keys()
     assert trained == pytest.approx(losses(uninterrupted), abs=1e-5)
-    assert os.path.exists(site.run_dir("fewer") / "launch" / f"failures-{job}")
     site.cluster.start_node(NODES[1])
     client("scontrol", "update", f"NodeName={NODES[1]}", "State=RESUME")
 
