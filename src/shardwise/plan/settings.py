@@ -23,7 +23,7 @@ from shardwise.config.schema import (
     ShardConfig,
     TrainConfig,
 )
-from shardwise.plan.decisions import UNSAID, Decisions, setting_paths
+from shardwise.plan.decisions import FLOAT8_BASE, UNSAID, Decisions, setting_paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,13 @@ class Settings:
 
 
 def settle(config: RunConfig, decided: Decisions) -> Settings:
-    """Put the plan's decision wherever the user has left one open."""
+    """Put the plan's decision wherever the user has left one open.
+
+    How a float8 base multiplies is no value of a setting, so `precision.linear` stays open there.
+    """
     for path, value in _settled(config, decided):
         section, _, name = path.partition(".")
-        if value_at(config, path) == "auto" and value != UNSAID:
+        if value_at(config, path) == "auto" and value not in (UNSAID, FLOAT8_BASE):
             changed = replace(getattr(config, section), **{name: value})
             config = replace(config, **{section: changed})
     return Settings(**{item.name: getattr(config, item.name) for item in fields(Settings)})

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-from shardwise.plan.decisions import Decisions, explained, setting_paths
+from shardwise.plan.decisions import FLOAT8_BASE, Decisions, explained, setting_paths
 from shardwise.plan.explain import choice_rows, headline, memory_rows
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import FIRST, Plan
@@ -61,6 +61,16 @@ def test_settings_leave_nothing_open(plan_of: PlanOf, overrides: tuple[str, ...]
         section, _, field = path.partition(".")
         if section in settled:
             assert settled[section][field] == getattr(plan.decided, name)
+
+
+def test_a_plan_of_a_float8_base_is_read_back_equal(plan_of: PlanOf, tmp_path: Path) -> None:
+    """No value of `precision.linear` says how such a base multiplies on a GPU."""
+    plan = plan_of(
+        "model.name=tiny-llama", "cluster.name=1xH200", "adapter={method: lora, base: float8}"
+    )
+    plan.save(tmp_path / "plan.json")
+    assert plan.decided.linear == FLOAT8_BASE
+    assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_what_the_user_gave_is_settled_as_given(plan_of: PlanOf) -> None:
