@@ -31,7 +31,8 @@ def pack(rows: Tensor) -> Tensor:
     width = rows.shape[-1]
     blocks = rows.float().unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1)
-    step = largest.amax(-1, keepdim=True) / _MOST
+    # A GPU would multiply by the inverse of a number, which is another rounding.
+    step = largest.amax(-1, keepdim=True) / largest.new_full((), _MOST)
     # A block that is not zero keeps the smallest scale. Zeros divided by zero are zeros.
     scales = torch.where(largest > 0, (largest / step).round_().clamp_(min=1), largest)
     shares = torch.where(largest[..., None] > 0, blocks / largest[..., None], blocks)
