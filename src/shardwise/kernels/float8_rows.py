@@ -13,6 +13,7 @@ gathered.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from shardwise.facts.float8_rows import row_bytes, width_of
 from shardwise.internals.functions import scaled_matmul
 from shardwise.kernels.float8 import BACKWARD, FORWARD, amax_of, cast
 
-_LEAST = 1e-12  # as for scales of other float8 tensors
+LEAST = 1e-12  # as for scales of other float8 tensors
 _BIAS, _DIGITS = 127, 23  # of the exponent of fp32
 
 
@@ -42,12 +43,18 @@ def pack(rows: Tensor) -> Tensor:
 def power_scale(amax: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The power of two that lets a tensor whose largest magnitude is `amax` fill the format, and
     its inverse. Where `amax` is not finite, the scale is NaN, so that what is scaled shows it."""
-    share = amax.float().clamp(min=_LEAST) / torch.finfo(dtype).max
-    # Rounded up, but a power of two is itself.
-    exponent = ((share.view(torch.int32) - 1) >> _DIGITS) - _BIAS + 1
+    bits = amax.float().clamp(min=LEAST).view(torch.int32)
+    # Bits of floats are their logarithm, all but straight between powers of two. So this is the
+    # quotient's exponent, rounded up, without a division, which GPUs round in other ways.
+    exponent = ((bits - bits_of(torch.finfo(dtype).max) - 1) >> _DIGITS) + 1
     scale = ((_BIAS - exponent) << _DIGITS).view(torch.float32)
     step = ((_BIAS + exponent) << _DIGITS).view(torch.float32)
     return torch.where(amax.isfinite(), scale, torch.nan), step
+
+
+def bits_of(number: float) -> int:
+    """Those of an fp32 number."""
+    return int.from_bytes(struct.pack("<f", number), "little")
 
 
 def codes_of(packed: Tensor) -> Tensor:

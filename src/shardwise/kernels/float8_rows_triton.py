@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -51,18 +53,32 @@ def turned(packed: Tensor) -> Tensor:
 
 
 def cast_columns(grad: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    # Imported here: it would import this module in a circle.
-    from shardwise.kernels.float8_rows import power_scale
-
+    # Two kernels and nothing else: the host would be slower than the GPU.
     height, width = grad.shape
     grid = triton.cdiv(height, _ROWS), triton.cdiv(width, _COLUMNS)
-    partial = grad.new_empty(grid, dtype=torch.float32)
-    made = torch.empty_like(grad, dtype=BACKWARD)
+    amax = torch.zeros((), dtype=torch.int32, device=grad.device)
+    made, by = torch.empty_like(grad, dtype=BACKWARD), steps.new_empty(())
     shape = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "num_warps": 4}
-    _amax_columns[grid](grad, steps, partial, height, width, **shape)
-    scale, by = power_scale(partial.amax(), BACKWARD)
-    _cast_columns[grid](grad, steps, scale, made.view(torch.uint8), height, width, **shape)
+    _amax_columns[grid](grad, steps, amax, height, width, **shape)
+    _cast_columns[grid](
+        grad, steps, amax, by, made.view(torch.uint8), height, width, _least(), _most(), **shape
+    )
     return made, by
+
+
+@cache
+def _least() -> int:
+    # Imported here: it would import this module in a circle.
+    from shardwise.kernels.float8_rows import LEAST, bits_of
+
+    return bits_of(LEAST)
+
+
+@cache
+def _most() -> int:
+    from shardwise.kernels.float8_rows import bits_of
+
+    return bits_of(torch.finfo(BACKWARD).max)
 
 
 def _bytes(packed: Tensor) -> Tensor:
@@ -118,17 +134,26 @@ def _scaled(grad, steps, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexp
 
 @triton.jit
 def _amax_columns(
-    grad, steps, partial, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    grad, steps, amax, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     scaled, _, _ = _scaled(grad, steps, height, width, ROWS, COLUMNS)
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    tl.store(partial + program, largest(tl.reshape(scaled, (ROWS * COLUMNS,))))
+    found = largest(tl.reshape(scaled, (ROWS * COLUMNS,)))
+    # The bits of positive floats are ordered as the floats are, and NaN is above all of them.
+    tl.atomic_max(amax, found.to(tl.int32, bitcast=True))
 
 
 @triton.jit
 def _cast_columns(
-    grad, steps, scale, made, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    grad, steps, amax, by, made, height, width, least, most,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     scaled, at, inside = _scaled(grad, steps, height, width, ROWS, COLUMNS)
-    cast = float8_bits(scaled, tl.load(scale), 57344.0, tl.float8e5)
+    bits = tl.load(amax)
+    # As in `power_scale`.
+    exponent = ((tl.maximum(bits, least) - most - 1) >> 23) + 1
+    scale = tl.where(bits < 0x7F800000, (127 - exponent) << 23, 0x7FC00000)
+    scale = scale.to(tl.int32).to(tl.float32, bitcast=True)
+    cast = float8_bits(scaled, scale, 57344.0, tl.float8e5)
     tl.store(made + at, cast, mask=inside)
+    is_first = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
+    tl.store(by, _power(127 + exponent), mask=is_first)

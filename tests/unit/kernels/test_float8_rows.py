@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwise.kernels import float8_rows
-from shardwise.kernels.float8 import FORWARD
+from shardwise.kernels.float8 import BACKWARD, FORWARD
 from shardwise.kernels.float8_rows import Float8Product, codes_of, floats_of, pack, steps_of
 from shardwise.kernels.packed_rows import pack_into
 
@@ -49,6 +49,17 @@ def test_rows_are_packed_alone_and_scales_are_powers_of_two() -> None:
     steps = steps_of(whole)
     assert torch.equal(torch.frexp(steps).mantissa, torch.full((3, 10), 0.5))
     assert (codes_of(whole).float().abs().amax(-1) > 200).all()
+
+
+@pytest.mark.parametrize("dtype", [FORWARD, BACKWARD])
+def test_a_scale_is_the_largest_that_fits(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    edges = torch.tensor([most, most * 2**-9, most * 2**20, 1.0, 3.0, 0.11])
+    amax = torch.cat([edges, edges.nextafter(torch.tensor(torch.inf)), edges.nextafter(edges / 2)])
+    scale, step = float8_rows.power_scale(amax, dtype)
+    assert torch.equal(scale * step, torch.ones_like(amax))
+    assert (amax * scale <= most).all()
+    assert (amax * scale * 2 > most).all()
 
 
 def test_a_layer_multiplies_what_it_stores_and_saves_no_input() -> None:
