@@ -26,7 +26,9 @@ class KeepSums(CustomGraphPass):
         """Mark the sums of the joint graph. In backward a mark changes nothing."""
         for node in graph.find_nodes(op="call_function", target=_ATEN.add.Tensor):
             # Where recompute is on, it has marked every node already.
-            if "recompute" not in node.meta and any(map(_is_product, node.args)):
+            if "recompute" in node.meta or _is_adapted(node):
+                continue
+            if any(map(_is_product, node.args)):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def uuid(self) -> Any:
@@ -35,8 +37,16 @@ class KeepSums(CustomGraphPass):
 
 
 def _is_product(node: Any) -> bool:
-    """Whether this is the result of a matmul that nothing else reads: it need not be saved where
-    its sum is."""
+    """Whether this is the result of a layer that nothing else reads: it need not be saved where its
+    sum is."""
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return False
-    return node.target in remat.MATMULS or (node.target in _VIEWS and _is_product(node.args[0]))
+    if node.target in _VIEWS:
+        return _is_product(node.args[0])
+    return node.target in remat.MATMULS or _is_adapted(node)
+
+
+def _is_adapted(node: fx.Node) -> bool:
+    """Whether this is what a layer and its adapter come to."""
+    is_sum = node.target == _ATEN.add.Tensor
+    return is_sum and all(map(_is_product, node.args))

@@ -24,9 +24,11 @@ from shardwise.internals.dispatch import (
 )
 
 Contexts = tuple[TorchDispatchMode, TorchDispatchMode]
+# Of an operator and its arguments.
+IsKept = Callable[[Any, tuple[Any, ...]], bool]
 
 
-def contexts_that_keep(is_kept: Callable[[Any], bool]) -> Contexts:
+def contexts_that_keep(is_kept: IsKept) -> Contexts:
     """For `torch.utils.checkpoint`: a context of forward, which keeps the results of operators, and
     one of the recomputation, which takes them."""
     kept = KeptResults()
@@ -61,7 +63,7 @@ class _Keeping(TorchDispatchMode):
     # FlexAttention is a higher-order operator.
     supports_higher_order_operators = True
 
-    def __init__(self, is_kept: Callable[[Any], bool], kept: KeptResults) -> None:
+    def __init__(self, is_kept: IsKept, kept: KeptResults) -> None:
         super().__init__()
         self._is_kept, self._kept = is_kept, kept
 
@@ -73,7 +75,7 @@ class _Keeping(TorchDispatchMode):
         for tensor in written_arguments(func, args, kwargs):
             self._kept.copy_those_of(tensor)
         result = func(*args, **kwargs)
-        if self._is_kept(func):
+        if self._is_kept(func, args):
             self._kept.add(func, result)
         return result
 
@@ -81,7 +83,7 @@ class _Keeping(TorchDispatchMode):
 class _Taking(TorchDispatchMode):
     supports_higher_order_operators = True
 
-    def __init__(self, is_kept: Callable[[Any], bool], kept: KeptResults) -> None:
+    def __init__(self, is_kept: IsKept, kept: KeptResults) -> None:
         super().__init__()
         self._is_kept, self._kept = is_kept, kept
 
@@ -89,7 +91,9 @@ class _Taking(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Called for each operator of the recomputation."""
-        return self._kept.take(func) if self._is_kept(func) else func(*args, **(kwargs or {}))
+        if self._is_kept(func, args):
+            return self._kept.take(func)
+        return func(*args, **(kwargs or {}))
 
 
 def _share_storage(kept: Any, changed: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,8 +37,8 @@ MATMULS = frozenset(
         _ATEN._grouped_mm,
     )
 )
-# Results that are expensive to compute and cheap to keep: every matmul, every attention, and the
-# largest magnitudes that float8 scales are made of.
+# Results that are expensive to compute and cheap to keep: matmuls, every attention, and the largest
+# magnitudes that float8 scales are made of.
 SAVED_OPS: frozenset[Any] = MATMULS | {torch.ops.higher_order.flex_attention}
 SAVED_OPS |= frozenset(
     op.default
@@ -62,6 +62,22 @@ SAVED_OPS |= frozenset(
 # The rows that experts have received: to send them again would take longer than to keep them.
 SAVED_OPS |= {ALL_TO_ALL}
 
+# Of these the first factor is rows of numbers to sum over, and so it is found in this argument.
+_ROWS = {_ATEN.mm.default: 0, _ATEN.addmm.default: 1, _ATEN._grouped_mm.default: 0}
+# A sum over so few numbers is cheap where the result has many more columns. Adapters are made of
+# such sums.
+_FEW, _NARROW = 128, 16
+
+
+def is_costly(op: Any, args: Sequence[Any]) -> bool:
+    """Whether selective recompute keeps the results of an operator with these arguments."""
+    if op not in SAVED_OPS:
+        return False
+    if (place := _ROWS.get(op)) is None:
+        return True
+    summed, columns = args[place].shape[-1], args[place + 1].shape[-1]
+    return bool(summed > _FEW or summed * _NARROW > columns)
+
 
 def apply_remat(blocks: list[nn.Module], mode: str | float) -> None:
     """`none`, `full`, `selective`, or the fraction of blocks that is recomputed."""
@@ -81,12 +97,8 @@ def spread(blocks: list[nn.Module], share: float) -> list[nn.Module]:
 
 
 def _keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if is_costly(op) else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def is_costly(op: Any) -> bool:
-    """Whether selective recompute keeps the results of an operator."""
-    return op in SAVED_OPS
+    costly = is_costly(op, args)
+    return CheckpointPolicy.MUST_SAVE if costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _eager_contexts() -> Any:

@@ -41,7 +41,7 @@ from shardwise.parallel.block_call import (
     find_alike,
 )
 from shardwise.parallel.keep_sums import KeepSums
-from shardwise.parallel.remat import SAVED_OPS
+from shardwise.parallel.remat import is_costly
 from shardwise.parallel.work import (
     compiled_passes,
     eager_passes,
@@ -289,7 +289,7 @@ class _Results(TorchDispatchMode):
     ) -> Any:
         """Run one operator."""
         result = func(*args, **(kwargs or {}))
-        if func in SAVED_OPS:
+        if is_costly(func, args):
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self._note(leaf)

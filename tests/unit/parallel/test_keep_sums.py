@@ -74,6 +74,28 @@ def test_a_sum_is_kept_and_not_what_was_added(x: Tensor) -> None:
     assert len(found) == len(plain)
 
 
+class Adapted(nn.Module):
+    """A layer and its adapter."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.narrow, self.wide = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.wide(self.narrow(x))  # type: ignore[no-any-return]
+
+
+def test_the_sum_is_kept_where_layers_have_adapters(x: Tensor) -> None:
+    block = Block(nn.Identity())
+    block.layers = nn.ModuleList(map(Adapted, block.layers))
+    added = block.added(x)
+    plain = kept(partitioned(block, keep_sums=False), x)
+    found = kept(partitioned(block, keep_sums=True), x)
+    assert has(found, x + added) and not has(found, added)
+    assert len(found) <= len(plain)
+
+
 def test_what_is_added_after_a_norm_is_left_to_the_compiler(x: Tensor) -> None:
     """Its norm needs it as well, so that keeping the sum would be one tensor more."""
     block = Block(nn.RMSNorm(WIDTH))
