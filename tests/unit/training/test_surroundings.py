@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from shardwise.config.load import load_config
 from shardwise.kernels import own
 from shardwise.launch.prepare import choose_plan
 from shardwise.training import surroundings
-from shardwise.training.surroundings import fast_attention, prepare_matmuls
+from shardwise.training.surroundings import fast_attention, host_keeps_up, prepare_matmuls
 
 
 def mask() -> torch.Tensor | None:
@@ -38,6 +39,14 @@ def test_the_host_reads_no_positions_to_find_packed_sequences() -> None:
 
 
 WORKSPACE, APART = "CUBLAS_WORKSPACE_CONFIG", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
+
+
+def test_matmuls_keep_it_where_the_host_would_be_late(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: llama-3.1-8b\ncluster: 8xH100\n")
+    plan = choose_plan(load_config(file, ()), {})
+    assert plan.forecast is not None and host_keeps_up(plan)
+    assert not host_keeps_up(replace(plan, forecast=replace(plan.forecast, step_s=0.1)))
 
 
 @pytest.mark.parametrize(
