@@ -1,7 +1,8 @@
 """Adapters on one GPU: the plan beside what is measured, and PEFT under Hugging Face Trainer.
 
     python benchmarks/adapters.py [--rows 'llama-3.1-8b/lora/2-none@4096' ...] [--steps 4]
-        [--peers plain liger compile ...] [--seconds 460] [--json FILE]
+        [--peers plain liger compile ...] [--warm 12] [--profile '*8b*' ...] [--seconds 460]
+        [--json FILE]
     python benchmarks/adapters.py --plan-only
     python benchmarks/adapters.py --table FILE ...
 
@@ -10,6 +11,9 @@ families.py: rank 16 on all linear layers, those of experts too, on random token
 weights. `--peers` runs the same by PEFT: `plain`, or words such as compile and liger; `qlora` takes
 bitsandbytes' layers there, `float8` bf16 as `lora` does. A row that fails says why. FILE is written
 after every row, and rows that it holds already are not run again.
+
+All rows are planned first, then `--warm` of them at once make a step with the fewest layers, so
+that the compiler's results are on disk. Then each is run in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,19 +21,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from family_forks import Call, run_calls
-from family_list import Case
-from family_rows import OURS, PLAIN, measure_row, planned
+from adapter_rows import ROWS, Row, compile_row, measure_ours, measure_peft, plan_row
+from family_forks import Answer, Call, run_calls
+from family_rows import OURS, planned, shortest_bytes
 from family_run import Board
 from family_table import (
     count,
@@ -38,147 +41,111 @@ from family_table import (
     memory_error,
     plain,
     share,
+    show_terms,
     signed,
     speed_error,
     summary,
     table,
 )
-from forked_measures import import_ahead, import_torch, plan_of
+from forked_measures import import_ahead, import_torch
 from gpu import driver, versions
+from shardwise.errors import UserError
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.plan import Plan
-from shardwise.units import GIB
 
-RANK = 16
-EXPERTS = "experts.*"
-# Compiling takes longest; nothing else does.
+# No row takes longer, unless something hangs.
 _ROW_S = 240.0
-ROWS = (
-    *("llama-3.1-8b/lora/2-none@4096", "llama-3.1-8b/lora/4-none@4096"),
-    *("llama-3.1-8b/lora/4-selective@4096", "llama-3.1-8b/lora/2-full@8192"),
-    *("llama-3.1-8b/float8/2-none@4096", "llama-3.1-8b/float8/4-none@4096"),
-    *("llama-3.1-8b/qlora/1-none@2048", "llama-3.1-8b/qlora/4-none@4096"),
-    *("qwen3-8b/lora/2-none@4096", "gemma-3-12b/lora/2-selective@4096"),
-    *("qwen3-30b-a3b/lora/2-selective@4096", "qwen3-30b-a3b/qlora/2-none@4096"),
-    *("llama-3.1-70b/qlora/1-0.5@4096", "llama-3.1-70b/qlora/2-0.5@4096"),
-    *("llama-3.1-70b/qlora/1-full@4096", "llama-3.1-70b/lora/1-full@2048"),
-)
-_BASES = {"lora": "param", "qlora": "nf4", "float8": "float8"}
-# What stands for a model where the code is only tried.
-_TINY = {False: "tiny-llama", True: "tiny-mixtral"}
+# Of the device's memory, for rows that compile at the same time.
+_ROOM = 0.85
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One run: a model, its adapters and a setting, by us or by a mode of Trainer with PEFT."""
+@dataclass(slots=True)
+class Bench:
+    """Plans, compiles and measures rows."""
 
-    model: str
-    method: str
-    case: Case
-    who: str = OURS
+    given: argparse.Namespace
+    board: Board
+    ends: float
+    plans: dict[Row, Plan] = field(default_factory=dict)
 
-    @classmethod
-    def parse(cls, text: str) -> Row:
-        """Raises ValueError where the text is no row."""
-        model, method, case = text.split("/")
-        if model not in PRESETS or method not in _BASES:
-            raise ValueError(f"{text!r} is no preset/METHOD/setting: METHOD is {', '.join(_BASES)}")
-        return cls(model, method, Case.parse(case))
+    def plan(self, rows: Sequence[Row]) -> None:
+        """Plan all of ours, a process for each kind of adapter of a model: what it counts is kept
+        for the rows after it."""
+        ours = [row for row in rows if row.who == OURS]
+        kinds = list(dict.fromkeys((row.model, row.method) for row in ours))
+        groups = [[row for row in ours if (row.model, row.method) == kind] for kind in kinds]
+        calls = [
+            self._call(f"plan-{model}-{method}", partial(_plan_all, group, self.given.gpu))
+            for (model, method), group in zip(kinds, groups, strict=True)
+        ]
+        for index, answer in run_calls(calls, at_once=os.cpu_count() or 1, ends=self.ends):
+            found = answer.value or dict.fromkeys(groups[index], answer.problem)
+            for row, plan in found.items():
+                if isinstance(plan, str):
+                    self.board.put(row, {"problem": plan})
+                    continue
+                self.plans[row] = plan
+                self.board.put(row, planned(plan))
+        print(f"{len(self.plans)} of {len(ours)} rows are planned", flush=True)
 
-    def __str__(self) -> str:
-        who = "" if self.who == OURS else f"/{self.who}"
-        return f"{self.model}/{self.method}/{self.case}{who}"
+    def compile(self, rows: Sequence[Row]) -> None:
+        """All of ours at once; what fails here will say so in its turn."""
+        ours = [row for row in rows if row in self.plans]
+        calls = [
+            self._call(
+                f"warm-{row}",
+                partial(compile_row, self.plans[row], row, self.given.device),
+                shortest_bytes(self.plans[row], row.least_layers),
+            )
+            for row in ours
+        ]
+        room = _ROOM * parse_cluster(f"1x{self.given.gpu}").memory_bytes
+        done = run_calls(calls, at_once=self.given.warm, room=room, limit_s=_ROW_S, ends=self.ends)
+        for index, answer in done:
+            said = answer.problem or "compiled"
+            print(f"{ours[index]}: {said} ({answer.took_s:.0f} s)", flush=True)
 
-    @property
-    def names(self) -> dict[str, Any]:
-        """As the results have them."""
-        return {
-            "row": str(self),
-            "family": self.model,
-            "method": self.method,
-            "setting": str(self.case),
-            "who": self.who,
-            "world": 1,
-            "seen": True,
-        }
+    def run(self, rows: Sequence[Row]) -> None:
+        """One after the other."""
+        left = [row for row in rows if row in self.plans or row.who != OURS]
+        calls = [self._call(str(row), partial(self._measure, row)) for row in left]
+        limit_s = self.given.row_seconds
+        for index, answer in run_calls(calls, limit_s=limit_s, ends=self.ends):
+            row, found = left[index], self._found(left[index], answer)
+            self.board.put(row, found)
+            print(f"{line_of({**row.names, **found})}   ({answer.took_s:.0f} s)", flush=True)
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether its experts are stacked in one tensor."""
-        fields = PRESETS[self.model]
-        return any(name in fields for name in ("num_experts", "num_local_experts"))
+    def _measure(self, row: Row) -> dict[str, Any]:
+        given = self.given
+        if row.who != OURS:
+            return measure_peft(row, given.steps, given.device)
+        is_traced = any(fnmatch(str(row), pattern) for pattern in given.profile)
+        trace = given.logs / f"{_file_name(row)}.json.gz" if is_traced else None
+        return measure_ours(self.plans[row], given.device, given.steps, trace)
 
-    def tiny(self) -> Row:
-        """The same for CPUs."""
-        return replace(self, model=_TINY[self.has_experts], case=self.case.tiny())
+    def _found(self, row: Row, answer: Answer) -> dict[str, Any]:
+        said = planned(self.plans[row]) if row.who == OURS else {}
+        found = answer.value or {"problem": answer.problem}
+        return {**said, **found, "took_s": round(answer.took_s, 1)}
 
-
-def sections_of(row: Row, *, tiny: bool) -> dict[str, dict[str, object]]:
-    """The configuration of one of ours."""
-    setting, targets = row.case.setting, ["all-linear", EXPERTS] if row.has_experts else None
-    memory: dict[str, object] = {"checkpoint_activations": share_of(setting.recompute)}
-    if setting.in_host:
-        memory["offload_activations"] = setting.in_host
-    return {
-        "model": {"name": row.model},
-        "data": {"seq_len": row.case.seq_len},
-        "adapter": {
-            "method": "lora",
-            "rank": RANK,
-            **({"targets": targets} if targets else {}),
-            "base": _BASES[row.method],
-        },
-        "memory": {**memory, **({"compile": False} if tiny else {})},
-        "precision": {"param": "fp32"} if tiny else {},
-        "train": {"micro_batch": setting.micro_batch, "accumulation": 1},
-    }
-
-
-def share_of(recompute: str) -> str | float:
-    """A mode, or the share of the blocks."""
-    return float(recompute) if recompute[0].isdigit() else recompute
-
-
-def plan(row: Row, gpu: str) -> Plan:
-    return plan_of(parse_cluster(f"1x{gpu}"), sections_of(row, tiny=gpu == "CPU"))
+    def _call(self, name: str, work: Callable[[], Any], needs: float = 0.0) -> Call:
+        return Call(work, self.given.logs / f"{_file_name(name)}.log", needs)
 
 
-def measure_peft(row: Row, steps: int, device: str) -> dict[str, Any]:
-    """Run the same by PEFT under Trainer."""
-    import torch
-
-    from peers.adapters import step_times
-    from shardwise.metrics.meters import peak_memory
-
-    words = () if row.who == PLAIN else tuple(row.who.split("-"))
-    setting = replace(row.case.setting, words=words)
-    times = step_times(
-        PRESETS[row.model],
-        setting,
-        row.case.seq_len,
-        steps,
-        device,
-        rank=RANK,
-        in_four_bits=row.method == "qlora",
-    )
-    step_s, peak = statistics.median(times), peak_memory(torch.device(device))
-    return {
-        "step_ms": 1e3 * step_s,
-        "tok_s": row.case.tokens / step_s,
-        "allocated_gib": peak.allocated / GIB,
-        "reserved_gib": peak.reserved / GIB,
-    }
+def _plan_all(rows: Sequence[Row], gpu: str) -> dict[Row, Plan | str]:
+    found: dict[Row, Plan | str] = {}
+    for row in rows:
+        try:
+            found[row] = plan_row(row, gpu)
+        except UserError as error:
+            found[row] = f"{error.what}: {error.why}"
+    return found
 
 
-def measure(row: Row, given: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own."""
-    if row.who != OURS:
-        return measure_peft(row, given.steps, given.device)
-    found = plan(row, given.gpu)
-    said = planned(found)
-    return said if given.plan_only else said | measure_row(found, given.device, given.steps, None)
+def _file_name(name: object) -> str:
+    return str(name).replace("/", "_")
 
 
 def main() -> None:
@@ -197,13 +164,13 @@ def main() -> None:
         import_ahead({PRESETS[row.model]["model_type"] for row in rows})
     board = Board.open(given.json, {"gpu": given.gpu, "driver": driver(), **versions()})
     new = [row for row in rows if not board.holds(row)]
-    logs = (given.logs / f"{str(row).replace('/', '_')}.log" for row in new)
-    calls = [Call(partial(measure, row, given), log) for row, log in zip(new, logs, strict=True)]
-    for index, answer in run_calls(calls, limit_s=_ROW_S, ends=ends):
-        row, found = new[index], answer.value or {"problem": answer.problem}
-        board.put(row, {**found, "took_s": round(answer.took_s, 1)})
-        said = line_of({**row.names, **found}) if "reserved_gib" in found or answer.problem else row
-        print(f"{said}   ({answer.took_s:.0f} s)", flush=True)
+    bench = Bench(given, board, ends)
+    bench.plan(new)
+    if not given.plan_only:
+        if given.warm:
+            bench.compile(new)
+        if not given.compile_only:
+            bench.run(new)
     print(f"\n{markdown(board.results)}")
 
 
@@ -213,8 +180,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rows", nargs="+", default=["*"], help="rows, or patterns of the usual")
     parser.add_argument("--peers", nargs="+", default=[], metavar="MODE")
+    parser.add_argument("--only-peers", action="store_true", help="none of ours")
     parser.add_argument("--steps", type=int, default=4, help="measured in each row")
+    parser.add_argument("--warm", type=int, default=12, help="rows that compile at once; 0: none")
+    parser.add_argument("--compile-only", action="store_true", help="measure nothing")
     parser.add_argument("--seconds", type=float, default=3600, help="after which nothing runs")
+    parser.add_argument("--row-seconds", type=float, default=_ROW_S, help="of one row, at most")
+    parser.add_argument("--profile", nargs="+", default=[], help="rows whose kernels are listed")
     parser.add_argument("--plan-only", action="store_true", help="run nothing, needs no GPU")
     parser.add_argument("--gpu", default="H200", help="that plans are for")
     parser.add_argument("--json", type=Path, help="results, written after every row")
@@ -230,13 +202,18 @@ def parse() -> argparse.Namespace:
 
 
 def rows_of(given: argparse.Namespace) -> list[Row]:
-    """Rows of the list that match, and those that are named in full; each then by the peers."""
-    usual = [text for text in ROWS if any(fnmatch(text, pattern) for pattern in given.rows)]
-    named = [text for text in given.rows if "*" not in text and text not in ROWS]
-    ours = [Row.parse(text) for text in (*usual, *named)]
+    """Rows that match a pattern of the usual ones or are named in full, in the order given; each
+    then by the peers."""
+    found = {
+        text: None
+        for pattern in given.rows
+        for text in ([each for each in ROWS if fnmatch(each, pattern)] or [pattern])
+    }
+    ours = [Row.parse(text) for text in found]
     if given.gpu == "CPU":
         ours = list(dict.fromkeys(row.tiny() for row in ours))
-    return [replace(row, who=who) for row in ours for who in (OURS, *given.peers)]
+    whose = [*([] if given.only_peers else [OURS]), *given.peers]
+    return [replace(row, who=who) for row in ours for who in whose]
 
 
 _HEAD = (
@@ -251,9 +228,9 @@ def markdown(data: Mapping[str, Any]) -> str:
     ours = [row for row in rows if row["who"] == OURS]
     speeds = {row["row"]: row.get("tok_s") for row in ours}
     machine = ", ".join(f"{name} {value}" for name, value in data["machine"].items() if value)
-    return "\n\n".join(
-        (f"{machine}.", table(_HEAD, (_cells(row, speeds) for row in rows)), summary(ours))
-    )
+    shown = table(_HEAD, (_cells(row, speeds) for row in rows))
+    terms = (show_terms(row) for row in ours if row.get("kernels"))
+    return "\n\n".join((f"{machine}.", shown, summary(ours), *terms))
 
 
 def _cells(row: Mapping[str, Any], speeds: Mapping[str, float | None]) -> list[str]:

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from adapters import ROWS, Row, markdown, plan, rows_of, sections_of
+from adapter_rows import ROWS, Row, plan_row, sections_of
+from adapters import markdown, rows_of
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 
 
-def asked(*rows: str, peers: tuple[str, ...] = (), gpu: str = "H200") -> list[str]:
-    given = argparse.Namespace(rows=list(rows), peers=list(peers), gpu=gpu)
+def asked(
+    *rows: str, peers: tuple[str, ...] = (), gpu: str = "H200", only_peers: bool = False
+) -> list[str]:
+    given = argparse.Namespace(rows=list(rows), peers=list(peers), gpu=gpu, only_peers=only_peers)
     return [str(row) for row in rows_of(given)]
 
 
@@ -24,6 +27,9 @@ def test_rows_are_found_by_pattern_and_by_name() -> None:
         "mistral-7b/qlora/3-none@1024",
         "mistral-7b/qlora/3-none@1024/plain",
         "mistral-7b/qlora/3-none@1024/liger",
+    ]
+    assert asked("*70b/lora/*", peers=("plain",), only_peers=True) == [
+        "llama-3.1-70b/lora/1-full@2048/plain"
     ]
     assert asked("qwen3-30b-a3b/lora/*", gpu="CPU") == ["tiny-mixtral/lora/2-selective@64"]
     with pytest.raises(ValueError, match="no preset"):
@@ -36,8 +42,17 @@ def test_rows_are_configurations(text: str) -> None:
 
 
 def test_plans_are_of_runs_with_adapters() -> None:
-    found = plan(Row.parse("tiny-llama/float8/2-none@64"), "H200")
+    found = plan_row(Row.parse("tiny-llama/float8/2-none@64"), "H200")
     assert (found.decided.adapter, found.decided.linear) == ("lora", "float8_base")
+
+
+def test_a_short_model_has_every_kind_of_block() -> None:
+    rows = (
+        "llama-3.1-70b/qlora/1-0.5@64",
+        "llama-3.1-8b/lora/1-full@64",
+        "gemma-3-12b/lora/1-0.5@64",
+    )
+    assert [Row.parse(text).least_layers for text in rows] == [2, 1, 6]
 
 
 def test_the_table_has_the_plan_beside_the_run_and_ours_beside_peers() -> None:
