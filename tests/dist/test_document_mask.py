@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rank_pool import Ranks
+from tiny_families import save_model, tiny_config
 from tiny_runs import Settings, Tally, Trained, assert_close, train, train_documents_apart
 
 pytestmark = pytest.mark.dist
@@ -51,3 +53,15 @@ def test_documents_train_as_if_each_were_alone(
 def test_without_the_mask_they_do_not(ranks: Pools, settings: Settings, apart: Trained) -> None:
     run = ranks(1).run(train, 1, {**settings, "data.document_mask": False})[0]
     assert abs(run.losses[0] - apart.losses[0]) > 1e-4 * apart.losses[0]
+
+
+def test_gpt_oss_keeps_them_apart(
+    ranks: Pools, settings: Settings, tally: Tally, tmp_path: Path
+) -> None:
+    """Its code makes masks without positions, so it gets ours, in forward and in recomputation."""
+    save_model(tiny_config("gpt_oss", {"vocab_size": 257}), tmp_path)
+    place: Settings = {"model.name": str(tmp_path), "model.overrides": {}}
+    wanted = ranks(1).run(train_documents_apart, {**settings, **place})[0]
+    spread = {"shard.strategy": "full_shard", "memory.checkpoint_activations": "full"}
+    run = ranks(2).run(train, 2, {**settings, **place, **spread})[0]
+    assert_close(run, wanted, tally)

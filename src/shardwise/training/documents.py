@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shardwise.data.documents import Documents, place_documents
 from shardwise.errors import UserError
+from shardwise.model.document_masks import give_masks
 from shardwise.plan.plan import Plan
 from shardwise.training.trial import trying
 
@@ -37,7 +38,8 @@ def masks_by_position(plan: Plan) -> bool:
 
 
 def check_documents(model: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Run two documents through the real model: the first must not change the second.
+    """Run two documents through the real model: the first must not change the second. A model that
+    takes masks but makes them without positions gets ours.
 
     It may change its rounding: experts multiply the rows of both at once. So what it changes is
     compared with what it changes where they are one document. `dtype` is computed with. The caller
@@ -45,14 +47,27 @@ def check_documents(model: Any, device: torch.device, dtype: torch.dtype) -> Non
     """
     try:
         with trying(model):
-            apart = _change(model, device, is_apart=True)
-            reaches = apart > 0 and apart > math.sqrt(torch.finfo(dtype).eps) * _change(
-                model, device, is_apart=False
-            )
+            reaches = _reaches(model, device, dtype) and not _is_mended(model, device, dtype)
     except (TypeError, ValueError) as error:
         raise _refusal(str(error)) from error
     if reaches:
         raise _refusal("one document changes the logits of the next one")
+
+
+def _reaches(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the first document changes more than the rounding of the second."""
+    apart = _change(model, device, is_apart=True)
+    together = _change(model, device, is_apart=False)
+    return apart > 0 and apart > math.sqrt(torch.finfo(dtype).eps) * together
+
+
+def _is_mended(model: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether masks that are made from positions keep documents apart. The model has them then."""
+    try:
+        return give_masks(model, dtype) and not _reaches(model, device, dtype)
+    except RuntimeError:
+        # It reads a mask for something else, such as positions.
+        return False
 
 
 def _change(model: Any, device: torch.device, *, is_apart: bool) -> float:

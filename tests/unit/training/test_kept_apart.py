@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.errors import UserError
 from shardwise.training.documents import check_documents
@@ -42,6 +43,44 @@ def test_a_model_that_keeps_them_apart_is_left_as_it_was(rounding: float) -> Non
     model = Sums(apart=True, rounding=rounding)
     check_documents(model, torch.device("cpu"), torch.float32)
     assert model.training
+
+
+def gpt_oss(attention: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "vocab_size": 64, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    kinds = ["sliding_attention", "full_attention"]
+    config = AutoConfig.for_model(
+        "gpt_oss", **sizes, **heads, layer_types=kinds, num_hidden_layers=2, sliding_window=4
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+def test_a_family_without_positions_in_its_masks_gets_them() -> None:
+    """The window of four tokens ends inside the second document."""
+    model = gpt_oss("eager")
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+    apart = {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]]), "use_cache": False}
+
+    def second() -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = model(input_ids=ids, **apart).logits[:, 4:]
+        return logits
+
+    with torch.no_grad():
+        alone = model(input_ids=ids[:, 4:], use_cache=False).logits
+    assert not torch.allclose(second(), alone, atol=1e-3)
+    check_documents(model, torch.device("cpu"), torch.float32)
+    assert torch.allclose(second(), alone, atol=1e-6)
+
+
+def test_a_family_that_reads_masks_otherwise_is_refused() -> None:
+    """OPT finds positions in its mask."""
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "vocab_size": 64, "word_embed_proj_dim": 32}
+    config = AutoConfig.for_model("opt", **sizes, num_hidden_layers=1, num_attention_heads=2)
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UserError, match="cannot be kept apart in this model"):
+        check_documents(model, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize(
