@@ -11,7 +11,7 @@ from shardwise.config.schema import DataConfig
 from shardwise.data.cache import draw_of
 from shardwise.data.conversation import read_conversation
 from shardwise.data.files import readable_data
-from shardwise.data.masking import Example, build_example, build_together
+from shardwise.data.masking import TOO_LONG, Example, build_example, build_together
 from shardwise.data.preference import read_preference
 from shardwise.data.records import CorruptRecord
 from shardwise.data.rows import read_conversation_rows
@@ -80,9 +80,14 @@ def _examples_of(
 def nothing_left(config: DataConfig, skipped: Iterable[str]) -> UserError:
     """The error for a source of which no row can be trained on."""
     forms = ("pairs", "labelled") if config.has_preferences else ("chat", "prompt", "instruction")
+    named = list(skipped)
+    fix = f"name files with {config.unit}s: data.path=FILES; the form of their rows is " + (
+        ", or ".join(f"data.format={form}" for form in forms)
+    )
+    if named and all(TOO_LONG in name for name in named):
+        fix = f"write a larger data.seq_len, such as data.seq_len={4 * config.seq_len}"
     return UserError(
         f"data.source {config.source} has no {config.unit} to train on",
-        why="; ".join(skipped) or "it has no rows",
-        fix=f"name files with {config.unit}s: data.path=FILES; the form of their rows is "
-        + ", or ".join(f"data.format={form}" for form in forms),
+        why="; ".join(named) or "it has no rows",
+        fix=fix,
     )

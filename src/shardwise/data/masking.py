@@ -21,6 +21,8 @@ from shardwise.data.template import ChatTemplate
 from shardwise.data.tokenizer import TokenIds
 from shardwise.errors import UserError
 
+# Why a row is skipped that would have to lose part of an answer.
+TOO_LONG = "its answers do not fit into data.seq_len"
 # A turn that is cut keeps at least this many characters. With fewer it says nothing.
 _LEAST_CHARACTERS = 64
 _CUT = " … "
@@ -101,7 +103,7 @@ def build_together(
         else:
             too_long = limit
     if best is None:
-        raise TooLong("its answers do not fit into data.seq_len", f"{length(whole)} tokens")
+        raise TooLong(TOO_LONG, f"{length(whole)} tokens")
     pairs = zip(whole, best, strict=True)
     return tuple(replace(cut, draw=each.draw, is_cut=True) for each, cut in pairs)
 

@@ -157,3 +157,12 @@ def test_the_first_conversation_is_looked_at_before_ranks_start(tmp_path: Path) 
     (tmp_path / "a.jsonl").write_bytes(b"")
     with pytest.raises(UserError, match=r"the files of data\.path are empty"):
         validate_text(config)
+
+
+def test_where_no_answer_fits_a_longer_sequence_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines_of(*ROWS))
+    short = data_of(tmp_path / "a.jsonl", seq_len=4)
+    with pytest.raises(UserError, match="has no conversation to train on") as caught:
+        survey_examples(short, TEMPLATE, num_samples=0)
+    assert "its answers do not fit into data.seq_len" in caught.value.why
+    assert caught.value.fix == "write a larger data.seq_len, such as data.seq_len=16"
