@@ -70,12 +70,18 @@ def test_the_result_is_whole(four: dict[str, Any]) -> None:
     assert any("torch.compile is off" in note for note in four["notes"])
 
 
-def test_keys_and_values_of_divided_sequences_are_seen(tunnel: Tunnel) -> None:
-    found = tunnel("--cluster", "4xH100", "--device", "fake", "mesh.context=2")
+@pytest.mark.parametrize(("recompute", "gathers"), [("none", 1), ("selective", 2)])
+def test_keys_and_values_of_divided_sequences_are_seen(
+    tunnel: Tunnel, recompute: str, gathers: int
+) -> None:
+    """With recompute they are gathered again for backward, and not kept."""
+    words = ("mesh.context=2", f"memory.checkpoint_activations={recompute}")
+    found = tunnel("--cluster", "4xH100", "--device", "fake", *words)
     # Two sequences of 16 tokens, two heads, 8 channels of keys and of values, two bytes each.
     num_bytes = 2 * 16 * 2 * (8 + 8) * 2
     moved = [(item["kind"], item["num_bytes"]) for item in found["sequence"] if item["ranks"] == 2]
-    assert moved == [("all_gather", num_bytes)] * 2 + [("all_to_all", num_bytes)] * 2
+    again = [("all_gather", num_bytes)] * (gathers - 1)
+    assert moved == [("all_gather", num_bytes)] * 2 + [*again, ("all_to_all", num_bytes)] * 2
 
 
 def test_collectives_in_order(four: dict[str, Any]) -> None:
