@@ -65,8 +65,15 @@ MESHES: dict[str, Mesh] = {
     "EP 4": (4, {"mesh.shard": 4, "mesh.expert": 4}),
     "FSDP 2 x EP 2": (4, {"mesh.shard": 4, "mesh.expert": 2}),
     "HSDP 2 x EP 2": (4, {"mesh.replicate": 2, "mesh.shard": 2, "mesh.expert": 2}),
+    "CP 2 x EP 2": (2, {"mesh.context": 2, "mesh.expert": 2}),
+    "FSDP 2 x CP 2 x EP 4": (4, {"mesh.shard": 2, "mesh.context": 2, "mesh.expert": 4}),
+    "HSDP 2 x CP 2 x EP 2": (4, {"mesh.replicate": 2, "mesh.context": 2, "mesh.expert": 2}),
     "EP 8": (8, {"mesh.shard": 8, "mesh.expert": 8}),
     "FSDP 4 x EP 2": (8, {"mesh.shard": 8, "mesh.expert": 2}),
+    "HSDP 2 x FSDP 2 x CP 2 x EP 4": (
+        8,
+        {"mesh.replicate": 2, "mesh.shard": 2, "mesh.context": 2, "mesh.expert": 4},
+    ),
     "HSDP 2 x FSDP 2 x EP 2": (8, {"mesh.replicate": 2, "mesh.shard": 4, "mesh.expert": 2}),
 }
 HOW: dict[str, Settings] = {
@@ -85,6 +92,7 @@ SAMPLE = {
     ("gpt_oss", "HSDP 2 x EP 2", "plain"),
     ("deepseek_v3", "EP 4", "selective"),
     ("glm4_moe", "EP 2", "recomputed"),
+    ("mixtral", "CP 2 x EP 2", "recomputed"),
 }
 GRID = [
     pytest.param(*each, marks=[] if each in SAMPLE else pytest.mark.long)

@@ -26,11 +26,10 @@ def check_expert(
             "no smaller group for both",
             fix="write shard.reshard_after_forward=true, or shard.reshard_after_forward=false",
         )
-    for axis, shared in (("tensor", "the tokens of a block"), ("context", "a sequence")):
-        if getattr(config.mesh, axis) not in (1, "auto"):
-            yield UserError(
-                f"mesh.expert={size} does not work with mesh.{axis}={getattr(config.mesh, axis)}",
-                why=f"ranks that share {shared} were not compared with one process where experts "
-                "are dealt out too",
-                fix=f"write mesh.{axis}=1, or mesh.expert=1",
-            )
+    if config.mesh.tensor not in (1, "auto"):
+        yield UserError(
+            f"mesh.expert={size} does not work with mesh.tensor={config.mesh.tensor}",
+            why="ranks that share the tokens of a block were not compared with one process where "
+            "experts are dealt out too",
+            fix="write mesh.tensor=1, or mesh.expert=1",
+        )
