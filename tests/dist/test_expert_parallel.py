@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rank_pool import Ranks
+from tiny_families import tiny_config
 from tiny_runs import (
     Settings,
     Tally,
@@ -24,6 +26,7 @@ from tiny_runs import (
 )
 from transformers import AutoConfig
 
+from shardwise.plan import expert
 from shardwise.training.replicas import Replicas
 from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
@@ -145,6 +148,18 @@ def test_it_equals_one_process(
     settings = {**settings_of(family), **axes, **HOW[how]}
     run = ranks(world).run(train, world, settings)[0]
     assert_close(run, plain(family), tally)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted({*expert.FAMILIES} - {*FAMILIES}))
+def test_all_families_that_plans_accept_equal_one_process(
+    ranks: Pools, tmp_path: Path, tally: Tally, family: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(family).to_dict()))
+    place = {"model.name": str(tmp_path), "model.overrides": {}, "model.attention": "eager"}
+    settings = {**place, "train.router_aux_loss": "off", "train.seed": 1, "train.steps": 2}
+    run = ranks(2).run(train, 2, {**settings, **MESHES["EP 2"][1]})[0]
+    assert_close(run, ranks(1).run(train_plainly, settings)[0], tally)
 
 
 def test_a_rank_whose_experts_no_token_chooses(

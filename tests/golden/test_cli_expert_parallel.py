@@ -91,6 +91,17 @@ def test_the_tunnel_sends_tokens_to_experts(tmp_path: Path, shardwise: Run) -> N
     assert [row[:3] for row in rows] == [["all_to_all", "2", "24"]]
 
 
+def test_experts_that_were_not_compared_are_refused(tmp_path: Path, shardwise: Run) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model("qwen3_next", num_hidden_layers=4, num_experts=8, hidden_size=64)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    (tmp_path / "run.yaml").write_text(f"model: {tmp_path}\ncluster: 4xCPU\n")
+    words = ("data.source=synthetic", "model.weights=random", "mesh.expert=2")
+    done = shardwise("plan", str(tmp_path / "run.yaml"), *words, expect=2)
+    assert "mesh.expert=2 does not suit qwen3_next models" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2"])
 def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run, word: str) -> None:
     (tmp_path / "run.yaml").write_text("model: tiny-mixtral\ncluster: 4xCPU\n")
