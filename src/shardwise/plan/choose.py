@@ -116,6 +116,7 @@ def _validate_fits(best: Option, search: Search) -> None:
     def fits_with(changed: RunConfig, place: ClusterSpec) -> bool:
         if changed.memory.offload == "cpu" and offloaded_bytes(model, place) > USUAL_HOST_BYTES:
             return False
+        validate_axes(changed, model, search.hf_config, place.world_size)
         return any(
             fits(estimate_memory(model, place, decided), place)
             for decided in _smallest(replace(search, config=changed, cluster=place))
