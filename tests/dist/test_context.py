@@ -127,7 +127,9 @@ def test_every_family_that_is_not_refused(
         try:
             found = compare(ranks(2), family, tmp_path_factory.mktemp(family), FAMILY)
         except AssertionError as error:
-            wrong[family] = str(error)[-200:]
+            # A plan refuses some that the trial does not, such as tables of fewer positions.
+            if "UserError" not in str(error):
+                wrong[family] = str(error)[-200:]
             continue
         equal += 1
         if found.loss > 1e-5:
