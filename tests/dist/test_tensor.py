@@ -88,7 +88,12 @@ def test_equals_one_process(
 
 @pytest.mark.parametrize(
     ("family", "world", "settings"),
-    [("gpt_oss", 2, ALL_TOKENS), ("deepseek_v3", 4, SHARDED)],
+    [
+        ("gpt_oss", 2, ALL_TOKENS),
+        ("deepseek_v3", 4, SHARDED),
+        ("qwen3_moe", 2, {**TENSOR, "mesh.expert": 2}),
+        ("deepseek_v3", 4, {**SHARDED, "mesh.expert": 4}),
+    ],
     ids=label,
 )
 def test_a_family_trains_as_one_process_trains_it(
@@ -96,6 +101,23 @@ def test_a_family_trains_as_one_process_trains_it(
 ) -> None:
     wanted = {"shard.strategy": "auto", **settings}
     found = compare(ranks(world), family, tmp_path, wanted)
+    assert found.is_equal, f"\n{HEADER}\n{found.row()}"
+
+
+DEALT: list[tuple[str, int, Settings]] = [
+    ("gpt_oss", 4, {**SHARDED, "mesh.expert": 2}),
+    ("mixtral", 4, {**TENSOR, "mesh.replicate": 2, "mesh.shard": 1, "mesh.expert": 2}),
+    ("glm4_moe", 4, {**SHARDED, "mesh.expert": 4, "memory.checkpoint_activations": "selective"}),
+    ("qwen3_moe", 8, {**HYBRID, "mesh.expert": 4, "train.accumulation": 1}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "world", "settings"), DEALT, ids=label)
+def test_experts_are_dealt_out_beside_it(
+    ranks: Pools, tmp_path: Path, family: str, world: int, settings: Settings
+) -> None:
+    found = compare(ranks(world), family, tmp_path, {"shard.strategy": "auto", **settings})
     assert found.is_equal, f"\n{HEADER}\n{found.row()}"
 
 

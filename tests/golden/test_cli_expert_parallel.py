@@ -102,8 +102,8 @@ def test_experts_that_were_not_compared_are_refused(tmp_path: Path, shardwise: R
     assert "mesh.expert=2 does not suit qwen3_next models" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2"])
+@pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2 mesh.context=2"])
 def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run, word: str) -> None:
     (tmp_path / "run.yaml").write_text("model: tiny-mixtral\ncluster: 4xCPU\n")
-    done = shardwise("plan", str(tmp_path / "run.yaml"), "mesh.expert=2", word, expect=2)
+    done = shardwise("plan", str(tmp_path / "run.yaml"), "mesh.expert=2", *word.split(), expect=2)
     assert f"mesh.expert=2 does not work with {word}" in " ".join(done.stderr.split())

@@ -175,6 +175,10 @@ class Mesh:
     token_group: ProcessGroup
     """The ranks that add up what is counted by token, such as the use of experts."""
 
+    router_group: ProcessGroup
+    """The ranks whose routers see different tokens. Where tokens travel to experts, those along
+    `tensor` have divided them before."""
+
     step_group: ProcessGroup
     """The ranks that make one step together, and so agree on what to do next."""
 
@@ -279,9 +283,11 @@ def lay_out(axes: Axes, world: World, device: str) -> Mesh:
         return devices.get_group(name)
 
     loss, tokens, step = map(group_along, (LOSS_AXES, TOKEN_AXES, STEP_AXES))
+    travels = axes.expert > 1 and axes.tensor > 1
+    routers = group_along((*TOKEN_AXES, "tensor")) if travels else tokens
     groups = {name: group_of(name) for name in AXES if axes.size(name) > 1}
     fsdp = _without(devices, *(name for name in FACTORS if name not in ("replicate", "shard")))
-    return Mesh(axes, world, devices, fsdp, experts, groups, loss, tokens, step)
+    return Mesh(axes, world, devices, fsdp, experts, groups, loss, tokens, routers, step)
 
 
 def _make_group(parts: tuple[tuple[int, ...], ...]) -> ProcessGroup:

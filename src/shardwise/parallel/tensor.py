@@ -30,6 +30,7 @@ from shardwise.model.lora import Lora
 from shardwise.model.override import surround_forward
 from shardwise.model.tensor_rules import Layout, find_layout
 from shardwise.parallel import rows
+from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.plan import Plan
 
@@ -53,8 +54,9 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     ranks = _Ranks(rows.name_of(group), group.rank(), group.size())
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     _validate_heads(model, ranks.count)
-    _refuse_adapted_stacks(model, ranks.count)
-    layout = find_layout(model)
+    if mesh.group("expert") is None:
+        _refuse_adapted_stacks(model, ranks.count)
+    layout = _without_dispatched(find_layout(model), model)
     regions = [part for block in blocks for part in _parts_of(block, model, layout)]
     sequence = plan.decided.sequence_parallel
     _divide_blocks(model, layout, ranks)
@@ -70,6 +72,28 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
         first, last = blocks[0], blocks[-1]
         first.register_forward_pre_hook(_moves_input(rows.own_rows, ranks.group), with_kwargs=True)
         last.register_forward_hook(_moves_output(rows.all_rows, ranks.group))
+
+
+def _is_by_token(module: nn.Module) -> bool:
+    """Whether a module computes each token by itself, so that a rank may have some of them."""
+    return is_norm(module) or bool(dispatched_experts(module))
+
+
+def _without_dispatched(layout: Layout, model: nn.Module) -> Layout:
+    """The layout without modules whose tokens travel to experts: they take a rank's own tokens."""
+    experts = dispatched_experts(model)
+    if not experts:
+        return layout
+    inside = {id(each) for each in experts}
+    apart = tuple(
+        f"{name}."
+        for name, module in model.named_modules()
+        if any(id(child) in inside for child in module.children())
+    )
+    return Layout(
+        {n: each for n, each in layout.divided.items() if not n.startswith(apart)},
+        frozenset(n for n in layout.added_once if not n.startswith(apart)),
+    )
 
 
 def _validate_heads(model: Any, count: int) -> None:
@@ -95,14 +119,14 @@ def _refuse_adapted_stacks(model: nn.Module, count: int) -> None:
 
 
 def _parts_of(block: nn.Module, model: Any, layout: Layout) -> Iterator[nn.Module]:
-    """The modules of a block that have divided parameters. All others must be norms, which compute
-    each token by itself."""
+    """The modules of a block that have divided parameters. All others must compute each token by
+    itself, as norms do."""
     names = {id(module): name for name, module in model.named_modules()}
     for child in block.children():
         prefix = f"{names[id(child)]}."
         if any(name.startswith(prefix) for name in layout.divided):
             yield child
-        elif not is_norm(child) and any(True for _ in child.parameters()):
+        elif any(True for _ in child.parameters()) and not _is_by_token(child):
             raise UserError(
                 f"mesh.tensor does not divide {model.config.model_type} models",
                 why=f"nothing is known about {type(child).__name__}, a part of its blocks",

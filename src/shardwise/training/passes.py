@@ -65,7 +65,8 @@ class OneByOne:
         self.aux_coefficient = plan.decided.router_aux_loss
         self.z_coefficient = plan.decided.router_z_loss
         self.reduces_every_pass = plan.decided.accumulate == "sharded"
-        self.tensor = plan.decided.tensor
+        # Where tokens travel to experts, these ranks have divided them before.
+        self.tensor = plan.decided.tensor if plan.decided.expert == 1 else 1
         self.on_phase = on_phase
         self.counter = ExpertCounter(model, self.device)
 

@@ -121,7 +121,7 @@ class Stepper:
         self.is_fused = plan.decided.fused_optimizer
         self.scale = scale_of(plan)
         aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
-        balance = Balance(model, mesh.token_group, aux=aux, z=z) if aux or z else None
+        balance = Balance(model, mesh.router_group, aux=aux, z=z) if aux or z else None
         self.objective = objective or NextToken(mesh.split)
         self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
         cuts = cuts_by_param(model)

@@ -71,7 +71,7 @@ class Window:
             eta_s=(train.steps - step) * step_s,
             aux_loss=_read(routed.aux_loss) if routed else None,
             z_loss=_read(routed.z_loss) if routed else None,
-            experts=None if counts is None else load_of(counts, self.mesh.token_group),
+            experts=None if counts is None else load_of(counts, self.mesh.router_group),
             trained_tokens=trained,
             preference=scores_of(
                 [result.scores for result in self.results if result.scores is not None],

@@ -156,3 +156,17 @@ def test_sequence_parallelism_has_a_reason(plan_with: MakePlan) -> None:
     assert not plan_with(*common).decided.sequence_parallel
     given = plan_with(*common, "mesh.tensor=2", "mesh.sequence_parallel=false")
     assert given.choices["sequence_parallel"].source == "user"
+
+
+def test_ranks_with_the_same_tokens_do_not_send_them_to_experts(plan_with: MakePlan) -> None:
+    words = ("model.name=tiny-mixtral", "cluster.name=2xCPU", "mesh.tensor=2", "mesh.expert=2")
+    assert plan_with(*words).decided.expert == 2
+    with pytest.raises(
+        UserError, match=r"does not work with mesh.sequence_parallel=false"
+    ) as found:
+        plan_with(*words, "mesh.sequence_parallel=false")
+    assert "would send the same tokens" in found.value.why
+    both = ("cluster.name=4xCPU", "mesh.context=2", "mesh.shard=1")
+    with pytest.raises(UserError, match=r"mesh\.tensor=2 mesh\.context=2") as found:
+        plan_with(*words, *both)
+    assert "all three together" in found.value.why
