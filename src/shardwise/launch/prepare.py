@@ -21,6 +21,7 @@ from shardwise.facts.models import (
 )
 from shardwise.launch.patience import shown_progress
 from shardwise.plan import choose
+from shardwise.plan.axes import warn_of_axes
 from shardwise.plan.goal import Goal, choose_for
 from shardwise.plan.inputs import choose_weights
 from shardwise.plan.plan import Plan
@@ -51,7 +52,11 @@ def choose_plan(
         return choose.choose_plan(config, model, linked, source, rates_for(linked))
 
     plan = choose_for(goal, resolve_cluster(config.cluster, environ), plan_on)
-    warnings = [*warn_of_positions(config, model), *_warn_of_blocks(model)]
+    warnings = [
+        *warn_of_positions(config, model),
+        *_warn_of_blocks(model),
+        *warn_of_axes(plan.decided, plan.cluster.device),
+    ]
     plan = replace(plan, warnings=[*plan.warnings, *warnings])
     return plan if config.data.format == "text" else _with_share(plan)
 

@@ -55,3 +55,17 @@ def mesh_in_words(decided: Decisions) -> str:
     sizes = {name: getattr(decided, name) for name in ("replicate", "shard", *more)}
     shown = [f"{name}={n}" for name, n in sizes.items() if n > 1 or name not in more]
     return " x ".join(shown)
+
+
+def warn_of_axes(decided: Decisions, device: str) -> list[str]:
+    """The warning for axes that were compared with one process on CPU ranks alone."""
+    sizes = {name: getattr(decided, name) for name in asdict(InnerAxes())}
+    used = {name: size for name, size in sizes.items() if size > 1}
+    if not used or device == "cpu":
+        return []
+    given = " and ".join(f"mesh.{name}={size}" for name, size in used.items())
+    without = " ".join(f"mesh.{name}=1" for name in used)
+    return [
+        f"{given} gave the losses of one process on CPU ranks, and has not run on GPUs yet: "
+        f"compare a short run with {without}"
+    ]

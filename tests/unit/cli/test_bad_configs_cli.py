@@ -156,7 +156,7 @@ REFUSED_PLANS = (
     Refused(
         "405B on one GPU",
         ("model.name=llama-3.1-405b", "cluster.name=1xH100"),
-        ("llama-3.1-405b does not fit on 1xH100", "write cluster.name=24x8xH100", "Adam"),
+        ("llama-3.1-405b does not fit on 1xH100", "write cluster.name=12x8xH100", "Adam"),
         3,
     ),
 )

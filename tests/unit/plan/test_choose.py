@@ -204,7 +204,8 @@ def test_every_change_that_an_error_names_fits(
     offered = caught.value.fix.removeprefix("write ").split(", or ")
     assert advice <= set(offered)
     for change in offered:
-        assert not plan_of(*words, *change.split(" ")).warnings
+        warnings = plan_of(*words, *change.split(" ")).warnings
+        assert not any("run out of memory" in warning for warning in warnings)
 
 
 def test_a_change_that_would_not_help_is_not_named(plan_of: PlanOf) -> None:

@@ -31,7 +31,8 @@ def test_parts_of_a_cluster_are_parts_of_a_node_and_nodes() -> None:
 def test_the_fewest_devices_that_fit(model: str, fewest: int, tmp_path: Path) -> None:
     words = (f"model.name={model}", "cluster.name=8x8xH100")
     plan = plan_for("fewest", tmp_path, *words)
-    assert plan.world_size == fewest and not plan.warnings
+    assert plan.world_size == fewest
+    assert not any("run out of memory" in warning for warning in plan.warnings)
 
 
 def test_the_cheapest_token_is_no_dearer_than_the_fastest(tmp_path: Path) -> None:
