@@ -120,8 +120,10 @@ def test_the_doctor_finds_nothing_in_a_good_run_and_a_damaged_checkpoint_in_anot
     whole: tuple[Path, subprocess.CompletedProcess[str]], shardwise: Run
 ) -> None:
     done = shardwise("doctor", str(whole[0]), "--json")
-    # One record of the data is broken on purpose.
-    assert {found["id"] for found in json.loads(done.stdout)["findings"]} == {"SW316"}
+    found = {each["id"] for each in json.loads(done.stdout)["findings"]}
+    # One record of the data is broken on purpose. What other programs on the machine cost a run
+    # (SW4..) is true on a busy machine.
+    assert {each for each in found if not each.startswith("SW4")} == {"SW316"}
     broken = copy_run(whole[0], "broken")
     (broken / "checkpoints/step-00000008/manifest.json").write_text("{")
     (broken / "logs/attempt-1/rank-1.log").open("a").write("OSError: [Errno 5] Input/output error")

@@ -214,9 +214,9 @@ MODELS = (
     _plan("8B unsharded", "model.name=llama-3.1-8b", "cluster.name=8xH100",
           "shard.strategy=no_shard"),
     _plan("a large micro-batch", "model.name=llama-3.1-8b", "cluster.name=8xH100",
-          "train.micro_batch=256"),
+          "train.micro_batch=256", "mesh.context=1", "mesh.tensor=1"),
     _plan("a long sequence", "model.name=llama-3.2-1b", "cluster.name=8xA10G",
-          "data.seq_len=131072"),
+          "data.seq_len=131072", "mesh.context=1", "mesh.tensor=1"),
     _plan("far too large", "model.name=mixtral-8x7b", "model.overrides.num_local_experts=128",
           "cluster.name=8xH100"),
 )  # fmt: skip

@@ -143,8 +143,7 @@ def _divide_blocks(model: nn.Module, layout: Layout, ranks: _Ranks) -> None:
             raise UserError(
                 f"mesh.tensor={ranks.count} does not divide {name}",
                 why=f"it has {length} {'rows' if division.dim == 0 else 'columns'} to divide",
-                fix="write mesh.tensor as a divisor of heads, of heads of keys and values, and of "
-                "the MLP's width",
+                fix="write mesh.tensor=1, or a size that divides it",
             )
         cut = Cut("tensor", division.dim, ranks.index, ranks.count, division.stacked)
         cut_parameter(module, own, cut)

@@ -15,7 +15,8 @@ def evaluating(**train: Any) -> Evaluating:
         train=SimpleNamespace(**{"eval_every": 10, "patience": 2, "min_gain": 0.1, **train}),
         checkpoint=SimpleNamespace(keep_best=True),
     )
-    session: Any = SimpleNamespace(plan=SimpleNamespace(settings=settings))
+    mesh = SimpleNamespace(split=None)
+    session: Any = SimpleNamespace(plan=SimpleNamespace(settings=settings), mesh=mesh)
     nothing: Any = None
     return Evaluating(session, nothing, nothing)
 

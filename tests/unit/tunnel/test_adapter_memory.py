@@ -34,7 +34,9 @@ def test_planned_bytes_are_those_of_tensors(
     memory = plan.memory
     assert found.classes["params"] == pytest.approx(memory.params, rel=0.001)
     assert found.largest["optimizer"] == pytest.approx(memory.optimizer, rel=0.001)
-    assert found.classes["activations"] == pytest.approx(memory.activations, rel=0.05)
+    # What the last norm keeps is of the loss in the plan, and an activation in the tunnel.
+    kept = found.classes["activations"] + found.classes["loss"]
+    assert kept == pytest.approx(memory.activations + memory.loss, rel=0.05)
     assert memory.allocated == pytest.approx(found.allocated_bytes, rel=0.05)
     # Only adapters have gradients.
     assert found.largest["grads"] == pytest.approx(memory.optimizer / 2, rel=0.001)
