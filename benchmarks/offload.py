@@ -1,0 +1,220 @@
+"""Parameters and Adam in host memory: ours, FSDP2's CPUOffloadPolicy as it comes, and none of it.
+
+    python benchmarks/offload.py [--model llama-3.2-3b] [--micro-batch 4] [--accumulation 8]
+        [--runs ours plain none ...] [--steps 2] [--seconds 300] [--json FILE]
+
+`ours` is `memory.offload=cpu` with updates beside the next forward, `none` the same run without
+offload. `plain` is what a script has: transformers' model in fp32 on the host, `fully_shard` of
+each compiled block with CPUOffloadPolicy and bf16 compute, torch's fused AdamW on the host, and
+every micro-batch's gradients reduced. Random tokens and weights, one GPU. Each run is a process of
+its own; FILE is written after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from family_forks import Call, run_calls
+from forked_measures import import_torch, plan_of
+from gpu import driver, versions
+from shardwise.facts.allocator import ALLOCATOR
+from shardwise.facts.cluster import parse_cluster
+from shardwise.facts.presets import PRESETS
+from shardwise.plan.plan import Plan
+from shardwise.units import GIB
+
+RUNS = ("ours", "plain", "none")
+_SEQ_LEN = {False: 4096, True: 64}
+
+
+def plan(given: argparse.Namespace, *, offload: bool) -> Plan:
+    on_cpu = given.device == "cpu"
+    memory = {"offload": "cpu"} if offload else {}
+    sections: dict[str, dict[str, object]] = {
+        "model": {"name": given.model},
+        "data": {"seq_len": _SEQ_LEN[on_cpu]},
+        "memory": {**memory, **({"compile": False} if on_cpu else {})},
+        "precision": {"param": "fp32"} if on_cpu else {},
+        "train": {"micro_batch": given.micro_batch, "accumulation": given.accumulation},
+    }
+    return plan_of(parse_cluster(f"1x{'CPU' if on_cpu else given.gpu}"), sections)
+
+
+def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
+    """The steps of training, with the optimizer that training has."""
+    import torch
+
+    from shardwise.training.overlapped import build_for
+    from shardwise.training.step import Stepper
+    from shardwise.training.surroundings import fast_attention, prepare_matmuls
+    from shardwise.tunnel.emulate import Emulator
+    from shardwise.tunnel.link_clock import CudaClock, HostClock
+    from shardwise.tunnel.links import Links
+    from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+    from shardwise.tunnel.world import rank_zero_of
+
+    found = plan(given, offload=offload)
+    on_gpu = given.device == "cuda"
+    here = plan_on(found, given.device, compiled=on_gpu)
+    prepare_matmuls(here)
+    emulator = Emulator(
+        Links.of(found.cluster.fabric, inf), CudaClock() if on_gpu else HostClock(), free=True
+    )
+    with rank_zero_of(1):
+        rank = fill_rank(shard_rank(here, emulator), print, has_values=True)
+        session = rank.session
+        optimizer = build_for(session.model, session.units, here)
+        stepper = Stepper(session.model, optimizer, here, session.mesh)
+
+        def step(number: int) -> None:
+            batches = rank.loader.step_batches(number)
+            stepper.run([batch.pinned() for batch in batches] if on_gpu else batches, 0.0)
+
+        with fast_attention(torch.device(given.device)):
+            return timed(step, given, stepper.settle) | {"plan_tok_s": _tokens_per_s(found)}
+
+
+def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
+    """A script with FSDP2 as its tutorials have it."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    on_gpu, fields = given.device == "cuda", {**PRESETS[given.model], "use_cache": False}
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    how: dict[str, Any] = {"offload_policy": CPUOffloadPolicy(pin_memory=on_gpu)}
+    if on_gpu:
+        how["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    how["mesh"] = dist.init_device_mesh(given.device, (1,))
+    for block in model.model.layers:
+        if on_gpu:
+            block.compile()
+        fully_shard(block, **how)
+    fully_shard(model, **how)
+    model.to_empty(device="cpu")
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = type(rotary)(config).inv_freq.to(given.device)
+    with torch.no_grad():
+        for param in model.parameters():
+            own = param.to_local()
+            own.normal_(0, 0.02) if own.dim() > 1 else own.fill_(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    shape = (given.micro_batch, _SEQ_LEN[not on_gpu])
+
+    def step(number: int) -> None:
+        for _ in range(given.accumulation):
+            tokens = torch.randint(config.vocab_size, shape, device=given.device)
+            loss = model(input_ids=tokens, labels=tokens).loss
+            (loss / given.accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed(step, given, lambda: None)
+
+
+def timed(
+    step: Callable[[int], None], given: argparse.Namespace, settle: Callable[[], None]
+) -> dict[str, Any]:
+    """Seconds of each step after the first, whatever is left to do at the end among them."""
+    import torch
+
+    from shardwise.metrics.meters import peak_memory
+
+    wait = torch.cuda.synchronize if given.device == "cuda" else nullcontext
+    start = time.perf_counter()
+    step(0)
+    settle()
+    wait()
+    first = time.perf_counter()
+    for number in range(1, 1 + given.steps):
+        step(number)
+    settle()
+    wait()
+    step_s = (time.perf_counter() - first) / given.steps
+    tokens = given.micro_batch * given.accumulation * _SEQ_LEN[given.device == "cpu"]
+    peak = peak_memory(torch.device(given.device))
+    return {
+        "first_s": first - start,
+        "step_s": step_s,
+        "tok_s": tokens / step_s,
+        "reserved_gib": peak.reserved / GIB,
+        "host_gib": _host_gib(),
+    }
+
+
+def _host_gib() -> float:
+    """The most that this process had in host memory."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024 / GIB
+
+
+def _tokens_per_s(found: Plan) -> float | None:
+    return found.forecast.tokens_per_s if found.forecast else None
+
+
+def main() -> None:
+    given = parse()
+    os.environ.setdefault(*ALLOCATOR)
+    ends = time.monotonic() + given.seconds
+    given.logs.mkdir(parents=True, exist_ok=True)
+    import_torch()
+    works = {
+        "ours": partial(measure_ours, given, offload=True),
+        "none": partial(measure_ours, given, offload=False),
+        "plain": partial(measure_plain, given),
+    }
+    calls = [Call(works[name], given.logs / f"offload-{name}.log") for name in given.runs]
+    results: dict[str, Any] = {
+        "machine": {"gpu": given.gpu, "driver": driver(), **versions()},
+        "asked": {
+            name: getattr(given, name) for name in ("model", "micro_batch", "accumulation", "steps")
+        },
+        "runs": {},
+    }
+    for index, answer in run_calls(calls, ends=ends):
+        name = given.runs[index]
+        results["runs"][name] = answer.value or {"problem": answer.problem}
+        print(f"{name}: {results['runs'][name]} ({answer.took_s:.0f} s)", flush=True)
+        if given.json:
+            given.json.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
+    speeds = {name: run["tok_s"] for name, run in results["runs"].items() if "tok_s" in run}
+    for name in ("plain", "none"):
+        if {"ours", name} <= speeds.keys():
+            print(f"ours / {name}: {speeds['ours'] / speeds[name]:.2f}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="llama-3.2-3b", choices=PRESETS)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--accumulation", type=int, default=8)
+    parser.add_argument("--runs", nargs="+", default=RUNS, choices=RUNS)
+    parser.add_argument("--steps", type=int, default=2, help="measured, after one more")
+    parser.add_argument("--seconds", type=float, default=600, help="after which nothing runs")
+    parser.add_argument("--gpu", default="H200")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--logs", type=Path, default=Path("runs/offload"))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
