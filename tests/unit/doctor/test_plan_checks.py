@@ -54,5 +54,7 @@ def test_a_fault_is_found(name: str) -> None:
 def test_healthy_plans_are_quiet() -> None:
     plans = healthy_plans()
     assert len(plans) >= 20
-    found = {(p.model.name, p.cluster.name): f for p in plans if (f := found_in(p))}
-    assert found == {}
+    found = {(p.model.name, p.cluster.name): found_in(p) for p in plans}
+    # That an axis has not run on GPUs yet is said of every plan with one.
+    known = "has not run on GPUs yet"
+    assert not {place: f for place, f in found.items() if any(known not in s for s in f.values())}
