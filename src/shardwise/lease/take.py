@@ -96,9 +96,12 @@ def _explained(run_dir: Path) -> Iterator[None]:
 
 def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
     """Take the kernel's lock; false where the file system has none."""
-    started = seen = time.monotonic()
+    started = time.monotonic()
+    # When looks began to find no rank that may still end; a busy machine takes long for one look.
+    held_since: float | None = None
     has_told = False
     while True:
+        tried = time.monotonic()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -111,11 +114,11 @@ def _lock(lock: int, path: Path, patience_s: float, say: Say) -> bool:
         record, pids = newest_record(path.parent.parent), lock_holders(path)
         # These are ranks whose launcher died: they save and exit.
         orphans = pids if record is not None and record.pid not in pids else []
-        now = time.monotonic()
-        seen = now if orphans else seen
-        if now - seen > _SETTLE_S or now - started > max(_SETTLE_S, patience_s):
+        is_held = held_since is not None and tried - held_since > _SETTLE_S
+        if (is_held and not orphans) or tried - started > max(_SETTLE_S, patience_s):
             raise _held(path.parent.parent, record, orphans)
-        if orphans and not has_told and now - started > _SETTLE_S:
+        held_since = None if orphans else held_since or time.monotonic()
+        if orphans and not has_told and tried - started > _SETTLE_S:
             has_told = True
             say(f"waiting for processes {_listed(orphans)}, whose launcher is gone, to end")
         time.sleep(_POLL_S)

@@ -129,6 +129,8 @@ def test_a_child_that_ends_between_two_looks_is_not_taken_for_another_job(
     real, started = take.lock_holders, time.monotonic()
 
     def look(path: Path) -> list[int]:
+        """Slow, as on a busy machine."""
+        time.sleep(0.6)
         if time.monotonic() - started < 1.0:
             return real(path)
         os.killpg(holder.pid, signal.SIGKILL)
