@@ -9,6 +9,7 @@ MIB = 1024**2
 GIB = 1024**3
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SIZES = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+_COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _SIZES |= {"K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB}
 
 
@@ -48,6 +49,16 @@ def format_count(count: float) -> str:
         if abs(count) >= size:
             return f"{count / size:.{digits}f}{suffix}"
     return f"{count:.0f}"
+
+
+def parse_count(text: str) -> float:
+    """'15B' -> 1.5e10, '2.5e9' -> 2.5e9. ValueError for anything that is no number above zero."""
+    bare = text.strip().replace(",", "").replace("_", "")
+    scale = _COUNTS.get(bare[-1:].upper(), 1.0)
+    count = float(bare[:-1] if bare[-1:].upper() in _COUNTS else bare) * scale
+    if not 0 < count < float("inf"):
+        raise ValueError(f"{text!r} is no number above zero")
+    return count
 
 
 def format_duration(seconds: float) -> str:

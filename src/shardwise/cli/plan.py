@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from shardwise.cli.calibrate import calibrate_for
-from shardwise.cli.show import show_difference, show_plan
+from shardwise.cli.named_run import (
+    GlobalBatch,
+    MicroBatch,
+    ModelName,
+    SeqLen,
+    changes_of,
+    read_amount,
+    split_words,
+)
+from shardwise.cli.show import run_of, show_difference, show_plan
 from shardwise.config.load import load_config
 from shardwise.config.schema import ClusterConfig
 from shardwise.config.trees import start_from_example
@@ -36,7 +46,11 @@ Changes = Annotated[
 ]
 Budget = Annotated[
     float | None,
-    typer.Option(help="Show the hours and the cost of this many tokens, such as 15e9."),
+    typer.Option(
+        help="Show the hours and the cost of this many tokens, such as 15B.",
+        parser=read_amount,
+        metavar="COUNT",
+    ),
 ]
 Aim = Annotated[
     str,
@@ -54,7 +68,11 @@ Measure = Annotated[
 def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     config: ConfigFile = None,
     overrides: Overrides = None,
+    model: ModelName = None,
     cluster: Elsewhere = None,
+    seq: SeqLen = None,
+    micro_batch: MicroBatch = None,
+    global_batch: GlobalBatch = None,
     changes: Changes = None,
     top: Annotated[int, typer.Option(help="How many other plans to show.")] = 5,
     tokens: Budget = None,
@@ -73,7 +91,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     \b
     Examples:
       shardwise plan run.yaml
-      shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512 --tokens 15e9
+      shardwise plan --model Qwen/Qwen3-8B --cluster 8xH100 --seq 8192
+      shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512 --tokens 15B
       shardwise plan run.yaml model=qwen3-30b-a3b
       shardwise plan run.yaml --set memory.checkpoint_activations=full
       shardwise plan run.yaml --cluster 8x8xH100 --for cheapest
@@ -83,12 +102,20 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     """
     from shardwise.launch.prepare import choose_plan
 
-    given = [*(overrides or []), *([f"cluster.name={cluster}"] if cluster else [])]
+    config, words = split_words(config, overrides, model)
+    named = changes_of(
+        model=model,
+        seq=seq,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        has_file=config is not None,
+    )
+    given = [*named, *words, *([f"cluster.name={cluster}"] if cluster else [])]
     if quick and not calibrate:
         raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)
-    if config is None:
+    if config is None and model is None:
         _end_without_config(calibrated=calibrate)
         return
     aim = _goal(goal)
@@ -96,7 +123,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     if changes:
         show_difference(chosen, choose_plan(load_config(config, [*given, *changes]), goal=aim))
     elif as_json:
-        typer.echo(json.dumps({**chosen.to_dict(), "mesh": picture_data(chosen)}, indent=2))
+        more = {"mesh": picture_data(chosen), "run": asdict(run_of(chosen))}
+        typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
     else:
         _explain(chosen, top, tokens)
 
@@ -106,7 +134,8 @@ def _end_without_config(*, calibrated: bool) -> None:
     if not calibrated:
         raise UserError(
             "no configuration is named",
-            fix=f"name a file: `shardwise plan FILE`, or {start_from_example()}",
+            fix="name a file: `shardwise plan FILE`, or a model: `shardwise plan --model "
+            f"llama-3.1-8b --cluster 8xH100`; or {start_from_example()}",
         )
     typer.echo("next: shardwise plan FILE   (with the rates of this machine)", err=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
+from shardwise.data.size import size_of_data
 from shardwise.plan.explain import (
     alternative_rows,
     choice_rows,
@@ -16,6 +17,7 @@ from shardwise.plan.explain import (
 )
 from shardwise.plan.picture import picture_lines
 from shardwise.plan.plan import Plan
+from shardwise.plan.whole_run import WholeRun, whole_run, whole_run_rows
 
 
 def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
@@ -28,15 +30,24 @@ def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
     show_table(memory_rows(plan))
     typer.echo("speed and cost, expected")
     show_table(forecast_rows(plan, budget_tokens))
+    typer.echo("this run, without its start, evaluations and saves")
+    show_table(whole_run_rows(run_of(plan)))
     if top and plan.alternatives:
         typer.echo("considered besides (tok/s/gpu, memory)")
         show_table(alternative_rows(plan, top))
     show_warnings(plan)
 
 
+def run_of(plan: Plan) -> WholeRun:
+    """All of the run, over the data that this machine has."""
+    return whole_run(plan, size_of_data(plan.config.data, plan.decided.tokenizer))
+
+
 def show_difference(before: Plan, after: Plan) -> None:
     """What a change of the configuration changes."""
-    rows = difference_rows(before, after)
+    runs = zip(*(whole_run_rows(run_of(plan)) for plan in (before, after)), strict=True)
+    changed = [(f"run's {name}", old, new) for (name, old), (_, new) in runs if old != new]
+    rows = [*difference_rows(before, after), *changed]
     typer.echo("what the change does" if rows else "the change makes no difference")
     show_table([(name, old, "->", new) for name, old, new in rows])
 

@@ -29,6 +29,8 @@ _INDEXES = {
 }
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
+# Endings of hub ids whose weights have the shape of the model before them.
+_TUNED = re.compile(r"-(instruct|base|chat|it|pt|hf|v\d[\d.]*|\d{4})$")
 # Files are a few kilobytes; some list a thousand labels.
 _MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -128,6 +130,15 @@ def read_model_config(config: ModelConfig) -> ModelSource:
         kind=kind,
         weights_from=_named_weights(config.weights_from),
     )
+
+
+def preset_named(name: str) -> str | None:
+    """The preset of the shape that a name means: the preset's own, or the hub id of that model or
+    of its tuned forms. For plans that read no weights."""
+    last = name.rstrip("/").split("/")[-1].lower().removeprefix("meta-")
+    while last not in PRESETS and (bare := _TUNED.sub("", last)) != last:
+        last = bare
+    return last if last in PRESETS else None
 
 
 def _named_weights(name: str | None) -> Path | None:

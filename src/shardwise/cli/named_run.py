@@ -1,0 +1,81 @@
+"""A run that is named by options of a command, with a file or without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.errors import UserError
+from shardwise.units import parse_count
+
+
+def read_amount(text: str) -> float:
+    """A number of tokens as people write it."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise UserError(
+            f"{text!r} is no number of tokens", fix="write a number such as 15B, 1.5T or 15e9"
+        ) from None
+
+
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="A model: a preset, a hub id or a directory.", show_default=False),
+]
+SeqLen = Annotated[
+    int | None, typer.Option("--seq", help="Tokens of a sequence.", show_default=False)
+]
+MicroBatch = Annotated[
+    int | None,
+    typer.Option(help="Sequences in one forward pass of a rank.", show_default=False),
+]
+GlobalBatch = Annotated[
+    int | None, typer.Option(help="Sequences in one step of all ranks.", show_default=False)
+]
+Amount = Annotated[
+    float | None,
+    typer.Option(
+        help="Tokens, such as 15B.", parser=read_amount, metavar="COUNT", show_default=False
+    ),
+]
+
+
+def split_words(
+    config: str | None, overrides: list[str] | None, model: str | None
+) -> tuple[str | None, list[str]]:
+    """(file, changes). Where `--model` stands in for a file, the first word is a change."""
+    words = overrides or []
+    if model is not None and config is not None and "=" in config and not Path(config).exists():
+        return None, [config, *words]
+    return config, words
+
+
+def changes_of(
+    *,
+    model: str | None,
+    seq: int | None,
+    micro_batch: int | None,
+    global_batch: int | None,
+    has_file: bool,
+) -> Iterator[str]:
+    """The changes that these options stand for.
+
+    Without a file nothing is trained, so no data is named, and a hub id of a preset's model is
+    that preset: its shape is known here.
+    """
+    from shardwise.facts.sources import preset_named
+
+    if model is not None:
+        yield f"model.name={model if has_file else preset_named(model) or model}"
+        if not has_file:
+            yield "data.source=synthetic"
+    named = {
+        "data.seq_len": seq,
+        "train.micro_batch": micro_batch,
+        "train.global_batch": global_batch,
+    }
+    yield from (f"{setting}={value}" for setting, value in named.items() if value is not None)

@@ -1,0 +1,70 @@
+"""What the whole of a run comes to: its steps, tokens, time, cost, passes and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.plan.checkpoint_size import checkpoint_bytes
+from shardwise.plan.plan import Plan
+from shardwise.units import format_bytes, format_count, format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSize:
+    """How many tokens there are to train on."""
+
+    tokens: float | None
+    """None where it is not known before the data is read."""
+
+    words: str
+    """How that is known, or why it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRun:
+    """All steps of a run together. Start, evaluations and saves are left out of its time."""
+
+    steps: int
+    tokens: int
+    seconds: float | None
+    usd: float | None
+    epochs: float | None
+    data: str
+    """What is known of the data's size."""
+
+    checkpoint_bytes: int
+    checkpoints_kept: int
+
+
+def whole_run(plan: Plan, data: DataSize) -> WholeRun:
+    """The run that the configuration asks for, over such data."""
+    steps = plan.config.train.steps
+    tokens = steps * plan.tokens_per_step
+    forecast = plan.forecast
+    seconds = usd = None
+    if forecast is not None:
+        seconds = steps * (forecast.step_s + (forecast.reference_s or 0.0))
+        rate = forecast.usd_per_billion_tokens
+        usd = None if rate is None else rate * tokens / 1e9 * seconds / (steps * forecast.step_s)
+    return WholeRun(
+        steps=steps,
+        tokens=tokens,
+        seconds=seconds,
+        usd=usd,
+        epochs=None if data.tokens is None else tokens / data.tokens,
+        data=data.words,
+        checkpoint_bytes=checkpoint_bytes(plan),
+        checkpoints_kept=plan.config.checkpoint.keep,
+    )
+
+
+def whole_run_rows(run: WholeRun) -> list[tuple[str, str]]:
+    """(what, figure): the same names for every run, in the same order."""
+    return [
+        ("steps", f"{run.steps:,}"),
+        ("tokens", format_count(run.tokens)),
+        ("time", "-" if run.seconds is None else format_duration(run.seconds)),
+        ("cost", "-" if run.usd is None else f"USD {run.usd:,.0f}"),
+        ("epochs", f"{'-' if run.epochs is None else f'{run.epochs:.3g}'} ({run.data})"),
+        ("checkpoint", f"{format_bytes(run.checkpoint_bytes)}, {run.checkpoints_kept} kept"),
+    ]

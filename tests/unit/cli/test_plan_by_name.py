@@ -1,0 +1,88 @@
+"""`shardwise plan --model NAME --cluster NAME`, and what the whole of a run comes to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_cli_speed import loaded_after
+
+from commands import SHARDWISE, run_installed
+from shardwise.cli.named_run import read_amount
+from shardwise.errors import UserError
+from shardwise.facts.sources import preset_named
+
+_NAMED = ("--model", "Qwen/Qwen3-8B", "--cluster", "8xH100", "--seq", "4096", "--micro-batch", "2")
+
+
+def value_of(name: str, text: str) -> str:
+    found = re.search(rf"^  {name} +(.+)$", text, flags=re.MULTILINE)
+    assert found, f"{name} is not in\n{text}"
+    return found[1]
+
+
+def test_a_model_and_a_cluster_are_enough_for_a_plan() -> None:
+    text = run_installed("plan", *_NAMED, "--global-batch", "64", "--tokens", "15B").stdout
+    assert text.startswith("qwen3-8b (8.19B parameters) on 8xH100")
+    assert value_of("micro_batch", text).startswith("2 ")
+    assert "15.00B tokens" in text
+    assert "refuses" not in text  # nothing is trained, so no data is asked for
+
+
+def test_no_torch_is_imported_for_it(tmp_path: Path) -> None:
+    words = ["plan", "--model", "llama-3.1-8b", "--cluster", "8xH100"]
+    code = f"from shardwise.cli.main import app; app({words!r}, standalone_mode=False)"
+    assert loaded_after(code, tmp_path) == set()
+
+
+def test_the_whole_run_has_steps_tokens_time_cost_passes_and_checkpoints(tmp_path: Path) -> None:
+    words = ["plan", *_NAMED, "train.steps=500", "train.global_batch=64", "data=stdlib"]
+    run = json.loads(run_installed(*words, "data.tokenizer=byte", "--json").stdout)
+    whole, forecast = run["run"], run["forecast"]
+    assert whole["steps"] == 500
+    assert whole["tokens"] == 500 * 64 * 4096
+    assert whole["seconds"] == pytest.approx(500 * forecast["step_s"])
+    assert whole["usd"] == pytest.approx(whole["seconds"] / 3600 * 8 * 3.10)
+    assert 0.5 < whole["epochs"] * 8e6 / whole["tokens"] < 2  # stdlib is 8 MB at most
+    # fp32 parameters and two moments.
+    assert whole["checkpoint_bytes"] == 12 * run["model"]["total_params"]
+
+
+def test_a_change_says_what_it_does_to_the_whole_run() -> None:
+    text = run_installed("plan", *_NAMED, "train.steps=500", "--set", "train.steps=1000").stdout
+    assert "run's steps" in text and "->  1,000" in text
+    assert "run's time" in text and "run's cost" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("15B", 15e9), ("1.5t", 1.5e12), ("500M", 5e8), ("15e9", 15e9)]
+)
+def test_amounts_are_read_as_people_write_them(text: str, count: float) -> None:
+    assert read_amount(text) == count
+
+
+@pytest.mark.parametrize("text", ["B", "15X", "-3B", "0", "nan", "inf"])
+def test_what_is_no_amount_is_an_error_with_a_fix(text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(repr(text))) as found:
+        read_amount(text)
+    assert "15B" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("somebody/another-model", None),
+    ],
+)
+def test_a_hub_id_of_a_known_shape_is_that_preset(name: str, preset: str | None) -> None:
+    assert preset_named(name) == preset
+
+
+def test_without_file_and_model_the_error_names_both() -> None:
+    text = run_installed("plan", expect=2, command=(SHARDWISE,)).stderr
+    assert "shardwise plan FILE" in text and "--model" in text
