@@ -144,7 +144,14 @@ _USUAL_NETWORK = {
     "H200": "infiniband-ndr",
     "B200": "infiniband-ndr",
     "GB200": "infiniband-ndr",
+    "B300": "infiniband-xdr",
+    "GB300": "infiniband-xdr",
+    "H800": "infiniband-ndr",
+    "H20": "roce-400",
+    "A800-80GB": "infiniband-hdr",
     "MI300X": "roce-400",
+    "MI325X": "roce-400",
+    "MI355X": "roce-400",
     "A100-40GB": "infiniband-hdr",
     "A100-80GB": "infiniband-hdr",
     "V100-16GB": "infiniband-edr",
@@ -155,6 +162,8 @@ _PCIE = {
     "H100-PCIe": _PCIE_GEN5,
     "H100-NVL": _PCIE_GEN5,
     "RTX-5090": _PCIE_GEN5,
+    "RTX-PRO-6000": _PCIE_GEN5,
+    "RTX-PRO-6000-Server": _PCIE_GEN5,
     "T4": _PCIE_GEN3,
     # Two of them share the 16 lanes of a desktop board of their time. Later cards take up to four
     # slots, so that several stand in workstations and servers, which give each 16 lanes.

@@ -5,6 +5,10 @@ GeForce cards print twice as much for fp16 accumulation. A format is listed only
 has arithmetic for it, so V100 and T4 have no bf16. Memory is what `nvidia-smi` reports, not the
 round number on the box, so a plan is the same whether a GPU was named or probed. B200's bandwidth
 is its bus width times its clock, which is below the printed 8 TB/s.
+
+Sources: the vendors' data sheets as of November 2026. Of B300, GB300 and RTX PRO 6000 the memory is
+what logs of `nvidia-smi` show. Data sheets of RTX PRO 6000 print peaks with sparsity in four bits;
+the dense ones follow from 188 multiprocessors at 2.617 GHz, 512 sums each in bf16.
 """
 
 from __future__ import annotations
@@ -91,17 +95,20 @@ _V100 = {"fp32": 15.7, "fp16": 125.0}
 _V100_PCIE = {"fp32": 14.0, "fp16": 112.0}
 _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
 _H100 = {"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
+_H20 = {"fp32": 44.0, "tf32": 74.0, "bf16": 148.0, "fp16": 148.0, "fp8": 296.0}
 _H100_PCIE = {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0, "fp16": 756.0, "fp8": 1513.0}
 _H100_NVL = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1670.5}
 _B200 = {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0, "fp16": 2250.0, "fp8": 4500.0}
 _GB200 = {"fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0, "fp16": 2500.0, "fp8": 5000.0}
 _MI300X = {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9}
+_MI355X = {"fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2}
 _A10G = {"fp32": 35.0, "tf32": 35.0, "bf16": 70.0, "fp16": 70.0}
 _L4 = {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0, "fp16": 121.0, "fp8": 242.5}
 _L40S = {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0, "fp16": 362.0, "fp8": 733.0}
 _RTX_3090 = {"fp32": 35.6, "tf32": 35.6, "bf16": 71.0, "fp16": 71.0}
 _RTX_4090 = {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3}
 _RTX_5090 = {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419.0}
+_RTX_PRO_6000 = {"fp32": 125.9, "tf32": 251.9, "bf16": 503.8, "fp16": 503.8, "fp8": 1007.6}
 _RTX_A6000 = {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8}
 _RTX_6000_ADA = {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5}
 
@@ -116,6 +123,8 @@ GPUS: tuple[GpuSpec, ...] = (
     _gpu("A100-80GB", 81920, _A100, 2039, (NODE, 600), node=16),
     _gpu("A100-PCIe-40GB", 40960, _A100, 1555),
     _gpu("A100-PCIe-80GB", 81920, _A100, 1935),
+    _gpu("A800-80GB", 81920, _A100, 2039, (NODE, 400)),
+    _gpu("A800-PCIe-80GB", 81920, _A100, 1935),
     _gpu("L4", 23034, _L4, 300, node=16),
     _gpu("L40S", 46068, _L40S, 864),
     _gpu("RTX-3090", 24576, _RTX_3090, 936),
@@ -123,14 +132,22 @@ GPUS: tuple[GpuSpec, ...] = (
     _gpu("RTX-5090", 32607, _RTX_5090, 1792),
     _gpu("RTX-A6000", 49140, _RTX_A6000, 768),
     _gpu("RTX-6000-Ada", 49140, _RTX_6000_ADA, 960),
+    _gpu("RTX-PRO-6000", 97887, _RTX_PRO_6000, 1792),
+    _gpu("RTX-PRO-6000-Server", 97887, _RTX_PRO_6000, 1597),
     _gpu("H100", 81559, _H100, 3350, (NODE, 900)),
     _gpu("H100-PCIe", 81559, _H100_PCIE, 2039),
     _gpu("H100-NVL", 95830, _H100_NVL, 3900, (2, 600)),
     _gpu("H200", 143771, _H100, 4800, (NODE, 900)),
     _gpu("GH200", 97871, _H100, 4000, (1, 900), node=4),
+    _gpu("H800", 81559, _H100, 3350, (NODE, 400)),
+    _gpu("H20", 97871, _H20, 4000, (NODE, 900)),
     _gpu("B200", 183359, _B200, 7700, (NODE, 1800)),
     _gpu("GB200", 189471, _GB200, 8000, (72, 1800), node=4),
+    _gpu("B300", 275040, _B200, 7700, (NODE, 1800)),
+    _gpu("GB300", 284208, _GB200, 8000, (72, 1800), node=4),
     _gpu("MI300X", 196592, _MI300X, 5300, (NODE, 896)),
+    _gpu("MI325X", 262128, _MI300X, 6000, (NODE, 896)),
+    _gpu("MI355X", 294896, _MI355X, 8000, (NODE, 1075)),
 )
 
 # Other names, by people and `nvidia-smi`. Only whole names match: "RTX 4090 Laptop GPU" and "H100
@@ -141,6 +158,10 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "A100-40GB": ("A100-SXM4-40GB", "A100-SXM-40GB"),
     "A100-80GB": ("A100", "A100-SXM4-80GB", "A100-SXM-80GB"),
     "A100-PCIe-80GB": ("A100 80GB PCIe",),
+    "A800-80GB": ("A800", "A800-SXM4-80GB", "A800-SXM-80GB"),
+    "A800-PCIe-80GB": ("A800 80GB PCIe",),
+    "RTX-PRO-6000": ("RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell Workstation Edition"),
+    "RTX-PRO-6000-Server": ("RTX PRO 6000 Blackwell Server Edition",),
     "RTX-3090": ("3090",),
     "RTX-4090": ("4090",),
     "RTX-5090": ("5090",),
@@ -150,7 +171,12 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "H100-PCIe": ("H100 80GB PCIe",),
     "H200": ("H200-SXM", "H200-141GB"),
     "GH200": ("GH200 480GB", "GH200-96GB"),  # 480 GB is Grace's own memory, not the GPU's
+    "H800": ("H800-SXM", "H800-SXM5", "H800-80GB"),
+    "H20": ("H20-96GB",),
+    "B300": ("B300 SXM6 AC", "B300-SXM"),
     "MI300X": ("MI300X OAM",),
+    "MI325X": ("MI325X OAM",),
+    "MI355X": ("MI355X OAM",),
 }
 
 _VENDOR_WORDS = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct)\b")
@@ -171,10 +197,29 @@ def match_gpu(device_name: str) -> GpuSpec | None:
     return _BY_KEY.get(_key(device_name))
 
 
+# Accelerators that run no torch.cuda: each with why a plan for it would be for nothing.
+_NO_CUDA = (
+    (re.compile(r"tpu|v[2-7][pe]?$"), "TPUs run PyTorch through XLA, which has no FSDP2"),
+    (re.compile(r"trainium|trn\d"), "Trainium runs PyTorch through Neuron, which has no FSDP2"),
+    (re.compile(r"gaudi|hl\d"), "Gaudi is no device of torch.cuda, which ranks are made for"),
+)
+
+
+def _validate_cuda(name: str) -> None:
+    for pattern, why in _NO_CUDA:
+        if pattern.match(_key(name)):
+            raise UserError(
+                f"{name} is no GPU that shardwise trains on",
+                why=why,
+                fix="name GPUs of NVIDIA or AMD, such as cluster.name=8xH100",
+            )
+
+
 def find_gpu(name: str, count: str = "1x") -> GpuSpec:
     """The catalogue's entry for a name that a user wrote, behind a `count` such as `4x8x`."""
     gpu = match_gpu(name)
     if gpu is None:
+        _validate_cuda(name)
         near = difflib.get_close_matches(_key(name), _BY_KEY, n=5, cutoff=0.5)
         names = list(dict.fromkeys(_BY_KEY[key].name for key in near))[:3]
         raise UserError(

@@ -76,9 +76,20 @@ _GENERATIONS = {
     "H100": _Shares(0.71, 0.70, 0.66, 0.55, 0.85),
     "H200": _Shares(0.73, 0.74, 0.66, 0.55, 0.88),
     "GH200": _Shares(0.73, 0.74, 0.66, 0.55, 0.88),
+    # The same chips with slower links.
+    "A800": _Shares(0.85, 0.0, 0.68, 0.57, 0.82),
+    "H800": _Shares(0.71, 0.70, 0.66, 0.55, 0.85),
+    # Its clock and power would allow far more than its peak, so that matmuls come near to it. Not
+    # measured.
+    "H20": _Shares(0.90, 0.88, 0.70, 0.60, 0.85),
     "B200": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
     "GB200": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
     "MI300X": _Shares(0.38, 0.27, 0.24, 0.18, 0.70),
+    # Not measured: as their predecessors.
+    "B300": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
+    "GB300": _Shares(0.60, 0.55, 0.55, 0.45, 0.80),
+    "MI325X": _Shares(0.38, 0.27, 0.24, 0.18, 0.70),
+    "MI355X": _Shares(0.38, 0.27, 0.24, 0.18, 0.70),
     # GeForce cards clock higher than their nominal peaks assume (an RTX 4090 at 2.7 GHz instead of
     # 2.52), and their tensor cores, which add up in fp32 at half their rate, leave power over.
     "RTX-3090": _Shares(0.95, 0.0, 0.70, 0.60, 0.85),
@@ -87,13 +98,15 @@ _GENERATIONS = {
     # Cards with the full rate, GDDR and little power reach about 0.75 TFLOP/s a watt: 229 were
     # measured of an RTX PRO 6000 at 300 W. So this is 300 W, 350 W and 72 W of their peaks.
     "RTX-6000-Ada": _Shares(0.62, 0.60, 0.55, 0.47, 0.85),
+    "RTX-PRO-6000": _Shares(0.75, 0.70, 0.60, 0.50, 0.85),
+    "RTX-PRO-6000-Server": _Shares(0.75, 0.70, 0.60, 0.50, 0.85),
     "L40S": _Shares(0.72, 0.67, 0.60, 0.50, 0.85),
     "L4": _Shares(0.45, 0.42, 0.40, 0.34, 0.85),
 }
 _OTHER = _Shares(0.78, 0.72, 0.64, 0.54, 0.85)
 # Their tensor cores are faster, so the edge of the causal triangle takes a larger share of a short
 # sequence's time.
-_SINCE_HOPPER = ("H100", "H200", "GH200", "B200", "GB200")
+_SINCE_HOPPER = ("H100", "H200", "H800", "H20", "GH200", "B200", "GB200", "B300", "GB300")
 
 
 def rates_of(gpu: GpuSpec) -> Rates:

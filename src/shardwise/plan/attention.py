@@ -13,7 +13,7 @@ from shardwise.plan.decisions import Choice
 from shardwise.plan.given import decide
 
 # The GPUs that FlashAttention 4 was measured on here, and those of their kind.
-_HOPPER = ("H100", "H200", "GH200")
+_HOPPER = ("H100", "H200", "GH200", "H800", "H20")
 
 
 def choose_attention(

@@ -22,7 +22,7 @@ _SOCKET = "Socket"
 # GPUs whose networks can be used without the host.
 _DIRECT = ("infiniband", "roce", "efa", "gpudirect")
 # GPUs whose NVLink switches can reduce.
-_WITH_NVLS = ("H100", "H200", "B200", "GB200")
+_WITH_NVLS = ("H100", "H200", "H800", "H20", "B200", "GB200", "B300", "GB300")
 _LEAST_FOR_NVLS = 4
 
 
