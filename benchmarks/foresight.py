@@ -2,11 +2,11 @@
 
     python benchmarks/foresight.py [--rows FILE] [--worst 15] [--fit]
 
-FILE is a CSV with the columns of published_runs.csv beside this script, which is read without
+FILE is a CSV with the columns of src/shardwise/compare/published_runs.csv, which is read without
 `--rows`. Every error is of a row that the numbers behind its prediction have not seen. A stack with
 a profile is predicted by that, fitted without the row; and every stack also by the generic profile,
 fitted without the whole stack. `--fit` fits the profiles to FILE's rows and writes them to
-foresight_profiles.json. No fit has seen the rows of held_out_runs.csv.
+src/shardwise/compare/profiles.json. No fit has seen the rows of held_out_runs.csv.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
 
-from foresight_profiles import PROFILES, Parameters, Profiles, family_of, predict
-from foresight_rows import Run, Skipped, Table, read_table
+from shardwise.compare.profiles import PROFILES, Parameters, Profiles, family_of, predict
+from shardwise.compare.rows import PUBLISHED, PublishedRun, PublishedTable, SkippedRow, read_table
 from shardwise.plan.time import TimeEstimate
-
-ROWS = Path(__file__).with_name("published_runs.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ _DOUBT = {
 class Outcome:
     """A run and what was foreseen for it."""
 
-    run: Run
+    run: PublishedRun
     predicted: float
     estimate: TimeEstimate
 
@@ -100,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--rows", type=Path, default=PUBLISHED)
     parser.add_argument("--worst", type=int, default=15)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--profiles", type=Path, default=PROFILES)
@@ -116,7 +114,7 @@ def main() -> None:
     report(options.rows, table, Profiles.load(options.profiles), options.worst)
 
 
-def report(path: Path, table: Table, profiles: Profiles, worst: int) -> None:
+def report(path: Path, table: PublishedTable, profiles: Profiles, worst: int) -> None:
     """All that there is to say about a file."""
     known = [(run, profiles.calibrated(run)) for run in table.runs]
     calibrated = [_foresee(run, found) for run, found in known if found is not None]
@@ -143,18 +141,18 @@ def report(path: Path, table: Table, profiles: Profiles, worst: int) -> None:
     print_verdict(ADAPTERS, [outcome for outcome in unseen if outcome.run.traits.frozen])
 
 
-def has_axes(run: Run) -> bool:
+def has_axes(run: PublishedRun) -> bool:
     """Whether ranks share matmuls, sequences or experts."""
     return max(run.decided.tensor, run.decided.context, run.decided.expert) > 1
 
 
-def _foresee(run: Run, parameters: Parameters) -> Outcome:
+def _foresee(run: PublishedRun, parameters: Parameters) -> Outcome:
     predicted, estimate = predict(run, parameters)
     return Outcome(run=run, predicted=predicted, estimate=estimate)
 
 
-def print_skipped(skipped: Sequence[Skipped]) -> None:
-    reasons: dict[str, list[Skipped]] = defaultdict(list)
+def print_skipped(skipped: Sequence[SkippedRow]) -> None:
+    reasons: dict[str, list[SkippedRow]] = defaultdict(list)
     for row in skipped:
         reasons[row.why].append(row)
     for why, rows in reasons.items():

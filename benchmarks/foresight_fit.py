@@ -10,20 +10,20 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from foresight_profiles import (
+from shardwise.compare.profiles import (
     FOLDS,
     STACKS,
     START,
     Parameters,
-    Profile,
     Profiles,
+    StackProfile,
     families_of,
     family_of,
     fold_of,
     is_typical,
     predict,
 )
-from foresight_rows import Run
+from shardwise.compare.rows import PublishedRun
 
 Vector = NDArray[np.float64]
 # A miss above this counts in proportion, not squared: some published rows are odd.
@@ -32,13 +32,13 @@ _ODD = 0.05
 _HEAVIEST = 40
 
 
-def fit_profiles(runs: Sequence[Run], say: Callable[[str], None]) -> Profiles:
+def fit_profiles(runs: Sequence[PublishedRun], say: Callable[[str], None]) -> Profiles:
     """The generic profile, with every family left out in turn; then each stack from what the
     generic one is without it, with every fifth of its rows left out in turn."""
     start = {name: value for name, (value, _) in START.items()}
     typical = [run for run in runs if is_typical(run)]
     say(f"generic, {len(typical)} rows")
-    generic = Profile(
+    generic = StackProfile(
         parameters=_fit_generic(typical, start),
         without={
             family: _fit_generic([run for run in typical if family_of(run.source) != family], start)
@@ -54,18 +54,18 @@ def fit_profiles(runs: Sequence[Run], say: Callable[[str], None]) -> Profiles:
             str(fold): fit([run for run in own if fold_of(run) != str(fold)], begin)
             for fold in range(FOLDS)
         }
-        stacks[stack.name] = Profile(parameters=fit(own, begin), without=without)
+        stacks[stack.name] = StackProfile(parameters=fit(own, begin), without=without)
     seen = frozenset(run.key for run in runs)
     return Profiles(seen=seen, generic=generic, stacks=stacks)
 
 
-def _fit_generic(runs: Sequence[Run], start: Parameters) -> dict[str, float]:
+def _fit_generic(runs: Sequence[PublishedRun], start: Parameters) -> dict[str, float]:
     size = Counter(family_of(run.source) for run in runs)
     return fit(runs, start, [min(1.0, _HEAVIEST / size[family_of(run.source)]) for run in runs])
 
 
 def fit(
-    runs: Sequence[Run], start: Parameters, weights: Sequence[float] | None = None
+    runs: Sequence[PublishedRun], start: Parameters, weights: Sequence[float] | None = None
 ) -> dict[str, float]:
     """Parameters that explain the runs, near `start`."""
     problem = _Problem(
@@ -85,7 +85,7 @@ def _named(point: Vector) -> dict[str, float]:
 class _Problem:
     """Logarithms of parameters to be found."""
 
-    runs: Sequence[Run]
+    runs: Sequence[PublishedRun]
     origin: Vector
     spread: Vector
     weights: Vector

@@ -13,6 +13,7 @@ import typer
 
 from shardwise.cli import (
     checkpoint,
+    compare,
     config,
     data,
     doctor,
@@ -55,6 +56,7 @@ _NARROWEST_PANEL = 20
 # Unknown options reach load_config, which answers `--optim.lr=1` with "write optim.lr=1".
 _OVERRIDES = {"ignore_unknown_options": True}
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
+app.command("compare", context_settings=_OVERRIDES)(compare.compare)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("launch", context_settings=_OVERRIDES)(launch.launch)
 app.command("status")(status.status)

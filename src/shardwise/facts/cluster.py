@@ -180,12 +180,12 @@ def _validate_node(cluster: ClusterSpec) -> None:
         f"{cluster.name} puts {count} GPUs into one node; a node of {gpu.name} has at most "
         f"{gpu.most_in_a_node}",
         why="GPUs of one node would be planned as if fast links joined all of them",
-        fix=f"write cluster.name={_in_usual_nodes(cluster, gpu)}, or cluster.nvlink_domain={count} "
+        fix=f"write cluster.name={in_usual_nodes(cluster, gpu)}, or cluster.nvlink_domain={count} "
         "where fast links do join so many",
     )
 
 
-def _in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
+def in_usual_nodes(cluster: ClusterSpec, gpu: GpuSpec) -> str:
     """The same GPUs in nodes of equal size, or in full nodes where they do not divide."""
     total, full = cluster.world_size, min(NODE, gpu.node_gpus)
     nodes = -(-total // full)

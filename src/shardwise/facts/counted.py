@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,13 @@ def config_key(hf_config: Mapping[str, Any]) -> str:
 
 def shipped_spec(name: str, hf_config: Mapping[str, Any]) -> ModelSpec | None:
     """The sizes of a preset that was counted before."""
-    found = read_json(SHIPPED).get(config_key(hf_config))
+    found = _shipped().get(config_key(hf_config))
     return None if found is None else replace(ModelSpec.from_dict(found), name=name)
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    return dict(read_json(SHIPPED))
 
 
 def preset_spec(name: str) -> ModelSpec:

@@ -1,7 +1,7 @@
 """What a training stack adds around the matmuls: numbers that no datasheet has.
 
 The defaults are those of FSDP2 with torch's own kernels, measured on an H200. `OURS` says where
-this project differs. Other stacks are other values of the same fields; `benchmarks/foresight.py`
+this project differs. Other stacks are other values of the same fields; `shardwise.compare`
 keeps those that were fitted to published runs.
 """
 

@@ -38,6 +38,13 @@ def test_planning_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]) -> None
     assert loaded_after(code, tmp_path) == set()
 
 
+def test_comparing_loads_no_torch(tmp_path: Path) -> None:
+    words = ["compare", "--model", "qwen3-30b-a3b", "--cluster", "2x8xH800", "--ep", "8"]
+    words += ["--tokens-per-s", "4000"]
+    code = f"from shardwise.cli.main import app; app({words!r}, standalone_mode=False)"
+    assert loaded_after(code, tmp_path) == set()
+
+
 def test_planning_any_preset_loads_no_torch(tmp_path: Path) -> None:
     # Without torch a plan takes less than a second. With it the import alone takes longer.
     # A search takes half a second for each of them, so most of it is decided here.

@@ -2,7 +2,7 @@
 
 A profile is a `Software` plus how its numbers change with what a row says: the generation of the
 attention kernel, the float8 recipe, a model that is not gated. `foresight.py --fit` fits them to
-published runs and writes `foresight_profiles.json`; nothing in a profile belongs to one row.
+published runs and writes `profiles.json`; nothing in a profile belongs to one row.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from foresight_rows import Run
+from shardwise.compare.question import SpeedQuestion
+from shardwise.compare.rows import PublishedRun
 from shardwise.plan.decisions import computes_float8
 from shardwise.plan.software import Software
-from shardwise.plan.time import TimeEstimate, estimate_time
+from shardwise.plan.time import TimeEstimate
 
 Parameters = Mapping[str, float]
 FOLDS = 5
-PROFILES = Path(__file__).with_name("foresight_profiles.json")
+PROFILES = Path(__file__).with_name("profiles.json")
 
 # Where fits start, and how far rows may move it: a standard deviation of its logarithm. Chosen by
 # hand with the table in view, as were the features themselves: leaving a stack out of a fit leaves
@@ -69,11 +70,12 @@ START: dict[str, tuple[float, float]] = {
     "early_zero3_links": (8.0, 0.2),  # one network card of eight
 }
 _SOFTWARE = {item.name for item in fields(Software)}
-_HOPPER, _BLACKWELL = ("H100", "H200", "GH200"), ("B200", "GB200")
+HOPPER = ("H100", "H200", "GH200", "H800", "H20")
+BLACKWELL = ("B200", "GB200", "B300", "GB300")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class KnownStack:
     """A training stack with a profile of its own, and the words that tell it in a source's name."""
 
     name: str
@@ -87,25 +89,25 @@ class Stack:
 
 
 STACKS = (
-    Stack(name="llm-foundry", words=("llm-foundry",)),
+    KnownStack(name="llm-foundry", words=("llm-foundry",)),
     # torchao's tables are runs of torchtitan.
-    Stack(name="torchtitan", words=("torchtitan", "torchao")),
-    Stack(name="prime-rl", words=("prime-rl",)),
+    KnownStack(name="torchtitan", words=("torchtitan", "torchao")),
+    KnownStack(name="prime-rl", words=("prime-rl",)),
     # Its ZeRO-1 reduces and gathers in small pieces.
-    Stack(name="nanotron", words=("nanotron",), start={"zero1_pieces": 120.0}),
+    KnownStack(name="nanotron", words=("nanotron",), start={"zero1_pieces": 120.0}),
     # It recomputes norms and activations where others recompute matmuls too.
-    Stack(
+    KnownStack(
         name="megatron-bridge",
         words=("megatron-bridge",),
         start={"selective_recompute": 0.02},
         typical=False,
     ),
-    Stack(name="automodel", words=("automodel",), typical=False),
+    KnownStack(name="automodel", words=("automodel",), typical=False),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class StackProfile:
     """Parameters fitted to all rows, and what they are without some."""
 
     parameters: Parameters
@@ -118,10 +120,10 @@ class Profiles:
     """All that was fitted, and which rows it has seen."""
 
     seen: frozenset[str]
-    generic: Profile
-    stacks: Mapping[str, Profile]
+    generic: StackProfile
+    stacks: Mapping[str, StackProfile]
 
-    def calibrated(self, run: Run) -> Parameters | None:
+    def calibrated(self, run: PublishedRun) -> Parameters | None:
         """Its stack's parameters, fitted without this row; None where the stack has none."""
         stack = stack_of(run.source)
         if stack is None:
@@ -129,14 +131,14 @@ class Profiles:
         profile = self.stacks[stack.name]
         return profile.without[fold_of(run)] if run.key in self.seen else profile.parameters
 
-    def fitted(self, run: Run) -> Parameters | None:
+    def fitted(self, run: PublishedRun) -> Parameters | None:
         """Its stack's parameters, fitted with this row among others; None where they were not."""
         stack = stack_of(run.source)
         if stack is None or run.key not in self.seen:
             return None
         return self.stacks[stack.name].parameters
 
-    def unseen(self, run: Run) -> Parameters:
+    def unseen(self, run: PublishedRun) -> Parameters:
         """The generic parameters, fitted without any row of this stack."""
         return self.generic.without.get(family_of(run.source), self.generic.parameters)
 
@@ -149,12 +151,12 @@ class Profiles:
     def load(cls, path: Path) -> Profiles:
         """Back from `save`."""
         data = json.loads(path.read_text())
-        stacks = {name: Profile(**profile) for name, profile in data["stacks"].items()}
-        generic = Profile(**data["generic"])
+        stacks = {name: StackProfile(**profile) for name, profile in data["stacks"].items()}
+        generic = StackProfile(**data["generic"])
         return cls(seen=frozenset(data["seen"]), generic=generic, stacks=stacks)
 
 
-def stack_of(source: str) -> Stack | None:
+def stack_of(source: str) -> KnownStack | None:
     """The stack that a source's name tells, if it has a profile."""
     low = source.lower()
     return next((each for each in STACKS if any(word in low for word in each.words)), None)
@@ -166,31 +168,41 @@ def family_of(source: str) -> str:
     return stack.name if stack else (source.lower().split() or ["?"])[0]
 
 
-def fold_of(run: Run) -> str:
+def fold_of(run: PublishedRun) -> str:
     """Which part of its stack's rows it is in."""
     return str(int(run.key, 16) % FOLDS)
 
 
-def is_typical(run: Run) -> bool:
+def is_typical(run: PublishedRun) -> bool:
     """Whether the generic profile is fitted to it."""
     stack = stack_of(run.source)
     return stack is None or stack.typical
 
 
-def families_of(runs: Sequence[Run]) -> list[str]:
+def families_of(runs: Sequence[PublishedRun]) -> list[str]:
     """All of them, in order."""
     return list(dict.fromkeys(family_of(run.source) for run in runs))
 
 
-def predict(run: Run, parameters: Parameters) -> tuple[float, TimeEstimate]:
+def question_of(run: PublishedRun, parameters: Parameters) -> SpeedQuestion:
+    """The run as the time model is asked about it."""
+    return SpeedQuestion(
+        model=run.model,
+        fabric=run.fabric,
+        decided=run.decided,
+        rates=run.rates,
+        software=software_for(run, parameters),
+    )
+
+
+def predict(run: PublishedRun, parameters: Parameters) -> tuple[float, TimeEstimate]:
     """Tokens per second and GPU, and where the step goes."""
-    decided, software = run.decided, software_of(run, parameters)
-    estimate = estimate_time(run.model, run.fabric, decided, run.rates, software)
-    tokens = decided.tokens * decided.accumulation / (decided.tensor * decided.pipeline)
-    return tokens / estimate.total, estimate
+    question = question_of(run, parameters)
+    estimate = question.estimate()
+    return question.tokens_of_device() / estimate.total, estimate
 
 
-def software_of(run: Run, parameters: Parameters) -> Software:
+def software_for(run: PublishedRun, parameters: Parameters) -> Software:
     """The stack as this row says it was used."""
     named: dict[str, Any] = {key: value for key, value in parameters.items() if key in _SOFTWARE}
     base = Software(**named)
@@ -214,7 +226,7 @@ def software_of(run: Run, parameters: Parameters) -> Software:
     return replace(base, **changes, **_float8(run, parameters), **_parallel(run, parameters))
 
 
-def _float8(run: Run, parameters: Parameters) -> dict[str, Any]:
+def _float8(run: PublishedRun, parameters: Parameters) -> dict[str, Any]:
     if run.decided.linear != "param" and run.model.num_experts > 1:
         # These stacks convert stacked experts too.
         return {"converts_experts": True, "narrow_factor": parameters["float8_narrow"]}
@@ -230,7 +242,7 @@ def _float8(run: Run, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def _parallel(run: Run, parameters: Parameters) -> dict[str, Any]:
+def _parallel(run: PublishedRun, parameters: Parameters) -> dict[str, Any]:
     changes: dict[str, Any] = {"sends_once": run.traits.sends_once}
     if run.traits.graphs:
         changes["exchange_s"] = 0.0
@@ -249,12 +261,12 @@ def _parallel(run: Run, parameters: Parameters) -> dict[str, Any]:
     return changes
 
 
-def _flash_share(run: Run, parameters: Parameters) -> float:
+def _flash_share(run: PublishedRun, parameters: Parameters) -> float:
     """What an attention kernel older than the device leaves of its rate."""
     share = 1.0
-    if run.traits.flash < 3 and run.gpu.name in _HOPPER:
+    if run.traits.flash < 3 and run.gpu.name in HOPPER:
         share = parameters["flash2_hopper"]
-    if run.traits.flash < 3 and run.gpu.name in _BLACKWELL:
+    if run.traits.flash < 3 and run.gpu.name in BLACKWELL:
         share = parameters["flash2_blackwell"]
     return share * parameters["flash1"] if run.traits.flash < 2 else share
 

@@ -1,0 +1,245 @@
+"""`shardwise compare`: is this throughput right? For runs of ours and of other stacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardwise.cli.named_run import GlobalBatch, MicroBatch, ModelName, SeqLen, split_words
+from shardwise.cli.show import show_table
+from shardwise.config.load import load_config
+from shardwise.errors import UserError
+from shardwise.facts.cluster import ClusterSpec, in_usual_nodes, parse_cluster
+from shardwise.facts.models import ModelSpec
+from shardwise.units import GIB, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from shardwise.compare.answer import SpeedAnswer
+    from shardwise.compare.standing import Peer, Published
+    from shardwise.plan.plan import Plan
+
+_WIDTH = 80
+
+
+def compare(  # noqa: PLR0913 (a verb's parameters are its options)
+    config: Annotated[
+        str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Measured tokens per second of one GPU.", show_default=False),
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Measured GiB of one GPU, for a file.", show_default=False),
+    ] = None,
+    model: ModelName = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="The GPUs, such as 2x8xH100.", show_default=False)
+    ] = None,
+    seq: SeqLen = None,
+    stack: Annotated[
+        str, typer.Option(help="What trains: megatron, torchtitan, nanotron, deepspeed, fsdp, …")
+    ] = "fsdp",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    cp: Annotated[int, typer.Option(min=1, help="Context-parallel ranks.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel ranks.")] = 1,
+    micro_batch: MicroBatch = None,
+    global_batch: GlobalBatch = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16 or fp8.", show_default=False)
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="none, selective or full.", show_default=False)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="A node's network cards, such as '8x400 Gb/s'.", show_default=False),
+    ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Judge the published runs instead.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Say whether a throughput is right: what is expected, the band, and the likeliest reasons.
+
+    Expectations of other stacks are fitted to published runs, and nine of ten of these are inside
+    of the band that is shown.
+
+    \b
+    Examples:
+      shardwise compare run.yaml --tokens-per-s 10400 --memory 71
+      shardwise compare --model Qwen/Qwen3-30B-A3B --cluster 16xH800 --seq 8192
+        --stack megatron --tp 1 --pp 2 --ep 8 --tokens-per-s 6325
+      shardwise compare --published
+    Next: shardwise doctor runs/NAME
+    """
+    from shardwise.compare.answer import answer_for_plan, answer_for_stack
+    from shardwise.compare.standing import read_published
+    from shardwise.compare.stated import StatedRun
+
+    if published:
+        _show_published(read_published())
+        return
+    if tokens_per_s is None:
+        raise UserError("--tokens-per-s is missing", fix="write the measured tokens/s of one GPU")
+    config, words = split_words(config, overrides, model)
+    if config is not None:
+        plan = _plan_of(config, [*words, *([f"cluster.name={cluster}"] if cluster else [])])
+        answer = answer_for_plan(plan, tokens_per_s)
+        _tell(_title_of(plan), answer, as_json=as_json)
+        if memory is not None and not as_json:
+            _tell_memory(plan, memory)
+        return
+    if memory is not None:
+        raise UserError(
+            "--memory is compared with a plan, and there is no file",
+            why="what other stacks hold is not known here",
+            fix="leave --memory out, or name a file: shardwise compare run.yaml",
+        )
+    spec, place = _stated_model(model, words, cluster)
+    stated = StatedRun(
+        model=spec, cluster=place, tokens_per_s=tokens_per_s, seq=seq or 4096, stack=stack,
+        tensor=tp, pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch,
+        global_batch=global_batch, precision=precision, recompute=recompute, network=network,
+    )  # fmt: skip
+    title = (
+        f"{spec.name} ({format_count(spec.total_params)} parameters) on {place.name} with "
+        f"{stack}: tp {tp}, pp {pp}, cp {cp}, ep {ep}, sequences of {stated.seq}"
+    )
+    _tell(title, answer_for_stack(stated), as_json=as_json)
+
+
+def _plan_of(config: str, words: list[str]) -> Plan:
+    from shardwise.launch.prepare import choose_plan
+
+    return choose_plan(load_config(config, words))
+
+
+def _title_of(plan: Plan) -> str:
+    from shardwise.plan.explain import headline
+
+    return headline(plan)
+
+
+def _stated_model(
+    name: str | None, words: list[str], cluster: str | None
+) -> tuple[ModelSpec, ClusterSpec]:
+    """The model and the GPUs that the options name."""
+    from shardwise.facts.sources import preset_named, read_model_config
+    from shardwise.launch.prepare import measure_model
+
+    if name is None or cluster is None:
+        raise UserError(
+            "neither a file nor a model and a cluster are named",
+            fix="write shardwise compare FILE --tokens-per-s N, or --model NAME --cluster 2x8xH100",
+        )
+    config = load_config(None, [f"model.name={preset_named(name) or name}", *words])
+    spec = measure_model(config, read_model_config(config.model))
+    place = parse_cluster(cluster)
+    if place.gpu is not None and place.devices_per_node > place.gpu.most_in_a_node:
+        place = parse_cluster(in_usual_nodes(place, place.gpu))
+    return spec, place
+
+
+# ---- text ------------------------------------------------------------------------------------
+
+
+def _tell(title: str, answer: SpeedAnswer, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer.to_dict(), indent=2))
+        return
+    for line in wrap(title, _WIDTH, subsequent_indent="  "):
+        typer.echo(line)
+    for line in _lines(answer):
+        typer.echo(line)
+
+
+def _lines(answer: SpeedAnswer) -> Iterator[str]:
+    low, high = answer.band.around(answer.expected)
+    runs = f" ({answer.band.runs} runs)" if answer.band.runs else ""
+    within = "nine of ten of " if answer.band.runs else ""
+    yield from _field("measured", f"{answer.measured:,.0f} tok/s/gpu, mfu {answer.mfu:.1%}")
+    yield from _field(
+        "expected",
+        f"{answer.expected:,.0f} tok/s/gpu; {low:,.0f} to {high:,.0f} is the band of "
+        f"{within}{answer.band.words}{runs}",
+    )
+    yield from _field("verdict", f"{answer.verdict}: {answer.ratio:.0%} of what is expected")
+    yield from _field(
+        "standing",
+        f"a higher mfu than {answer.slower_ones} of {len(answer.alike)} published runs of "
+        f"{answer.kind} ({min(answer.alike):.1%} to {max(answer.alike):.1%})",
+    )
+    for assumption in answer.assumed:
+        yield from _field("assumed", assumption)
+    yield "the published runs that are most like it"
+    yield from _peer_lines(answer.nearest)
+    if answer.reasons:
+        yield "the likeliest reasons for the difference"
+    for number, reason in enumerate(answer.reasons, start=1):
+        then = "" if reason.tokens_per_s is None else (
+            f" Expected then: {reason.tokens_per_s:,.0f} tok/s/gpu.")  # fmt: skip
+        yield from wrap(f"{number}. {reason.title}. {reason.why}{then}", _WIDTH,
+                        initial_indent="  ", subsequent_indent="     ")  # fmt: skip
+        yield from wrap(f"check: {reason.check}", _WIDTH,
+                        initial_indent="     ", subsequent_indent="            ")  # fmt: skip
+
+
+def _field(name: str, text: str) -> list[str]:
+    return wrap(
+        f"{name:<8}  {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 12,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _peer_lines(peers: tuple[Peer, ...]) -> Iterator[str]:
+    for peer in peers:
+        doubted = ", which the table doubts" if peer.run.doubted else ""
+        yield from wrap(
+            f"{peer.run.source.split()[0]} {peer.run.label}: {peer.run.published:,.0f} tok/s/gpu, "
+            f"{peer.ratio:.0%} of what is expected{doubted}",
+            _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False,
+        )  # fmt: skip
+
+
+def _tell_memory(plan: Plan, gib: float) -> None:
+    from shardwise.compare.answer import memory_verdict
+
+    memory = plan.memory
+    said = memory_verdict(memory, gib * GIB)
+    told = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} is likely"
+    for line in _field("memory", f"{said}: {gib:g} GiB, where {told}"):
+        typer.echo(line)
+
+
+def _show_published(published: Published) -> None:
+    """Every stack's rows by verdict, and the rows that are not as expected."""
+    judged = [(peer, published.verdict_of(peer)) for peer in published.peers]
+    words = ("as expected", "slower than expected", "faster than expected", "doubtful")
+    stacks = list(dict.fromkeys(peer.stack for peer in published.peers))
+    header = ("stack", "runs", "expected", "slower", "faster", "doubtful")
+    rows = []
+    for stack in [*stacks, "all"]:
+        own = [said for peer, said in judged if stack in (peer.stack, "all")]
+        rows.append((stack, str(len(own)), *(str(own.count(word)) for word in words)))
+    show_table([header, *rows])
+    for peer, said in judged:
+        if said != "as expected":
+            ratio = f"{peer.ratio:.0%}"
+            text = f"line {peer.run.line}: {said} ({ratio}): {peer.stack}: {peer.run.label}"
+            for line in wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+                typer.echo(line)
+    for row in published.skipped:
+        doubted = "doubtful, " if row.doubted else ""
+        text = f"line {row.line}: {doubted}left out: {row.why}"
+        for line in wrap(text, _WIDTH, subsequent_indent="  "):
+            typer.echo(line)
