@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.deepspeed_loop import LOOP_ASSUMED, LOOP_RULES
+from shardwise.migrate.deepspeed_offload import offload_rules, optimizer_rule, parameters_rule
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
 from shardwise.migrate.rules import (
     Assumed,
@@ -14,7 +15,6 @@ from shardwise.migrate.rules import (
     each,
     kept,
     otherwise,
-    to,
     unless,
 )
 from shardwise.migrate.source import Source
@@ -67,32 +67,6 @@ def _hpz(value: Any, _: Source) -> Outcome:
         {"shard.reshard_after_forward": size},
         "parameters are kept in groups of this many ranks between forward and backward",
     )
-
-
-def _offload(other: str) -> KeyRule:
-    def translate(value: Any, source: Source) -> Outcome:
-        place = str(value).strip().lower()
-        if place in ("none", "false"):
-            return mapped({"memory.offload": "none"}, "it is on the device")
-        if place not in ("cpu", "nvme"):
-            raise BadValueError(f"`{value}` is none of none, cpu and nvme")
-        if place == "nvme":
-            why = "nothing is kept on NVMe; host memory must hold it"
-        elif str(source.get(other, "none")).lower() == "cpu":
-            why = "parameters, gradients and optimizer are in host memory"
-            return mapped({"memory.offload": "cpu"}, why)
-        else:
-            why = "FSDP2 moves parameters and optimizer together, so both are in host memory"
-        return changed({"memory.offload": "cpu"}, why)
-
-    return KeyRule(translate)
-
-
-def _old_offload(value: Any, _: Source) -> Outcome:
-    if not flag(value):
-        return always("it is on the device")
-    why = "FSDP2 moves parameters and optimizer together, so both are in host memory"
-    return changed({"memory.offload": "cpu"}, why)
 
 
 def _format(name: str) -> KeyRule:
@@ -171,16 +145,6 @@ _ZERO_RULES: dict[str, KeyRule] = {
     "mics_shard_size": KeyRule(_mics_size),
     "mics_hierarchical_params_gather": otherwise("NCCL chooses how a gather crosses nodes"),
     "zero_hpz_partition_size": KeyRule(_hpz),
-    "offload_param.device": _offload(f"{_ZERO}.offload_optimizer.device"),
-    "offload_optimizer.device": _offload(f"{_ZERO}.offload_param.device"),
-    "cpu_offload": KeyRule(_old_offload),
-    "cpu_offload_params": KeyRule(_old_offload),
-    "cpu_offload_param": KeyRule(_old_offload),
-    "offload_param.pin_memory": to("memory.pin_memory", flag, "pinned host memory"),
-    "offload_optimizer.pin_memory": to("memory.pin_memory", flag, "pinned host memory"),
-    "cpu_offload_use_pin_memory": to("memory.pin_memory", flag, "pinned host memory"),
-    "offload_param.*": drop("host memory is the only place beside the device, without buffers"),
-    "offload_optimizer.*": drop("host memory is the only place beside the device"),
     **each(
         kept("FSDP2 always does so"),
         "contiguous_gradients reduce_scatter allgather_partitions overlap_comm",
@@ -238,6 +202,7 @@ _OTHERS: dict[str, KeyRule] = {
     "sequence_parallel_size": unless("sequence parallelism is not supported", 1),
     "seq_parallel_communication_data_type": drop("sequence parallelism is not supported"),
     **{f"{_ZERO}.{name}": rule for name, rule in _ZERO_RULES.items()},
+    **offload_rules(f"{_ZERO}."),
     **_STAGE_3,
     **each(drop("nothing is read or written beside training"), ("aio.*", "nebula.*")),
     **each(drop(_PLANS), ("autotuning.*", "elasticity.*")),
@@ -287,8 +252,8 @@ def accelerate_section() -> dict[str, KeyRule]:
     section = "deepspeed_config"
     rules = {
         "zero_stage": KeyRule(_stage),
-        "offload_optimizer_device": _offload(f"{section}.offload_param_device"),
-        "offload_param_device": _offload(f"{section}.offload_optimizer_device"),
+        "offload_optimizer_device": optimizer_rule([f"{section}.offload_param_device"]),
+        "offload_param_device": parameters_rule([f"{section}.offload_optimizer_device"]),
         "offload_optimizer_nvme_path": drop("nothing is kept on NVMe"),
         "offload_param_nvme_path": drop("nothing is kept on NVMe"),
         "gradient_accumulation_steps": LOOP_RULES["gradient_accumulation_steps"],

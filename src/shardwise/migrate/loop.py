@@ -104,11 +104,21 @@ def _optimizer(value: Any, _: Source) -> Outcome:
     word = str(value).strip().lower()
     if word in _ADAMW:
         return always("AdamW, fused where the device has it")
-    if "adamw" in word and "8bit" in word:
-        return mapped({"optim.state": "int8"}, "AdamW's moments are in eight bits")
+    if "adamw" in word and ("8bit" in word or "paged" in word):
+        return _small_adamw(has_8_bits="8bit" in word, is_paged="paged" in word)
     if "adamw" in word:
         return changed({}, "AdamW with fp32 moments; optim.state=bf16 halves their memory")
     return changed({}, "AdamW is the only optimizer; rates that suit another may not suit it")
+
+
+def _small_adamw(*, has_8_bits: bool, is_paged: bool) -> Outcome:
+    if not has_8_bits:
+        why = "AdamW's moments are always in host memory, not only where the device is full"
+        return changed({"memory.offload_optimizer": True}, why)
+    if is_paged:
+        why = "AdamW's moments are in eight bits, and stay on the device"
+        return changed({"optim.state": "int8"}, why)
+    return mapped({"optim.state": "int8"}, "AdamW's moments are in eight bits")
 
 
 def _beta(index: int, other: str, default: float) -> KeyRule:

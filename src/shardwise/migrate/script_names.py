@@ -54,7 +54,7 @@ CALLS: dict[str, str] = {
     "deepspeed.zero.GatheredParameters": "nothing: FSDP2 gathers a unit where it computes",
     "deepspeed.checkpointing.checkpoint": _RECOMPUTE,
     "deepspeed.checkpointing.configure": _RECOMPUTE,
-    "deepspeed.ops.adam.DeepSpeedCPUAdam": "optim with memory.offload=cpu",
+    "deepspeed.ops.adam.DeepSpeedCPUAdam": "optim with memory.offload_optimizer=true",
     "deepspeed.ops.adam.FusedAdam": "optim: lr, betas, eps, weight_decay",
     "accelerate.Accelerator": "a run of its own: cluster, shard, precision and train.accumulation",
     "accelerate.FullyShardedDataParallelPlugin": "shard, precision and memory",

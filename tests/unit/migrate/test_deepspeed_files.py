@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from migrated import fate, migrated, why
 
+from shardwise.migrate.migration import Migration
+
 
 def settings_of(folder: Path, **tree: Any) -> dict[str, Any]:
     return migrated(folder, tree, name="ds.json").settings
@@ -33,16 +35,44 @@ def test_mics_is_hsdp_and_hpz_is_a_group(tmp_path: Path) -> None:
     assert (hpz["shard.strategy"], hpz["shard.reshard_after_forward"]) == ("full_shard", 4)
 
 
-def test_offload_of_both_is_ours_and_of_one_is_changed(tmp_path: Path) -> None:
+def offloading(folder: Path, **zero: Any) -> Migration:
+    return migrated(folder, {"zero_optimization": {"stage": 3, **zero}}, name="ds.json")
+
+
+PARAMETERS = "zero_optimization.offload_param"
+OPTIMIZER = "zero_optimization.offload_optimizer"
+
+
+def test_parameters_in_host_memory_take_the_optimizer_with_them(tmp_path: Path) -> None:
     cpu = {"device": "cpu", "pin_memory": True}
-    both = {"stage": 3, "offload_param": cpu, "offload_optimizer": cpu}
-    done = migrated(tmp_path, {"zero_optimization": both}, name="ds.json")
-    assert done.settings["memory.offload"] == "cpu"
-    assert fate(done, "zero_optimization.offload_param.device") == "mapped"
-    one = {"stage": 2, "offload_optimizer": {"device": "nvme"}}
-    done = migrated(tmp_path, {"zero_optimization": one}, name="ds.json")
-    assert fate(done, "zero_optimization.offload_optimizer.device") == "changed"
-    assert "NVMe" in why(done, "zero_optimization.offload_optimizer.device")
+    both = offloading(tmp_path, offload_param=cpu, offload_optimizer=cpu)
+    assert both.settings["memory.offload"] == "cpu" and both.settings["memory.pin_memory"]
+    assert "memory.offload_optimizer" not in both.settings
+    assert fate(both, f"{PARAMETERS}.device") == fate(both, f"{OPTIMIZER}.device") == "mapped"
+    one = offloading(tmp_path, offload_optimizer={"device": "none"}, offload_param=cpu)
+    assert one.settings["memory.offload"] == "cpu"
+    assert fate(one, f"{PARAMETERS}.device") == fate(one, f"{OPTIMIZER}.device") == "changed"
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"offload_optimizer": {"device": "cpu", "pin_memory": False}},
+        {"offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "none"}},
+        {"cpu_offload": True},
+    ],
+    ids=["cpu", "nvme", "old"],
+)
+def test_the_optimizer_alone_in_host_memory_is_paged_adam(
+    zero: dict[str, Any], tmp_path: Path
+) -> None:
+    done = offloading(tmp_path, **zero)
+    assert done.settings["memory.offload_optimizer"] is True
+    assert done.settings.get("memory.offload", "none") == "none"
+    assert "memory.pin_memory" not in done.settings
+    key = "zero_optimization.cpu_offload" if "cpu_offload" in zero else f"{OPTIMIZER}.device"
+    assert fate(done, key) == "changed" and "Adam's moments" in why(done, key)
+    assert ("NVMe" in why(done, key)) == ("nvme" in str(zero))
 
 
 def test_loop_optimizer_and_schedule(tmp_path: Path) -> None:

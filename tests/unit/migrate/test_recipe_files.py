@@ -73,6 +73,21 @@ def test_axolotl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "setting", "fated"),
+    [
+        ("adamw_8bit", ("optim.state", "int8"), "mapped"),
+        ("paged_adamw_8bit", ("optim.state", "int8"), "changed"),
+        ("paged_adamw_32bit", ("memory.offload_optimizer", True), "changed"),
+    ],
+)
+def test_moments_that_take_less_of_the_device(
+    tmp_path: Path, name: str, setting: tuple[str, Any], fated: str
+) -> None:
+    done = migrated(tmp_path, {"learning_rate": 1e-4, "max_steps": 9, "optim": name})
+    assert setting in done.settings.items() and fate(done, "optim") == fated
+
+
+@pytest.mark.parametrize(
     ("tree", "key"),
     [
         ({"base_model": "m", "rl": "grpo"}, "rl"),
