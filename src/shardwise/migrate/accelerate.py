@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.deepspeed import accelerate_section
+from shardwise.migrate.foreign_axes import CONTEXT, HEADS, TENSOR
 from shardwise.migrate.fsdp_section import SECTION, fsdp_rules, fsdp_value, replicas
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
 from shardwise.migrate.rules import Assumed, KeyRule, Reader, drop, each, kept, otherwise, unless
@@ -117,11 +118,11 @@ def _fp8_gather(value: Any, _: Source) -> Outcome:
 _MESH = {
     "dp_replicate_size": _axis("mesh.replicate"),
     "dp_shard_size": _axis("mesh.shard"),
-    "tp_size": unless("tensor parallelism is not supported; those ranks shard instead", 1),
-    "cp_size": unless("context parallelism is not supported; those ranks shard instead", 1),
-    "sp_size": unless("sequence parallelism is not supported; those ranks shard instead", 1),
+    "tp_size": TENSOR,
+    "cp_size": CONTEXT,
+    "sp_size": HEADS,
     **each(
-        drop("tensor, context and sequence parallelism are not supported"),
+        otherwise("the model and the attention kernel say how an axis computes"),
         "cp_backend cp_comm_strategy sp_backend sp_seq_length sp_seq_length_is_variable "
         "sp_attn_implementation cp_handler sp_handler tp_handler",
     ),

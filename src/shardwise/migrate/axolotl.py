@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.migrate.axolotl_data import DATA
 from shardwise.migrate.axolotl_drops import DROPS
+from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
 from shardwise.migrate.loop import LOOP, half_format
 from shardwise.migrate.preferences import (
@@ -26,7 +27,6 @@ from shardwise.migrate.rules import (
     otherwise,
     task,
     to,
-    unless,
 )
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
@@ -138,11 +138,9 @@ _OWN: dict[str, KeyRule] = {
     "fsdp_version": KeyRule(_version),
     "dp_replicate_size": _axis("mesh.replicate"),
     "dp_shard_size": _axis("mesh.shard"),
-    **each(
-        unless("tensor and context parallelism are not supported; those ranks shard instead", 1),
-        "tensor_parallel_size context_parallel_size sequence_parallel_degree",
-    ),
-    "expert_parallel_size": unless("expert parallelism is not supported", 1),
+    "tensor_parallel_size": TENSOR,
+    **each(CONTEXT, "context_parallel_size sequence_parallel_degree"),
+    "expert_parallel_size": EXPERT,
     "flash_attention": _kernel("auto"),
     "xformers_attention": _kernel("auto"),
     "sage_attention": _kernel("auto"),

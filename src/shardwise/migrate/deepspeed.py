@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.migrate.deepspeed_loop import LOOP_ASSUMED, LOOP_RULES
 from shardwise.migrate.deepspeed_offload import offload_rules, optimizer_rule, parameters_rule
+from shardwise.migrate.foreign_axes import HEADS, PARTS, TENSOR
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
 from shardwise.migrate.rules import (
     Assumed,
@@ -23,6 +24,7 @@ from shardwise.migrate.values import dtype, flag, positive, whole
 _ZERO = "zero_optimization"
 _BUCKETS = "there are no buckets: a unit, usually one block, is gathered and reduced at a time"
 _HEURISTIC = "units are gathered and freed as a whole; shard.reshard_after_forward says when"
+_SEQUENCES = "keys and values are gathered in precision.param"
 _PLANS = "the plan's search chooses batch and mesh"
 
 
@@ -194,13 +196,10 @@ _OTHERS: dict[str, KeyRule] = {
     "activation_checkpointing.*": otherwise(
         "the script turns it on there; memory.checkpoint_activations does here"
     ),
-    **each(
-        unless("tensor parallelism is not supported; those ranks shard instead", 1),
-        "tensor_parallel.autotp_size tensor_parallel.tp_size",
-    ),
-    "tensor_parallel.*": drop("tensor parallelism is not supported"),
-    "sequence_parallel_size": unless("sequence parallelism is not supported", 1),
-    "seq_parallel_communication_data_type": drop("sequence parallelism is not supported"),
+    **each(TENSOR, "tensor_parallel.autotp_size tensor_parallel.tp_size"),
+    "tensor_parallel.*": PARTS,
+    "sequence_parallel_size": HEADS,
+    "seq_parallel_communication_data_type": otherwise(_SEQUENCES),
     **{f"{_ZERO}.{name}": rule for name, rule in _ZERO_RULES.items()},
     **offload_rules(f"{_ZERO}."),
     **_STAGE_3,
@@ -263,7 +262,7 @@ def accelerate_section() -> dict[str, KeyRule]:
             "checkpoints are sharded; `shardwise export` writes whole safetensors"
         ),
         "deepspeed_moe_layer_cls_names": otherwise("units are found from the model"),
-        "seq_parallel_communication_data_type": drop("sequence parallelism is not supported"),
+        "seq_parallel_communication_data_type": otherwise(_SEQUENCES),
         **each(
             drop("shardwise starts its own ranks; on several nodes it runs under torchrun or srun"),
             "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped, other_task
 from shardwise.migrate.loop import LOOP, half_format, lora_targets
 from shardwise.migrate.preferences import (
@@ -33,7 +34,6 @@ from shardwise.migrate.values import flag, names, number, positive, text, whole
 
 _NEXT = "losses are cross-entropy, DPO, KTO, ORPO and SimPO"
 _NAMES = "it is a name in dataset_info.json: write data.source and data.path"
-_AXES = "tensor, context and pipeline parallelism are not supported; those ranks shard instead"
 _QUANTISED = "weights are not quantised: frozen ones are in precision.param"
 
 
@@ -179,12 +179,11 @@ _OWN: dict[str, KeyRule] = {
     "save_ckpt_as_hf": otherwise("`shardwise export` writes safetensors"),
     "bf16": half_format("bf16"),
     "model_class": unless("only causal language models are trained", "llm"),
-    **each(
-        unless(_AXES, 1),
-        "cp_size context_parallel_size tensor_model_parallel_size "
-        "pipeline_model_parallel_size expert_model_parallel_size sequence_parallel "
-        "hyper_parallel_cp_size",
-    ),
+    **each(CONTEXT, "cp_size context_parallel_size hyper_parallel_cp_size"),
+    "tensor_model_parallel_size": TENSOR,
+    "expert_model_parallel_size": EXPERT,
+    "sequence_parallel": to("mesh.sequence_parallel", flag, "with mesh.tensor"),
+    **pipeline("pipeline_model_parallel_size"),
 }
 _DROPS: dict[str, KeyRule] = {
     **each(

@@ -18,6 +18,7 @@ from shardwise.plan.decisions import Decisions
 from shardwise.plan.plan import Plan
 
 _WORDS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
+_AXES = {"replicate": "dp_replicate", "shard": "dp_shard", "tensor": "tp", "context": "cp"}
 _LOOP = "Accelerate's file has no training loop"
 
 
@@ -104,6 +105,8 @@ def _decided(chosen: Decisions) -> dict[str, Any]:
         "shard.reshard_after_forward": chosen.reshard_after_forward,
         "mesh.replicate": chosen.replicate,
         "mesh.shard": chosen.shard,
+        "mesh.tensor": chosen.tensor,
+        "mesh.context": chosen.context,
         "precision.param": chosen.param_dtype,
         "precision.reduce": chosen.reduce_dtype,
         "memory.compile": chosen.compile,
@@ -119,24 +122,21 @@ def _by_path(plan: Plan) -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {
         "cluster.name": {
             "num_machines": plan.cluster.num_nodes,
-            "num_processes": chosen.replicate * chosen.shard,
+            "num_processes": plan.world_size,
             **({"use_cpu": True} if is_cpu else {}),
         },
         "precision.param": {"mixed_precision": _WORDS[chosen.param_dtype]},
         "precision.reduce": {"mixed_precision": _WORDS[chosen.param_dtype]},
         "memory.compile": _compiled(chosen),
     }
+    made |= _axes(chosen)
     if chosen.strategy == "no_shard":
         several = "MULTI_CPU" if is_cpu else "MULTI_GPU"
-        made["shard.strategy"] = {"distributed_type": several if chosen.replicate > 1 else "NO"}
+        made["shard.strategy"] = {"distributed_type": several if plan.world_size > 1 else "NO"}
         return made
     frees = {"fsdp_config.fsdp_reshard_after_forward": bool(chosen.reshard_after_forward)}
     made["shard.strategy"] = dict(frees)
     made["shard.reshard_after_forward"] = dict(frees)
-    if chosen.replicate > 1:
-        for axis in ("replicate", "shard"):
-            key = f"parallelism_config.parallelism_config_dp_{axis}_size"
-            made[f"mesh.{axis}"] = {key: getattr(chosen, axis)}
     made["memory.offload"] = {"fsdp_config.fsdp_offload_params": chosen.offload}
     recomputes = chosen.checkpoint_activations not in ("none", 0)
     made["memory.checkpoint_activations"] = {
@@ -151,6 +151,22 @@ def _by_path(plan: Plan) -> dict[str, dict[str, Any]]:
             "fsdp_config.fsdp_min_num_params": shard.unit_min_params,
         }
     return made
+
+
+def _axes(chosen: Decisions) -> dict[str, dict[str, Any]]:
+    """The sizes of a mesh of several axes."""
+    sizes = {
+        name: (short, getattr(chosen, name))
+        for name, short in _AXES.items()
+        if getattr(chosen, name) > 1
+    }
+    one_axis = "replicate" if chosen.strategy == "no_shard" else "shard"
+    if not sizes.keys() - {one_axis}:
+        return {}
+    return {
+        f"mesh.{name}": {f"parallelism_config.parallelism_config_{short}_size": size}
+        for name, (short, size) in sizes.items()
+    }
 
 
 def _compiled(chosen: Decisions) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.datasets import where
+from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
 from shardwise.migrate.rules import (
     Assumed,
@@ -21,7 +22,6 @@ from shardwise.migrate.source import Source
 from shardwise.migrate.values import dtype, flag, number, one_of, positive, text, whole
 
 _STEPS, _WARMUP = 10_000, 200  # torchtitan's defaults
-_AXIS = "it is not supported; those ranks shard instead"
 # A shape that ships with us, by torchtitan's name and flavor.
 _PRESETS = {
     **{("llama3", size): f"llama-3.1-{size.lower()}" for size in ("8B", "70B", "405B")},
@@ -241,13 +241,13 @@ _RULES: dict[str, KeyRule] = {
     "parallelism.data_parallel_shard_degree": KeyRule(_shard_degree),
     "parallelism.data_parallel_replicate_degree": KeyRule(_replicate),
     "parallelism.fsdp_reshard_after_forward": KeyRule(_reshard),
-    **each(
-        unless(_AXIS, 1),
-        "tensor_parallel_degree pipeline_parallel_degree context_parallel_degree "
-        "expert_parallel_degree expert_tensor_parallel_degree enable_async_tensor_parallel",
-        "parallelism.",
-    ),
-    "parallelism.*": drop("tensor, pipeline, context and expert parallelism are not supported"),
+    "parallelism.tensor_parallel_degree": TENSOR,
+    "parallelism.context_parallel_degree": CONTEXT,
+    "parallelism.expert_parallel_degree": EXPERT,
+    "parallelism.expert_tensor_parallel_degree": unless("experts are not cut into columns", 1),
+    "parallelism.enable_async_tensor_parallel": unless("a matmul waits for what it gathers"),
+    **pipeline("pipeline_parallel_degree", "parallelism."),
+    "parallelism.*": drop("there is no counterpart"),
     "activation_checkpoint.mode": KeyRule(_recompute),
     "activation_checkpoint.selective_ac_option": KeyRule(_selective),
     "activation_checkpoint.*": drop("memory.checkpoint_activations says what is recomputed"),

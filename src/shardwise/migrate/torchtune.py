@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.datasets import where
+from shardwise.migrate.foreign_axes import CONTEXT, PARTS, TENSOR
 from shardwise.migrate.interpolation import resolve
 from shardwise.migrate.line import (
     BadValueError,
@@ -278,9 +279,9 @@ _RULES: dict[str, KeyRule] = {
     ),
     "data_parallel_shard_dim": KeyRule(_shard_dim),
     "data_parallel_replicate_dim": KeyRule(_replicate_dim),
-    "tensor_parallel_dim": unless("tensor parallelism is not supported; those ranks shard", 1),
-    "context_parallel_dim": unless("context parallelism is not supported; those ranks shard", 1),
-    "tensor_parallel_plan.*": drop("tensor parallelism is not supported"),
+    "tensor_parallel_dim": TENSOR,
+    "context_parallel_dim": CONTEXT,
+    "tensor_parallel_plan.*": PARTS,
     "metric_logger._component_": KeyRule(_logger),
     "metric_logger.project": to("observe.wandb_project", text, "the project of W&B"),
     "metric_logger.*": otherwise("curves lie in the run directory"),

@@ -112,7 +112,7 @@ TRAINING: dict[str, KeyRule] = {
     "use_liger_kernel": otherwise("kernels of our own, or torch's: train.kernels"),
     "liger_kernel_config.*": otherwise("kernels of our own, or torch's: train.kernels"),
     "accelerator_config.*": otherwise("data order is a function of seed and position"),
-    "parallelism_config.*": drop("put the mesh into mesh.replicate and mesh.shard"),
+    "parallelism_config.*": drop("write the sizes of the mesh into section mesh"),
     "neftune_noise_alpha": drop("there is no noise on embeddings"),
     "label_smoothing_factor": unless("the loss is plain cross-entropy"),
     "use_cpu": unless("write cluster.name=1xCPU"),

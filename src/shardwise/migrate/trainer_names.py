@@ -51,7 +51,7 @@ SECTIONS = {
     "adapter": "Accelerate's file has no adapters; PEFT's LoraConfig has them",
     "data": "Accelerate's file has no data",
     "cluster": "Accelerate's file knows no hardware beyond counts",
-    "mesh": "without replicas all ranks shard",
+    "mesh": "Accelerate's axes are dp_replicate, dp_shard, tp and cp, where there are several",
     "shard": "Accelerate has no such setting; FSDP2's own order is used",
     "precision": "Accelerate has mixed_precision alone",
     "memory": "Accelerate has no such setting",

@@ -77,7 +77,7 @@ def test_a_mesh_of_parallelism_config(tmp_path: Path) -> None:
     done = migrated(tmp_path, tree)
     assert (done.settings["mesh.replicate"], done.settings["mesh.shard"]) == (2, 4)
     assert done.settings["shard.strategy"] == "hybrid_shard"
-    assert fate(done, "parallelism_config.parallelism_config_tp_size") == "dropped"
+    assert done.settings["mesh.tensor"] == 2 and "mesh.context" not in done.settings
     assert fate(done, "parallelism_config.parallelism_config_cp_size") == "mapped"
 
 

@@ -72,6 +72,26 @@ def test_axolotl(tmp_path: Path) -> None:
     assert fate(done, "adam_beta1") == "assumed"
 
 
+ZERO = {"zero_optimization": {"stage": 1}, "fp16": {"enabled": True}}
+FACTORY = {"model_name_or_path": "m", "finetuning_type": "full"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "key", "expected"),
+    [
+        ({"base_model": "m", "tensor_parallel_size": 2}, "tensor_parallel_size", "tensor"),
+        ({"base_model": "m", "context_parallel_size": 2}, "context_parallel_size", "context"),
+        ({**FACTORY, "cp_size": 2}, "cp_size", "context"),
+        ({**ZERO, "tensor_parallel": {"tp_size": 2}}, "tensor_parallel.tp_size", "tensor"),
+        ({**ZERO, "sequence_parallel_size": 2}, "sequence_parallel_size", "context"),
+    ],
+)
+def test_axes_inside_a_replica(tmp_path: Path, tree: Any, key: str, expected: str) -> None:
+    done = migrated(tmp_path, tree)
+    assert done.settings[f"mesh.{expected}"] == 2
+    assert fate(done, key) == ("changed" if key == "sequence_parallel_size" else "mapped")
+
+
 @pytest.mark.parametrize(
     ("name", "setting", "fated"),
     [
@@ -194,7 +214,9 @@ dataset = "c4"
 [parallelism]
 data_parallel_replicate_degree = 2
 data_parallel_shard_degree = -1
-tensor_parallel_degree = 1
+tensor_parallel_degree = 4
+pipeline_parallel_degree = 2
+expert_parallel_degree = 1
 [lr_scheduler]
 warmup_steps = 200
 decay_ratio = 0.8
@@ -212,6 +234,8 @@ def test_torchtitan(tmp_path: Path) -> None:
         "model.weights": "random",
         "shard.strategy": "hybrid_shard",
         "mesh.replicate": 2,
+        "mesh.tensor": 4,
+        "mesh.expert": None,
         "data.path": "allenai/c4",
         "optim.schedule": "wsd",
         "optim.decay_steps": 800,
@@ -222,4 +246,5 @@ def test_torchtitan(tmp_path: Path) -> None:
         "train.steps": 1000,
     }
     assert {key: done.settings.get(key) for key in expected} == expected
+    assert fate(done, "parallelism.pipeline_parallel_degree") == "dropped"
     assert not [line for line in done.lines if "unknown" in line.outcome.why]

@@ -45,6 +45,21 @@ def test_hsdp_goes_there_and_comes_back() -> None:
     assert settings["shard.unit_classes"] == ["LlamaDecoderLayer"]
 
 
+def test_axes_inside_a_replica_are_sizes_there() -> None:
+    tree, shown = exported(
+        "model: tiny-llama\ncluster: 8xCPU\nmesh: {tensor: 2, shard: 4, context: 1}\n"
+        "shard: {strategy: full_shard}\ndata: {source: synthetic, seq_len: 32}\n"
+    )
+    assert tree["num_processes"] == 8
+    assert tree["parallelism_config"] == {
+        "parallelism_config_dp_shard_size": 4,
+        "parallelism_config_tp_size": 2,
+    }
+    assert "mesh.context: 1" in shown
+    settings = migrate_file(Path("accelerate.yaml"), None, []).settings
+    assert (settings["mesh.shard"], settings["mesh.tensor"]) == (4, 2)
+
+
 def test_every_key_has_a_line_and_the_plan_fills_the_rest() -> None:
     text = "model: tiny-llama\ncluster: 2xCPU\nshard: {strategy: no_shard}\ngates: {min_mfu: 0.3}\n"
     tree, shown = exported(text, "memory.compile=false")
