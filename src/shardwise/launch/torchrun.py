@@ -13,8 +13,8 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch.distributed as dist
@@ -154,7 +154,10 @@ def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) ->
     began = time.time()
     try:
         least_nodes = int(arguments.nnodes.partition(":")[0])
-        with restarting_where_it_helps(watchdog, lookout, arguments.shutdown_timeout, least_nodes):
+        with (
+            restarting_where_it_helps(watchdog, lookout, arguments.shutdown_timeout, least_nodes),
+            _deaf_afterwards(arguments.signals_to_handle.split(",")),
+        ):
             run(arguments)
     except ChildFailedError as failed:
         raise error_of_start(failed.failures, watchdog) from None
@@ -173,6 +176,18 @@ def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) ->
         ) from error
     except ValueError as error:
         raise UserError(f"torchrun: {error}", fix="torchrun --help lists its options") from error
+
+
+@contextmanager
+def _deaf_afterwards(names: Sequence[str]) -> Iterator[None]:
+    """Ignore these signals when the block has ended: no rank is left that they could reach.
+    PyTorch's handlers would stay, and raise inside of what cleans up and reports."""
+    try:
+        yield
+    finally:
+        for number in (getattr(signal, name, None) for name in names):
+            if number is not None and callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _words_since(began: float, log_dir: Path) -> Iterator[RankFailure]:

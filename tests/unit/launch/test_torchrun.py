@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.internals.elastic import AskingAgent
+from shardwise.launch import torchrun
 from shardwise.launch.agent import Adviser, error_of_ranks
 from shardwise.launch.failure import Passing
 from shardwise.launch.hang import Hang
@@ -28,6 +30,7 @@ from shardwise.launch.lookout import Lookout
 from shardwise.launch.torchrun import _stopped, parse_agent
 from shardwise.launch.watchdog import Watchdog
 from shardwise.training.heartbeat import Phase, Sign
+from shardwise.training.signals import stop_requests
 
 AT = 1_000
 
@@ -68,6 +71,27 @@ def test_the_agent_passes_on_what_asks_ranks_to_stop(given: list[str], passed_on
     arguments = parse_agent([*given, "run.yaml"])
     assert arguments.signals_to_handle == passed_on
     assert arguments.shutdown_timeout == 600
+
+
+def test_a_signal_after_the_end_of_the_ranks_is_not_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may send several while the agent of a lost node's peer reports and cleans up."""
+
+    def raises(number: int, _: object) -> None:
+        raise AssertionError(f"{signal.Signals(number).name} reached what cleans up")
+
+    def leave_handlers(_: object) -> None:
+        signal.signal(signal.SIGUSR2, raises)
+        raise ValueError("ended")
+
+    monkeypatch.setattr(torchrun, "run", leave_handlers)
+    lookout = Lookout(tmp_path, launcher=os.getpid())
+    watchdog = Watchdog(lookout, print, timeout_s=None)
+    with stop_requests():
+        with pytest.raises(UserError, match="ended"):
+            torchrun._run(parse_agent(["run.yaml"]), lookout, watchdog)
+        os.kill(os.getpid(), signal.SIGUSR2)
 
 
 def test_the_time_to_save_is_the_users_where_given() -> None:
