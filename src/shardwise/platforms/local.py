@@ -14,8 +14,9 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.files import read_tail
 from shardwise.platforms.job import Job, Setting
 from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile
-from shardwise.platforms.script import CONFIG_HEADER, environment_lines
+from shardwise.platforms.rendered import config_file, environment_lines
 from shardwise.platforms.submission import Submission
+from shardwise.platforms.suitable import validate_of_use
 from shardwise.training.heartbeat import birth_of, stat_of
 
 _OUTPUT = "output.log"
@@ -36,7 +37,13 @@ class LocalLauncher:
                 f"cluster.name={job.ranks_per_node}x{job.device_kind}",
                 code=ExitCode.ENVIRONMENT,
             )
-        _validate_unused(job)
+        validate_of_use(
+            job,
+            "this machine",
+            *("launch.options", "launch.exclude", "launch.walltime_s", "launch.grace_s"),
+            "launch.elastic",
+            why="they are for a scheduler, which --on local has not",
+        )
         where = Setting("cd", quote(str(job.work_dir)), "relative paths of the run begin here")
         command = f"{job.command} train {quote(str(job.config_path))}"
         run = Setting("exec", command, "the launcher itself gets signals, and passes them on")
@@ -55,8 +62,7 @@ class LocalLauncher:
             settings=(where, *job.environment, run),
             executable=True,
         )
-        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + job.config_text)
-        return Rendered(files=(script, config))
+        return Rendered(files=(script, config_file(job)))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """Start it in a session of its own, so that it does not end with the terminal."""
@@ -112,20 +118,3 @@ def _process_of(submission: Submission) -> tuple[int, int]:
             code=ExitCode.VERIFY_FAILED,
         )
     return int(words[0]), int(words[1])
-
-
-def _validate_unused(job: Job) -> None:
-    """Raise for settings that only a scheduler reads."""
-    said = {
-        "launch.options": bool(job.launch.options),
-        "launch.exclude": bool(job.launch.exclude),
-        "launch.walltime_s": job.launch.walltime_s != "auto",
-        "launch.grace_s": job.launch.grace_s != "auto",
-        "launch.elastic": job.launch.elastic,
-    }
-    if unused := [name for name, is_said in said.items() if is_said]:
-        raise UserError(
-            f"{' and '.join(unused)} would have no effect on this machine",
-            why="they are for a scheduler, which --on local has not",
-            fix=f"leave {' and '.join(unused)} out",
-        )

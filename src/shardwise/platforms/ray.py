@@ -12,11 +12,12 @@ from shlex import join, split
 from typing import Any, TypeVar
 
 from shardwise.errors import ExitCode, UserError, brief
-from shardwise.platforms.explained import Because, reasons_of, to_yaml
-from shardwise.platforms.job import Job, Setting
-from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile, State
-from shardwise.platforms.script import CONFIG_HEADER
+from shardwise.platforms.explained import Because
+from shardwise.platforms.job import Job
+from shardwise.platforms.launcher import JobState, Output, Rendered, State
+from shardwise.platforms.rendered import config_file, explained_file
 from shardwise.platforms.submission import Submission
+from shardwise.platforms.suitable import validate_of_use, validate_other_nodes
 
 _FILE = "ray.yaml"
 _STATES: Mapping[str, State] = {
@@ -38,16 +39,7 @@ class RayLauncher:
     def render(self, job: Job) -> Rendered:
         """What the driver reads, and the configuration of the ranks."""
         _validate_suits(job)
-        settings = _settings(job)
-        main = RenderedFile(
-            path=job.files_dir / _FILE,
-            text=to_yaml(settings),
-            settings=tuple(
-                Setting(place, str(value), why) for place, value, why in reasons_of(settings)
-            ),
-        )
-        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + job.config_text)
-        return Rendered(files=(main, config))
+        return Rendered(files=(explained_file(job, _FILE, _settings(job)), config_file(job)))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """Submit the driver. Ray's head needs the files at the same path."""
@@ -142,23 +134,13 @@ def _least_reason(job: Job) -> str:
 
 def _validate_suits(job: Job) -> None:
     """Raise for what Ray has no use for."""
-    if job.cluster.source == "probed":
-        raise UserError(
-            f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
-            why="the nodes of a Ray cluster are others, and the plan must know what they have",
-            fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
-        )
-    said = {
-        "launch.options": bool(job.launch.options),
-        "launch.exclude": bool(job.launch.exclude),
-        "launch.walltime_s": job.launch.walltime_s != "auto",
-    }
-    if unused := [name for name, is_said in said.items() if is_said]:
-        raise UserError(
-            f"{' and '.join(unused)} would have no effect on Ray",
-            why="a Ray job has no time limit and knows no names of nodes",
-            fix=f"leave {' and '.join(unused)} out",
-        )
+    validate_other_nodes(job, "the nodes of a Ray cluster")
+    validate_of_use(
+        job,
+        "Ray",
+        *("launch.options", "launch.exclude", "launch.walltime_s"),
+        why="a Ray job has no time limit and knows no names of nodes",
+    )
 
 
 def _ask(question: Callable[[Any], _Answer]) -> _Answer:

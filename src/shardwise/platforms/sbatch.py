@@ -8,7 +8,7 @@ from shlex import quote
 from shardwise.errors import ExitCode
 from shardwise.platforms.job import Job, Setting
 from shardwise.platforms.left_out import EXCLUDE_VARIABLE
-from shardwise.platforms.script import environment_lines
+from shardwise.platforms.rendered import environment_lines
 
 # Slurm keeps the seconds of --signal in 16 bits.
 _MAX_SIGNAL_S = 65535

@@ -11,12 +11,12 @@ from typing import Any
 from shardwise.config.plain import dump_yaml
 from shardwise.errors import ExitCode, UserError
 from shardwise.platforms.clients import run_client
-from shardwise.platforms.explained import reasons_of, to_yaml
-from shardwise.platforms.job import Job, Setting
-from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile, State
-from shardwise.platforms.script import CONFIG_HEADER
+from shardwise.platforms.job import Job
+from shardwise.platforms.launcher import JobState, Output, Rendered, State
+from shardwise.platforms.rendered import config_file, explained_file
 from shardwise.platforms.sky_task import build_task
 from shardwise.platforms.submission import Submission
+from shardwise.platforms.suitable import validate_of_use, validate_other_nodes
 from shardwise.platforms.volume import runs_dir_on_volume
 
 _FILE = "task.yaml"
@@ -41,18 +41,10 @@ class SkyPilotLauncher:
     def render(self, job: Job) -> Rendered:
         """The task, and the configuration that SkyPilot copies to the nodes."""
         _validate_suits(job)
-        task = build_task(job)
-        main = RenderedFile(
-            path=job.files_dir / _FILE,
-            text=to_yaml(task),
-            settings=tuple(
-                Setting(place, str(value), why) for place, value, why in reasons_of(task)
-            ),
-        )
         runs_dir = runs_dir_on_volume(job, job.config.skypilot.mount)
         text = dump_yaml(replace(job.config, runs_dir=str(runs_dir)))
-        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + text)
-        return Rendered(files=(main, config))
+        main = explained_file(job, _FILE, build_task(job))
+        return Rendered(files=(main, config_file(job, text)))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """`sky jobs launch`, which answers with the number of the job."""
@@ -134,12 +126,7 @@ def _sky(*words: str, timeout_s: float = 300.0) -> str:
 
 def _validate_suits(job: Job) -> None:
     """Raise where something is missing, or was said that SkyPilot has no use for."""
-    if job.cluster.source == "probed":
-        raise UserError(
-            f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
-            why="the nodes of SkyPilot are others, and the plan must know what they have",
-            fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
-        )
+    validate_other_nodes(job, "the nodes of SkyPilot")
     settings = job.config.skypilot
     if settings.volume is None and not settings.setup:
         raise UserError(
@@ -149,15 +136,10 @@ def _validate_suits(job: Job) -> None:
             fix="write skypilot.volume=NAME (sky volumes ls), or mount a shared file system in "
             "skypilot.setup",
         )
-    said = {
-        "launch.options": bool(job.launch.options),
-        "launch.exclude": bool(job.launch.exclude),
-        "launch.walltime_s": job.launch.walltime_s != "auto",
-        "launch.elastic": job.launch.elastic,
-    }
-    if unused := [name for name, is_said in said.items() if is_said]:
-        raise UserError(
-            f"{' and '.join(unused)} would have no effect on SkyPilot",
-            why="a managed job has no time limit and no names of nodes, and gets all nodes or none",
-            fix=f"leave {' and '.join(unused)} out; section `skypilot` says where it runs",
-        )
+    validate_of_use(
+        job,
+        "SkyPilot",
+        *("launch.options", "launch.exclude", "launch.walltime_s", "launch.elastic"),
+        why="a managed job has no time limit and no names of nodes, and gets all nodes or none",
+        besides="; section `skypilot` says where it runs",
+    )

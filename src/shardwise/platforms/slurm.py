@@ -12,9 +12,10 @@ from shardwise.files import read_tail
 from shardwise.platforms.clients import run_client
 from shardwise.platforms.job import Job
 from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile, State
+from shardwise.platforms.rendered import config_file
 from shardwise.platforms.sbatch import options_of, script_of
-from shardwise.platforms.script import CONFIG_HEADER
 from shardwise.platforms.submission import Submission
+from shardwise.platforms.suitable import validate_other_nodes
 
 # What an administrator or a user reads in `squeue`, in our words.
 _STATES: dict[str, State] = {
@@ -34,20 +35,14 @@ class SlurmLauncher:
 
     def render(self, job: Job) -> Rendered:
         """The script, and the configuration that it names."""
-        if job.cluster.source == "probed":
-            raise UserError(
-                f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
-                why="Slurm's nodes are others, and the plan must know what they have",
-                fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
-            )
+        validate_other_nodes(job, "Slurm's nodes")
         options = options_of(job)
         script = RenderedFile(
             path=job.files_dir / "job.sbatch",
             text=script_of(job, options),
             settings=(*options, *job.environment),
         )
-        config = RenderedFile(path=job.config_path, text=CONFIG_HEADER + job.config_text)
-        return Rendered(files=(script, config))
+        return Rendered(files=(script, config_file(job)))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """`sbatch`; it answers with the job's number, and a cluster's name where there are many."""

@@ -12,8 +12,8 @@ import yaml
 from shardwise.config.plain import dump_yaml
 from shardwise.errors import ExitCode, UserError, brief
 from shardwise.files import replace_file
-from shardwise.platforms.explained import reasons_of, to_yaml
-from shardwise.platforms.job import Job, Setting
+from shardwise.platforms.explained import to_yaml
+from shardwise.platforms.job import Job
 from shardwise.platforms.kubernetes.client import (
     CONFIG_MAP,
     JOB_SET,
@@ -31,7 +31,8 @@ from shardwise.platforms.kubernetes.states import state_of
 from shardwise.platforms.kubernetes.suits import validate_suits
 from shardwise.platforms.kubernetes.trainjob import build_trainjob
 from shardwise.platforms.kubernetes.volcano import build_volcano
-from shardwise.platforms.launcher import JobState, Output, Rendered, RenderedFile
+from shardwise.platforms.launcher import JobState, Output, Rendered
+from shardwise.platforms.rendered import explained_file
 from shardwise.platforms.submission import Submission
 from shardwise.platforms.volume import runs_dir_on_volume
 
@@ -60,8 +61,9 @@ class KubernetesLauncher:
         validate_suits(job, self.name)
         runs_dir = runs_dir_on_volume(job, job.config.kubernetes.mount)
         config = replace(job.config, runs_dir=str(runs_dir))
-        files = {_FILE: self.build(job), _CONFIG_FILE: [config_map(job, dump_yaml(config))]}
-        return Rendered(files=tuple(_file(job, *item) for item in files.items()))
+        main = explained_file(job, _FILE, *self.build(job))
+        given = explained_file(job, _CONFIG_FILE, config_map(job, dump_yaml(config)))
+        return Rendered(files=(main, given))
 
     def submit(self, job: Job, rendered: Rendered) -> str:
         """Create the objects. Those of an earlier job of this name, which has ended, go first."""
@@ -152,15 +154,6 @@ class KubernetesLauncher:
         if self.kind is TRAIN_JOB:
             # Trainer 2.2 keeps a runtime until no TrainJob uses it.
             cluster.wait_until_gone(RUNTIME, name, _GONE_S)
-
-
-def _file(job: Job, name: str, manifests: Sequence[Mapping[str, Any]]) -> RenderedFile:
-    settings = tuple(
-        Setting(place, str(value), why)
-        for manifest in manifests
-        for place, value, why in reasons_of(manifest)
-    )
-    return RenderedFile(path=job.files_dir / name, text=to_yaml(*manifests), settings=settings)
 
 
 def _read(texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from shardwise.errors import UserError
 from shardwise.platforms.job import Job
+from shardwise.platforms.suitable import validate_of_use, validate_other_nodes
 from shardwise.platforms.volume import runs_dir_on_volume
 
 
 def validate_suits(job: Job, on: str) -> None:
     """Raise where something is missing, or was said that Kubernetes has no use for."""
     settings = job.config.kubernetes
-    if job.cluster.source == "probed":
-        raise UserError(
-            f"cluster.name={job.config.cluster.name} is the machine that this command runs on",
-            why="the nodes of Kubernetes are others, and the plan must know what they have",
-            fix="write cluster.name=NODESxGPUSxKIND, such as cluster.name=4x8xH100",
-        )
+    validate_other_nodes(job, "the nodes of Kubernetes")
     needed = {
         "kubernetes.image": ("REGISTRY/IMAGE:TAG", "pods start from an image", settings.image),
         "kubernetes.claim": (
@@ -27,12 +23,13 @@ def validate_suits(job: Job, on: str) -> None:
     for name, (example, why, value) in needed.items():
         if value is None:
             raise UserError(f"{name} is not set", why=why, fix=f"write {name}={example}")
-    if job.launch.options:
-        raise UserError(
-            "launch.options would have no effect on Kubernetes",
-            why="they are options of a batch command; a manifest has none",
-            fix="leave launch.options out; `shardwise config schema` lists section `kubernetes`",
-        )
+    validate_of_use(
+        job,
+        "Kubernetes",
+        "launch.options",
+        why="they are options of a batch command; a manifest has none",
+        besides="; `shardwise config schema` lists section `kubernetes`",
+    )
     if job.launch.elastic and on != "volcano":
         _validate_elastic(job)
     runs_dir_on_volume(job, settings.mount)
