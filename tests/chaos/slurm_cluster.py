@@ -158,6 +158,16 @@ class SlurmCluster:
         daemon.kill()
         daemon.wait(TIMEOUT_S)
 
+    def mend(self) -> None:
+        """Cancel what a failed test has left, and bring its nodes back."""
+        for state in ("PENDING", "RUNNING"):
+            self.client("scancel", f"--state={state}")
+        for name in NODES:
+            if name not in self._daemons:
+                self.start_node(name)
+            if self.states().get(name) in ("drained", "draining", "down"):
+                self.client("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
     def stop(self) -> None:
         """End all daemons and what they started."""
         self._kill_processes()
