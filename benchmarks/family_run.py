@@ -76,6 +76,14 @@ class Board:
             rows[known[0]] = new
         else:
             rows.append(new)
+        self.write()
+
+    def has_failed(self, row: Named) -> bool:
+        """Whether it was run, and said why it gave nothing."""
+        return any(each["row"] == str(row) and each.get("problem") for each in self.results["rows"])
+
+    def write(self) -> None:
+        """Write all down."""
         if self.file:
             replace_file(self.file, f"{json.dumps(self.results, indent=1)}\n".encode())
 

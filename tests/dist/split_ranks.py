@@ -15,11 +15,13 @@ from transformers.models.llama import modeling_llama
 from shardwise.model import attention
 from shardwise.model.masks import Mask, Sight, pairs_of
 from shardwise.model.sequence_split import SequencePart, SequenceSplit
-from shardwise.model.split_attention import PART, attention_with
+from shardwise.model.split_attention import KERNELS, PART, attention_with, in_parts
 
 SEQUENCES, LENGTH, WIDTH = 2, 32, 8
 # Documents of both sequences: some end inside a chunk, one covers several, one is a single token.
 STARTS = torch.tensor([0, 3, 4, 21, 30, 32, 45, 46, 64, 64], dtype=torch.int32)
+# Of sdpa where cuDNN's kernels are the fastest, with those of a CPU in their place.
+IN_PARTS = "sdpa in parts"
 WINDOWS = (None, 1, 3, 5, 9, 20, 40)
 
 
@@ -68,7 +70,9 @@ def _difference(kernel: str, window: int | None, starts: Tensor | None) -> float
     learns = kernel != "flex_attention"
     mine = [side.requires_grad_(learns) for side in mine]
     given: dict[str, Any] = {PART: SequencePart(split, LENGTH, starts)}
-    out, _ = attention_with(kernel)(Asking(), *mine, Mask(window), scaling=0.3, **given)
+    wanted_kernel, own = ("sdpa", in_parts) if kernel == IN_PARTS else (kernel, KERNELS[kernel])
+    attend = attention_with(wanted_kernel, own)
+    out, _ = attend(Asking(), *mine, Mask(window), scaling=0.3, **given)
     pairs = [(out, split.own(expected))]
     found = torch.autograd.grad((out * split.own(weights)).sum(), mine) if learns else wanted[:0]
     for gradient, side in zip(found, wanted, strict=False):

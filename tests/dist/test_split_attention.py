@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from rank_pool import Ranks
-from split_ranks import compare_attentions
+from split_ranks import IN_PARTS, compare_attentions
 
 pytestmark = pytest.mark.dist
 
@@ -15,7 +15,7 @@ Pools = Callable[[int], Ranks]
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_kernel_sees_what_whole_sequences_show(ranks: Pools, world: int) -> None:
-    _check(ranks(world), "sdpa", "eager", "flash_attention_4")
+    _check(ranks(world), "sdpa", IN_PARTS, "eager", "flash_attention_4")
 
 
 @pytest.mark.long

@@ -7,11 +7,14 @@ DTensor has both of them, but knows no order of ranks other than their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
+GATHER, EXCHANGE = "_c10d_functional::all_gather_into_tensor", "_c10d_functional::all_to_all_single"
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 """Its results can be kept for a recomputation."""
 
@@ -40,3 +43,24 @@ def arrived(pending: Tensor) -> Tensor:
     """What was exchanged. The device waits for it, and the host does not."""
     waited: Tensor = torch.ops._c10d_functional.wait_tensor(pending)
     return waited
+
+
+@contextmanager
+def replaced(functions: Mapping[str, Callable[..., Tensor]]) -> Iterator[None]:
+    """Let functions do what operators do, for tensors of CPUs and GPUs, while the block runs.
+
+    Compiled code calls operators too. They are named as in "library::operator", and keep their
+    shapes on tensors without data and their gradients.
+    """
+    libraries: dict[str, Library] = {}
+    for name, function in functions.items():
+        namespace, _, operator = name.partition("::")
+        library = libraries.setdefault(namespace, Library(namespace, "IMPL"))
+        for key in ("CPU", "CUDA"):
+            library.impl(operator, function, key)
+    try:
+        yield
+    finally:
+        # A library takes back what it has registered when nothing refers to it.
+        del library
+        libraries.clear()

@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from shardwise.errors import UserError
 from shardwise.internals.hugging_face import spelled_out_attention
 from shardwise.kernels.attention import causal_attention
+from shardwise.kernels.hopper import on_hopper
+from shardwise.kernels.last_tokens import last_tokens_attention, takes
 from shardwise.model.attention import in_tiles, validate_flash_attention
 from shardwise.model.masks import Mask, Sight, pairs_of, part_mask, tiles_of
 from shardwise.model.sequence_split import SequencePart, SequenceSplit
@@ -111,14 +113,17 @@ def split_attention_of(wanted: str, device: str) -> str:
         validate_flash_attention()
     # No name has "flash" in it, because transformers would look for a package of that name.
     name = f"shardwise_split_{wanted.removeprefix('flash_')}"
-    AttentionInterface.register(name, attention_with(wanted))
+    has_cudnn = wanted == "sdpa" and device == "cuda" and on_hopper()
+    AttentionInterface.register(name, attention_with(wanted, in_parts if has_cudnn else None))
     AttentionMaskInterface.register(name, part_mask)
     return name
 
 
-def attention_with(wanted: str) -> Callable[..., tuple[Tensor, None]]:
+def attention_with(
+    wanted: str, given_kernel: Kernel | None = None
+) -> Callable[..., tuple[Tensor, None]]:
     """What transformers calls. All ranks that divide a sequence call it together."""
-    kernel = KERNELS[wanted]
+    kernel = given_kernel or KERNELS[wanted]
 
     def attend(
         module: nn.Module,
@@ -194,6 +199,16 @@ def _by_torch(call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key, value = (side.repeat_interleave(groups, 1) for side in (key, value))
         how |= {"attn_mask": call.pairs(query), "enable_gqa": False}
     return scaled_dot_product_attention(query, key, value, **how).transpose(1, 2)
+
+
+def in_parts(call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same where cuDNN's kernels are the fastest. torch takes them for no mask that ends with
+    the keys."""
+    if not call.is_plain or query.shape[2] == key.shape[2] or not takes(query, value):
+        return _by_torch(call, query, key, value)
+    sides = (side.transpose(1, 2) for side in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+    return last_tokens_attention(*sides, scale)[0]
 
 
 def _by_family(call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ _ATTENTIONS = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "causal_attention",
     "causal_attention_grad",
+    "last_tokens_attention",
+    "last_tokens_attention_grad",
 )
 # SwiGLU in a matmul's epilogue, forward and backward.
 EPILOGUES = ("up_and_product", "gated_backward")

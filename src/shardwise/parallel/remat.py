@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 import shardwise.kernels.attention
 import shardwise.kernels.float8
 import shardwise.kernels.float8_rows
+import shardwise.kernels.last_tokens
 import shardwise.kernels.swiglu
 import shardwise.parallel.rows  # noqa: F401
 from shardwise.internals.parts import CHANGES, is_open
@@ -51,6 +52,7 @@ SAVED_OPS |= frozenset(
         _ATEN._scaled_dot_product_flash_attention_for_cpu,
         _ATEN._scaled_dot_product_attention_math,
         torch.ops.shardwise.causal_attention,
+        torch.ops.shardwise.last_tokens_attention,
         torch.ops.shardwise.up_and_product,
         torch.ops.shardwise.amax,
         torch.ops.shardwise.float8_row_product,

@@ -20,6 +20,7 @@ from shardwise.plan.plan import Plan
 from shardwise.training.profile import StepProfiler
 from shardwise.training.surroundings import fast_attention, prepare_matmuls, steady_collector
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.inside_blocks import carried_by
 from shardwise.tunnel.ledger import held_bytes
 from shardwise.tunnel.link_clock import CudaClock, HostClock, LinkClock
 from shardwise.tunnel.links import Links
@@ -50,19 +51,15 @@ def run_timed(
     emulator = Emulator(links, clock, free=True)
     notes: list[str] = []
     with rank_zero_of(plan.world_size):
-        rank = fill_rank(shard_rank(here, emulator), notes.append, has_values=True)
-        stand = _Stand(rank, emulator)
-        with steady_collector(), fast_attention(rank.session.device):
-            stand.run(WARM_UP_STEPS)
-            linked = free = stand.run(num_steps)
-            if not links.are_free:
-                emulator.free = False
-                for _ in range(SETTLING_STEPS):
-                    stand.run(1)
-                linked = stand.run(num_steps)
-            memory = stand.memory()
-            if trace is not None:
-                stand.trace(here, trace)
+        shell = shard_rank(here, emulator)
+        with carried_by(emulator, shell.mesh.groups):
+            rank = fill_rank(shell, notes.append, has_values=True)
+            stand = _Stand(rank, emulator)
+            with steady_collector(), fast_attention(rank.session.device):
+                linked, free = _both_passes(stand, num_steps)
+                memory = stand.memory()
+                if trace is not None:
+                    stand.trace(here, trace)
     return TunnelResult(
         plan=plan,
         mode="gpu" if device == "cuda" else "cpu",
@@ -171,6 +168,19 @@ class _Stand:
         self._weighing.remove()
 
 
+def _both_passes(stand: _Stand, num_steps: int) -> tuple[_Pass, _Pass]:
+    """Steps over modelled links, and over free ones before them."""
+    emulator = stand.emulator
+    stand.run(WARM_UP_STEPS)
+    free = stand.run(num_steps)
+    if emulator.links.are_free:
+        return free, free
+    emulator.free = False
+    for _ in range(SETTLING_STEPS):
+        stand.run(1)
+    return stand.run(num_steps), free
+
+
 def _not_finite(grad_norm: float) -> UserError:
     return UserError(
         f"a step gave a gradient norm of {grad_norm}, so no update was made",
@@ -202,8 +212,6 @@ def _device_name(device: Device) -> str:
 
 def _notes(plan: Plan, device: Device) -> list[str]:
     notes = []
-    if plan.decided.context > 1:
-        notes.append("keys and values are copied, and take no time on links here")
     if device == "cpu":
         notes.append("on a CPU nothing overlaps: all communication is exposed")
         if plan.decided.compile:

@@ -23,7 +23,8 @@ class Collective:
     """The time on the modelled links."""
 
     unit: str
-    """The unit whose tensors it moves; empty for the few numbers that ranks agree on."""
+    """The unit whose parameters or gradients it moves; empty for what blocks exchange, and for the
+    few numbers that ranks agree on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 from shardwise.internals.hugging_face import spelled_out_attention
-from shardwise.internals.tensor_collectives import exchanged, gathered
+from shardwise.internals.tensor_collectives import GATHER, exchanged, gathered, replaced
 from shardwise.tunnel.world import rank_zero_of
 
 
@@ -41,6 +41,17 @@ def test_the_compiler_sees_them(group: str) -> None:
 
     graph = torch.compile(both, backend="eager", fullgraph=True)
     assert graph(torch.ones(2, 2)).shape == (8, 2)
+
+
+def test_functions_stand_in_for_them_while_a_block_runs(group: str) -> None:
+    def gather(mine: torch.Tensor, num_ranks: int, name: str) -> torch.Tensor:
+        return torch.full((num_ranks * len(mine),), 7.0)
+
+    graph = torch.compile(gathered, backend="aot_eager", fullgraph=True)
+    with replaced({GATHER: gather}):
+        assert gathered(torch.ones(2), 4, group).eq(7).all()
+        assert graph(torch.ones(2), 4, group).eq(7).all()
+    assert gathered(torch.ones(2), 4, group)[:2].eq(1).all()
 
 
 def test_a_family_spells_out_its_attention() -> None:

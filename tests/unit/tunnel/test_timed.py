@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_replicas_and_recompute_run_too(tunnel: Tunnel) -> None:
     assert kinds["all_reduce", 2, 2]["count"] == 4
     assert kinds["reduce_scatter", 2, 1]["count"] == 4
     assert kinds["all_gather", 2, 1]["count"] == 12
+
+
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_what_blocks_exchange_takes_its_time_too(tunnel: Tunnel, axis: str) -> None:
+    words = ("--cluster", "4xCPU", "precision.param=fp32", f"mesh.{axis}=2")
+    slow = tunnel(*words, "--device", "cpu", "--steps", "1", "--link-speed", "0.01")
+    fake = tunnel(*words, "--device", "fake")
+    names = ("kind", "num_bytes", "ranks", "stride", "unit")
+    real, counted = (
+        Counter(tuple(item[name] for name in names) for item in found["sequence"])
+        for found in (slow, fake)
+    )
+    assert not real - counted
+    assert any(not unit for *_, unit in real)
+    # What is left are numbers that ranks agree on, copies' gradients and the loss's sums.
+    exchanged = {kind for kind, *_, unit in real if not unit}
+    assert exchanged >= ({"reduce_scatter"} if axis == "tensor" else {"all_to_all"})
+    assert slow["emulated_s"] >= slow["communication_s"]
 
 
 @pytest.mark.parametrize(
