@@ -20,6 +20,7 @@ from shardwise.cli import (
     export,
     fabric,
     generate,
+    init,
     launch,
     logs,
     migrate,
@@ -43,8 +44,8 @@ from shardwise.version import __version__
 app = typer.Typer(
     name="shardwise",
     help="Train language models with PyTorch FSDP2, and know beforehand what will happen.",
-    epilog="Start with: shardwise config ls; shardwise config cp demo run.yaml; "
-    "shardwise train run.yaml",
+    epilog="Start with: shardwise config cp demo run.yaml; shardwise train run.yaml; "
+    "for a run of your own: shardwise init",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,6 +56,7 @@ _MAX_SHOWN = 500
 _NARROWEST_PANEL = 20
 # Unknown options reach load_config, which answers `--optim.lr=1` with "write optim.lr=1".
 _OVERRIDES = {"ignore_unknown_options": True}
+app.command("init")(init.init)
 app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("compare", context_settings=_OVERRIDES)(compare.compare)
 app.command("train", context_settings=_OVERRIDES)(train.train)
