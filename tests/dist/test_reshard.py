@@ -88,6 +88,31 @@ DIVIDED_LAYOUTS: list[Layout] = [
     ("tensor-hybrid", 4),
     ("tensor-offload", 2),
 ]
+# Meshes of every axis, which hold one and the same model.
+AXES_MODEL: Settings = {
+    "model.name": "tiny-mixtral",
+    "model.overrides": {**SHAPE, "intermediate_size": 72, "num_local_experts": 4},
+}
+AXES: dict[str, Settings] = {
+    "one axis": {"shard.strategy": "full_shard"},
+    "blocks": {"mesh.tensor": 2, "shard.strategy": "full_shard"},
+    "sequences and experts": {"mesh.context": 2, "mesh.expert": 2},
+    "blocks and experts": {"mesh.tensor": 2, "mesh.shard": 2, "mesh.expert": 4},
+    "all axes": {"mesh.tensor": 2, "mesh.context": 2, "mesh.expert": 2},
+    "copies of all axes": {"mesh.replicate": 2, "mesh.tensor": 2, "mesh.context": 2}
+    | {"mesh.expert": 4},
+}
+AXES_LAYOUTS: list[Layout] = [
+    ("blocks", 2),
+    ("sequences and experts", 2),
+    ("one axis", 1),
+    ("one axis", 4),
+    ("blocks", 4),
+    ("blocks and experts", 4),
+    ("all axes", 4),
+    ("all axes", 8),
+    ("copies of all axes", 8),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +137,8 @@ def settings_of(layout: Layout) -> Settings:
         return {"model.overrides": SHAPE, "train.global_batch": 12, **ADAPTED[layout[0]]}
     if layout[0] in DIVIDED:
         return {**DIVIDED_MODEL, "train.global_batch": 12, **DIVIDED[layout[0]]}
+    if layout[0] in AXES:
+        return {**AXES_MODEL, "train.global_batch": 12, **AXES[layout[0]]}
     strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
     return {"model.overrides": TINY, "train.global_batch": 12, **strategy}
 
@@ -235,6 +262,11 @@ def test_experts_cut_in_another_dim_are_read_anywhere(ranks: Pools, tmp_path: Pa
 
 def test_any_mesh_reads_what_a_tensor_axis_divides(ranks: Pools, tmp_path: Path) -> None:
     layouts = DIVIDED_LAYOUTS if os.environ.get("SHARDWISE_CHAOS") else DIVIDED_LAYOUTS[:3]
+    assert_read_anywhere(ranks, layouts, tmp_path)
+
+
+def test_meshes_of_all_axes_read_each_other(ranks: Pools, tmp_path: Path) -> None:
+    layouts = AXES_LAYOUTS if os.environ.get("SHARDWISE_CHAOS") else AXES_LAYOUTS[:2]
     assert_read_anywhere(ranks, layouts, tmp_path)
 
 

@@ -26,7 +26,12 @@ SETTINGS = [
     "train.router_aux_loss=0.1",
     "observe.log_every=1",
 ]
-DEALT = ("mesh.shard=2", "mesh.expert=2")
+DEALT = {
+    "dealt": ("mesh.shard=2", "mesh.expert=2"),
+    "four axes": (
+        *("cluster=8xCPU", "mesh.shard=2", "mesh.context=2", "mesh.tensor=2", "mesh.expert=4"),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +63,28 @@ def train(shardwise: Run, home: Path, name: str, *words: str) -> list[dict[str, 
 
 
 @pytest.mark.dist
-def test_dealt_out_experts_learn_resume_and_leave_as_all_others(home: Path, shardwise: Run) -> None:
-    whole = train(shardwise, home, "whole")
-    dealt = train(shardwise, home, "dealt", *DEALT, "train.stop_after=2")
+@pytest.mark.parametrize("name", ["dealt", pytest.param("four axes", marks=pytest.mark.long)])
+def test_dealt_out_experts_learn_resume_and_leave_as_all_others(
+    home: Path, shardwise: Run, name: str
+) -> None:
+    whole = train(shardwise, home, f"whole beside {name}")
+    dealt = train(shardwise, home, name, *DEALT[name], "train.stop_after=2")
     assert len(dealt) == 2
-    # Every rank has all experts now, as if it had been so from the first step on.
-    dealt = train(shardwise, home, "dealt")
+    # Two ranks have all experts now, as if it had been so from the first step on.
+    dealt = train(shardwise, home, name)
     assert [event["step"] for event in dealt] == list(range(1, STEPS + 1))
-    for name in ("loss", "grad_norm", "aux_loss"):
-        found = [event[name] for event in dealt]
-        assert found == pytest.approx([event[name] for event in whole], rel=1e-5), name
+    for kind in ("loss", "grad_norm", "aux_loss"):
+        found = [event[kind] for event in dealt]
+        assert found == pytest.approx([event[kind] for event in whole], rel=1e-5), kind
     assert dealt[0]["experts"] == pytest.approx(whole[0]["experts"])
-    for name in ("whole", "dealt"):
-        shardwise("export", str(home / name), "--to", str(home / f"of-{name}"), "--dtype", "fp32")
-    expected, found = (
-        load_file(home / f"of-{name}" / "model.safetensors") for name in ("whole", "dealt")
-    )
-    assert found.keys() == expected.keys()
-    assert any("experts" in name for name in found)
-    for name, tensor in found.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+    runs = (f"whole beside {name}", name)
+    for run in runs:
+        shardwise("export", str(home / run), "--to", str(home / f"of-{run}"), "--dtype", "fp32")
+    expected, last = (load_file(home / f"of-{run}" / "model.safetensors") for run in runs)
+    assert last.keys() == expected.keys()
+    assert any("experts" in key for key in last)
+    for key, tensor in last.items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-6, msg=key)
 
 
 def test_the_tunnel_sends_tokens_to_experts(tmp_path: Path, shardwise: Run) -> None:
@@ -102,8 +109,8 @@ def test_experts_that_were_not_compared_are_refused(tmp_path: Path, shardwise: R
     assert "mesh.expert=2 does not suit qwen3_next models" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("word", ["shard.reshard_after_forward=2", "mesh.tensor=2 mesh.context=2"])
-def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run, word: str) -> None:
+def test_what_does_not_go_together_is_refused(tmp_path: Path, shardwise: Run) -> None:
+    word = "shard.reshard_after_forward=2"
     (tmp_path / "run.yaml").write_text("model: tiny-mixtral\ncluster: 4xCPU\n")
-    done = shardwise("plan", str(tmp_path / "run.yaml"), "mesh.expert=2", *word.split(), expect=2)
+    done = shardwise("plan", str(tmp_path / "run.yaml"), "mesh.expert=2", word, expect=2)
     assert f"mesh.expert=2 does not work with {word}" in " ".join(done.stderr.split())

@@ -29,6 +29,7 @@ from shardwise.plan.float8 import (
     why_not_float8,
 )
 from shardwise.plan.plan import Plan
+from shardwise.plan.rank_share import num_shards
 
 # The layer after attention, as Llama and similar families name it.
 _ATTENTION_OUTPUT = ".o_proj"
@@ -111,13 +112,13 @@ def float8_layers(model: nn.Module, units: UnitMap, plan: Plan) -> list[Layer]:
     if not is_float8(plan.decided.linear):
         return []
     blocks = tuple(f"{name}." for unit in units.blocks for name in unit.modules)
-    layers = []
+    layers, shards = [], num_shards(plan.decided)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             why_not = _why_not(name, module, f"{name}.".startswith(blocks), plan)
             # FSDP2 pads rows that do not divide, which it cannot do with a shard that is already
             # cast.
-            gathers = plan.decided.float8_gather and module.out_features % plan.decided.shard == 0
+            gathers = plan.decided.float8_gather and module.out_features % shards == 0
             size = module.in_features * module.out_features
             layers.append(Layer(name, size, why_not, gathers and not why_not))
         for key, param in module.named_parameters(recurse=False):

@@ -26,6 +26,7 @@ from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.plan.plan import Plan
+from shardwise.plan.rank_share import num_shards
 from shardwise.plan.unit_sizes import uses_in_place
 
 
@@ -65,7 +66,7 @@ def apply_sharding(
     # By default FSDP2 keeps the root gathered after forward, because its backward comes first.
     fully_shard(
         model,
-        shard_placement_fn=placement_over(plan.decided.shard),
+        shard_placement_fn=placement_over(num_shards(plan.decided)),
         mp_policy=root_policy(plan),
         **common,
     )
@@ -164,7 +165,7 @@ def _family_class(module: nn.Module) -> type[nn.Module]:
 def _placement(reshard: bool | int, plan: Plan) -> Callable[[nn.Parameter], Shard] | None:
     """The placement of parameters. FSDP2 can reshard only rows to a smaller group, so dim 0 is
     cut there, whatever its padding."""
-    return placement_over(plan.decided.shard) if isinstance(reshard, bool) else None
+    return placement_over(num_shards(plan.decided)) if isinstance(reshard, bool) else None
 
 
 def _offload_policy(plan: Plan) -> OffloadPolicy:

@@ -130,21 +130,27 @@ def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Ite
         yield _given_strategy(strategy, given, world, domain)
         return
     if given is not None:
-        name = strategy_of_mesh(*given)
+        name = strategy_of_mesh(given[0], given[1] * axes.context)
         reshard = mesh_of_strategy(name, world, given[1]).reshard_after_forward
         yield Candidate(name, MeshShape(*given, reshard), "mesh given", "user")
         return
-    for answer in _decision_tree(world, domain):
+    for answer in _decision_tree(world, domain, axes.context):
         yield answer
         if answer.mesh.reshard_after_forward and config.shard.reshard_after_forward == "auto":
             yield _keeping_parameters(answer)
 
 
-def _decision_tree(world: int, domain: int) -> Iterator[Candidate]:
-    alone = "a whole copy fits on one device: plain data parallelism has the least traffic"
-    yield Candidate(
-        "no_shard", mesh_of_strategy("no_shard", world, domain), alone, "rule", world == 1
-    )
+def _decision_tree(world: int, domain: int, context: int) -> Iterator[Candidate]:
+    if context > 1:
+        mesh = MeshShape(world, 1, reshard_after_forward=True)
+        why = "ranks that divide a sequence hold one copy together"
+        yield Candidate(strategy_of_mesh(world, context), mesh, why, "rule")
+        if world == 1:
+            return
+    else:
+        alone = "a whole copy fits on one device: plain data parallelism has the least traffic"
+        mesh = mesh_of_strategy("no_shard", world, domain)
+        yield Candidate("no_shard", mesh, alone, "rule", world == 1)
     yield from _hybrid_meshes(world, domain)
     why = (
         "does not fit on one device; all ranks share one fast domain"
@@ -179,7 +185,7 @@ def _hybrid_meshes(world: int, domain: int) -> Iterator[Candidate]:
 
 
 def _uneven_experts(mesh: MeshShape) -> UserError:
-    ranks = mesh.shard * mesh.context * mesh.tensor
+    ranks = mesh.num_shards * mesh.tensor
     return UserError(
         f"mesh.expert={mesh.expert} does not divide the {ranks} ranks of one copy of the model",
         why="each part of the experts lies on as many of them as the others",

@@ -10,6 +10,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.quantization import FP8, MXFP4, quant_method
 from shardwise.plan.mesh import MAX_PADDING, padding
+from shardwise.plan.rank_share import num_shards
 from shardwise.plan.routers import left_out
 from shardwise.plan.search import Option, fits
 from shardwise.units import format_bytes
@@ -26,7 +27,7 @@ def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterS
     they say."""
     return [
         *_tight(best, cluster),
-        *_padded_experts(config, model, best.decided.shard),
+        *_padded_experts(config, model, num_shards(best.decided)),
         *_without_effect(config, cluster),
         *left_out(model, best.decided.router_aux_loss),
     ]
@@ -55,17 +56,17 @@ def _tight(best: Option, cluster: ClusterSpec) -> list[str]:
     ]
 
 
-def _padded_experts(config: RunConfig, model: ModelSpec, shard: int) -> list[str]:
+def _padded_experts(config: RunConfig, model: ModelSpec, shards: int) -> list[str]:
     """The warning for stacked experts that FSDP2 can cut only by expert, and pads."""
     group, experts = config.shard.reshard_after_forward, model.num_experts
-    too_few = experts > 1 and padding(experts, shard) > MAX_PADDING
+    too_few = experts > 1 and padding(experts, shards) > MAX_PADDING
     if not too_few or isinstance(group, bool | str):
         return []
     return [
         f"shard.reshard_after_forward={group} makes every rank hold and move "
-        f"{1 + padding(experts, shard):.1f} times its part of the experts, which the memory above "
+        f"{1 + padding(experts, shards):.1f} times its part of the experts, which the memory above "
         f"leaves out: FSDP2 reshards to groups along the first dim only, and {experts} stacked "
-        f"experts are padded to {shard} ranks there; true and false cut another dim"
+        f"experts are padded to {shards} ranks there; true and false cut another dim"
     ]
 
 

@@ -40,16 +40,10 @@ def check_expert(
             "no smaller group for both",
             fix="write shard.reshard_after_forward=true, or shard.reshard_after_forward=false",
         )
-    tensor, context = config.mesh.tensor, config.mesh.context
+    tensor = config.mesh.tensor
     if tensor not in (1, "auto") and not config.mesh.sequence_parallel:
         yield UserError(
             f"mesh.expert={size} does not work with mesh.sequence_parallel=false",
             why=f"{tensor} ranks along `tensor` would send the same tokens to experts",
             fix="leave mesh.sequence_parallel out, or write mesh.expert=1",
-        )
-    if tensor not in (1, "auto") and context not in (1, "auto"):
-        yield UserError(
-            f"mesh.expert={size} does not work with mesh.tensor={tensor} mesh.context={context}",
-            why="all three together were not compared with one process",
-            fix="write mesh.tensor=1, or mesh.context=1, or mesh.expert=1",
         )

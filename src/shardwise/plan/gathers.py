@@ -22,7 +22,7 @@ def choose_gathers(
         "reshard_after_forward": choose_reshard(config, mesh),
         "forward_prefetch": forward,
         "backward_prefetch": backward,
-        "float8_gather": choose_float8_gather(config, model, mesh.shard),
+        "float8_gather": choose_float8_gather(config, model, mesh.num_shards),
         "gather_in_place": in_place,
     }
 
@@ -30,7 +30,7 @@ def choose_gathers(
 def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
     """What happens to gathered parameters after forward."""
     if config.shard.reshard_after_forward != "auto" and not reshard_divides(config, mesh):
-        raise reshard_error(config, mesh.shard)
+        raise reshard_error(config, mesh.num_shards)
     if mesh.reshard_after_forward:
         why = "frees gathered parameters, which backward gathers again"
     else:
@@ -43,7 +43,7 @@ def reshard_divides(config: RunConfig, mesh: MeshShape) -> bool:
     given = config.shard.reshard_after_forward
     if given == "auto" or isinstance(given, bool):
         return True
-    return given < mesh.shard and mesh.shard % given == 0
+    return given < mesh.num_shards and mesh.num_shards % given == 0
 
 
 def reshard_error(config: RunConfig, ranks: int) -> UserError:
@@ -71,7 +71,7 @@ def _choose_gather_in_place(
                 "or shard.reshard_after_forward=false",
             )
         return Choice(shard.gather_in_place, "given", "user")
-    if mesh.shard == 1:
+    if mesh.num_shards == 1:
         return Choice(False, "nothing is gathered", "rule")
     if not isinstance(reshard, bool):
         return Choice(False, "backward gathers from fewer ranks than forward", "rule")

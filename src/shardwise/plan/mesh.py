@@ -30,9 +30,15 @@ class MeshShape:
         return self.replicate * self.shard
 
     @property
+    def num_shards(self) -> int:
+        """Ranks that hold one copy together: those of a context group hold parts of the same
+        parameters."""
+        return self.shard * self.context
+
+    @property
     def deals_out_evenly(self) -> bool:
         """Whether each part of the experts lies on as many ranks of a copy."""
-        return self.shard * self.context * self.tensor % self.expert == 0
+        return self.num_shards * self.tensor % self.expert == 0
 
 
 def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
@@ -46,9 +52,9 @@ def mesh_of_strategy(strategy: str, world: int, domain: int) -> MeshShape:
     return shapes[strategy]
 
 
-def strategy_of_mesh(replicate: int, shard: int) -> str:
-    """The name of a mesh that the user gave by its sizes."""
-    if shard == 1:
+def strategy_of_mesh(replicate: int, shards: int) -> str:
+    """The name of a mesh whose copies lie on so many ranks."""
+    if shards == 1:
         return "no_shard"
     return "full_shard" if replicate == 1 else "hybrid_shard"
 

@@ -17,7 +17,7 @@ from shardwise.plan.adam import ADAM_BYTES
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.memory import waiting_in_host
-from shardwise.plan.rank_share import stored_params, trained_share
+from shardwise.plan.rank_share import num_shards, stored_params, trained_share
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
     block_traffic,
@@ -251,7 +251,7 @@ def _exposed_activation_seconds(
     torch's copy of gathered parameters queues behind these copies, so nothing runs beside them.
     """
     one_way = waiting_in_host(model, decided) / _ACTIVATION_BYTES_PER_S
-    beside = backward if decided.own_kernels or decided.shard == 1 else 0.0
+    beside = backward if decided.own_kernels or num_shards(decided) == 1 else 0.0
     return max(0.0, one_way - forward) + max(0.0, one_way - beside)
 
 

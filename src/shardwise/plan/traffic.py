@@ -202,11 +202,12 @@ def _rows_sent(model: ModelSpec, fabric: Fabric, decided: Decisions, software: S
 def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software: Software) -> float:
     """Every collective of a step in turn, where nothing overlaps."""
     counts = collectives_of(decided, software)
-    world = decided.replicate * decided.shard
+    shards = num_shards(decided)
+    world = decided.replicate * shards
     # All ranks agree on the tokens, the norm and the loss of a step, and replicas on the norm's
     # last bit.
     total = 3 * fabric.seconds("all_reduce", 8, world)
-    total += fabric.seconds("all_reduce", 8, decided.replicate, decided.shard)
+    total += fabric.seconds("all_reduce", 8, decided.replicate, shards)
     units = [
         (model.block_params, model.num_layers, counts.in_backward),
         (model.embedding_params, 1, counts.in_backward),
@@ -216,8 +217,8 @@ def _all_in_turn(model: ModelSpec, fabric: Fabric, decided: Decisions, software:
     for params, times, again in units:
         unit = unit_traffic(params, model, fabric, decided, software)
         gathers = counts.in_forward + again
-        reduced = DTYPE_BYTES[decided.reduce_dtype] * params / decided.shard
-        replicas = fabric.seconds("all_reduce", reduced, decided.replicate, decided.shard)
+        reduced = DTYPE_BYTES[decided.reduce_dtype] * params / shards
+        replicas = fabric.seconds("all_reduce", reduced, decided.replicate, shards)
         total += times * (gathers * unit.gather + counts.reductions * unit.reduce + replicas)
     return total
 

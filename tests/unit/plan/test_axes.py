@@ -166,7 +166,19 @@ def test_ranks_with_the_same_tokens_do_not_send_them_to_experts(plan_with: MakeP
     ) as found:
         plan_with(*words, "mesh.sequence_parallel=false")
     assert "would send the same tokens" in found.value.why
-    both = ("cluster.name=4xCPU", "mesh.context=2", "mesh.shard=1")
-    with pytest.raises(UserError, match=r"mesh\.tensor=2 mesh\.context=2") as found:
-        plan_with(*words, *both)
-    assert "all three together" in found.value.why
+
+
+def test_ranks_that_divide_a_sequence_hold_one_copy_together(plan_with: MakePlan) -> None:
+    words = ("model.name=tiny-llama", "mesh.context=2")
+    alone = plan_with(*words, "cluster.name=2xCPU")
+    given = plan_with(*words, "cluster.name=2xCPU", "mesh.shard=1")
+    copies = plan_with(*words, "cluster.name=8xCPU")
+    for plan, strategy, replicate in (
+        (alone, "full_shard", 1),
+        (given, "full_shard", 1),
+        (copies, "hybrid_shard", 4),
+    ):
+        decided = plan.decided
+        assert (decided.strategy, decided.replicate, decided.shard) == (strategy, replicate, 1)
+        assert decided.reshard_after_forward is True
+    assert "hold one copy together" in alone.choices["strategy"].why

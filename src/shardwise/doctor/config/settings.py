@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shardwise.doctor.check import Check
 from shardwise.plan.plan import Plan
+from shardwise.plan.rank_share import trained_share
 from shardwise.units import format_bytes
 
 # Below this share of the memory a run could keep more activations.
@@ -42,7 +43,7 @@ def _pageable(plan: Plan) -> Iterator[str]:
 
 
 def _needless_offload(plan: Plan) -> Iterator[str]:
-    held = plan.memory.total + plan.model.trained_params * 16 // plan.decided.shard
+    held = plan.memory.total + 16 * trained_share(plan.model, plan.decided)
     if plan.decided.offload and held < _ROOMY * plan.cluster.memory_bytes:
         yield (
             f"about {format_bytes(held)} would be held without it, of "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from shardwise.doctor.check import Check
 from shardwise.plan.decisions import DTYPE_BYTES
 from shardwise.plan.plan import Plan
+from shardwise.plan.rank_share import num_shards
 from shardwise.plan.unit_sizes import gathered_sizes
 from shardwise.units import format_bytes, format_count
 
@@ -26,7 +27,12 @@ def _exposed_share(plan: Plan) -> float:
 
 
 def _is_sharded(plan: Plan) -> bool:
-    return plan.decided.shard > 1
+    return num_shards(plan.decided) > 1
+
+
+def _ranks_of_copy(plan: Plan) -> int:
+    """Ranks that one copy of the model lies on: neighbours."""
+    return num_shards(plan.decided) * plan.decided.tensor
 
 
 def _root_only(plan: Plan) -> Iterator[str]:
@@ -59,26 +65,28 @@ def _large_units(plan: Plan) -> Iterator[str]:
 
 
 def _flat_across_nodes(plan: Plan) -> Iterator[str]:
-    decided, share = plan.decided, _exposed_share(plan)
-    if decided.shard > plan.cluster.nvlink_domain and share > _MUCH_EXPOSED:
+    ranks, domain, share = _ranks_of_copy(plan), plan.cluster.nvlink_domain, _exposed_share(plan)
+    if _is_sharded(plan) and ranks > domain and share > _MUCH_EXPOSED:
         yield (
-            f"each unit is gathered over {decided.shard} ranks of "
-            f"{-(-decided.shard // plan.cluster.nvlink_domain)} domains, and {share:.0%} of a step "
-            "is expected to be exposed communication"
+            f"each unit is gathered over {num_shards(plan.decided)} ranks of {-(-ranks // domain)} "
+            f"domains, and {share:.0%} of a step is expected to be exposed communication"
         )
 
 
 def _off_the_domain(plan: Plan) -> Iterator[str]:
-    decided, domain = plan.decided, plan.cluster.nvlink_domain
-    large, small = max(decided.shard, domain), min(decided.shard, domain)
-    if decided.replicate == 1 or decided.shard == 1:
+    ranks, domain, copies = _ranks_of_copy(plan), plan.cluster.nvlink_domain, plan.decided.replicate
+    large, small = max(ranks, domain), min(ranks, domain)
+    if copies == 1 or ranks == 1:
         return
     if large % small:
-        yield f"shard={decided.shard} and the {domain} devices of a domain do not divide each other"
-    elif decided.shard > domain and plan.choices["shard"].source == "user":
         yield (
-            f"shard={decided.shard} spans {decided.shard // domain} domains of {domain} devices, "
-            f"beside replicate={decided.replicate}"
+            f"the {ranks} ranks of a copy and the {domain} devices of a domain do not divide each "
+            "other"
+        )
+    elif ranks > domain and plan.choices["shard"].source == "user":
+        yield (
+            f"the {ranks} ranks of a copy span {ranks // domain} domains of {domain} devices, "
+            f"beside replicate={copies}"
         )
 
 
@@ -94,7 +102,7 @@ def _no_overlap(plan: Plan) -> Iterator[str]:
 
 def _too_little_compute(plan: Plan) -> Iterator[str]:
     decided, share = plan.decided, _exposed_share(plan)
-    within = decided.shard <= plan.cluster.nvlink_domain
+    within = _ranks_of_copy(plan) <= plan.cluster.nvlink_domain
     if plan.forecast is None or not within or share <= _MUCH_EXPOSED:
         return
     yield (
@@ -105,8 +113,9 @@ def _too_little_compute(plan: Plan) -> Iterator[str]:
 
 
 def _many_ranks(plan: Plan) -> Iterator[str]:
-    if plan.decided.shard > _MANY_RANKS:
-        yield f"one copy of the model is sharded over {plan.decided.shard} ranks"
+    ranks = num_shards(plan.decided)
+    if ranks > _MANY_RANKS:
+        yield f"one copy of the model is sharded over {ranks} ranks"
 
 
 SHARDING: tuple[Check[Plan], ...] = (

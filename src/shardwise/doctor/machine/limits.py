@@ -8,6 +8,7 @@ from shardwise.doctor.check import Check
 from shardwise.doctor.machine.node import Node
 from shardwise.launch.room import checkpoint_bytes
 from shardwise.plan.adam import ADAM_BYTES
+from shardwise.plan.rank_share import trained_share
 from shardwise.units import GIB, KIB, MIB, format_bytes, format_duration, format_rate
 
 _FEWEST_FILES = 4096
@@ -49,8 +50,7 @@ def _little_memory(node: Node) -> Iterator[str]:
         setting, each = "memory.offload_optimizer=true", ADAM_BYTES
     if not (plan.decided.offload or plan.decided.offload_optimizer):
         return
-    needed = plan.model.trained_params * each // plan.decided.shard
-    needed *= plan.cluster.devices_per_node
+    needed = trained_share(plan.model, plan.decided) * each * plan.cluster.devices_per_node
     if needed > node.memory_left:
         yield (
             f"{setting} puts {format_bytes(needed)} on each node, and "

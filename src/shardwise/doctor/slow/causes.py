@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardwise.doctor.slow.pace import Pace
+from shardwise.plan.rank_share import num_shards
 from shardwise.report.values import short_seconds
 from shardwise.units import format_bytes, format_rate
 
@@ -71,7 +72,7 @@ def slow_links(pace: Pace) -> TimeLost | None:
     if pace.late is not None and pace.late[1] >= _exposed(pace):
         return None
     fabric, decided = pace.plan.cluster.fabric, pace.plan.decided
-    inside = decided.shard <= fabric.domain and kind != "all_reduce"
+    inside = num_shards(decided) * decided.tensor <= fabric.domain and kind != "all_reduce"
     link = fabric.inside if inside else fabric.between
     return TimeLost(
         _exposed(pace),

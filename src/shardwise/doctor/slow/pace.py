@@ -13,6 +13,7 @@ from shardwise.doctor.run.case import Case, Event
 from shardwise.facts.fabric import Collective, bus_rate
 from shardwise.metrics.goodput import goodput
 from shardwise.plan.plan import Plan
+from shardwise.plan.rank_share import num_shards
 
 # What a step computes, of the terms of a forecast.
 _COMPUTE = ("matmul", "attention", "elementwise", "loss", "recompute", "optimizer")
@@ -133,16 +134,17 @@ class Pace:
             return None
         decided = self.plan.decided
         replicates = kind == "all_reduce"
-        ranks = decided.replicate if replicates else decided.shard
+        ranks = decided.replicate if replicates else num_shards(decided)
+        stride = num_shards(decided) * decided.tensor if replicates else decided.tensor
         if ranks < 2:
             return None
         size = row["bytes"] / count
         fabric = self.plan.cluster.fabric
-        spans_domains = replicates or ranks > fabric.domain
+        spans_domains = replicates or ranks * stride > fabric.domain
         if fabric.library == "gloo" and not spans_domains:
             # Ranks on one CPU hold each other up: their collectives tell nothing of links.
             return None
-        seconds = fabric.seconds(kind, size, ranks, decided.shard if replicates else 1)
+        seconds = fabric.seconds(kind, size, ranks, stride)
         return float(row["bus_bytes_per_s"]) / bus_rate(kind, size, ranks, seconds)
 
     @cached_property
