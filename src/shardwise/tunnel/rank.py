@@ -74,13 +74,26 @@ def plan_on(plan: Plan, device: Literal["cuda", "cpu"], *, compiled: bool) -> Pl
     A plan without torch.compile stays without it.
     """
     here = replace(plan, cluster=replace(plan.cluster, device=device), weights_dir=None)
-    if device == "cpu" and plan.decided.attention == "flex_attention":
-        # FlexAttention has no backward on a CPU. Our operator saves the same tensors.
-        ours = Choice("flash_attention_4", "FlexAttention has no backward on a CPU", "rule")
-        here = here.with_choices(attention=ours)
+    if device == "cpu" and (why := _why_other_attention(plan)):
+        # Our operator saves the same tensors as the kernels of a GPU.
+        here = here.with_choices(attention=Choice("flash_attention_4", why, "rule"))
     if plan.decided.compile and not compiled:
         return here.with_choices(compile=Choice(False, "the tunnel compiles on GPUs only", "rule"))
     return here
+
+
+def _why_other_attention(plan: Plan) -> str | None:
+    """Why a CPU cannot stand for a GPU with the plan's attention; None where it can."""
+    decided, widths = plan.decided, [e for kind in plan.model.kinds for e in kind.work.attentions]
+    if decided.attention == "flex_attention":
+        return "FlexAttention has no backward on a CPU"
+    if decided.attention != "sdpa" or plan.cluster.device == "cpu":
+        return None
+    if decided.context > 1:
+        return "on a CPU sdpa has no fast kernel for more keys than queries"
+    if any(each.key_width != each.value_width for each in widths):
+        return "on a CPU sdpa has no fast kernel for values of another width than keys"
+    return None
 
 
 def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
