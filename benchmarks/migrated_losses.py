@@ -26,7 +26,7 @@ from typing import Any
 STEPS, RANKS, MICRO, SEQ = 10, 2, 2, 32
 LR, BETAS, EPS, CLIP = 1e-3, (0.9, 0.999), 1e-6, 1.0
 TOLERANCE = 1e-5
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 ACCELERATE: dict[str, dict[str, Any]] = {
     "full_shard": {"fsdp_reshard_after_forward": True},
     "shard_grad_op": {"fsdp_reshard_after_forward": False},

@@ -16,13 +16,15 @@ from pathlib import Path
 from launched import free_port
 
 RAY = Path(sys.prefix, "ray")
-_START_S = 300.0
+_START_S = 900.0
 
 
 def ray_environment() -> dict[str, str]:
     """Ray beside the other packages, and a command of ours on the PATH."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # Ray's workers give way to all others, and on a busy machine they would hardly run at all.
+    quiet |= {"RAY_worker_niceness": "0", "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "600"}
     python = os.pathsep.join([str(RAY), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "PYTHONPATH": python, "PATH": path, **quiet}
 
@@ -32,33 +34,51 @@ def ray_cluster() -> Iterator[str]:
     """The address of its dashboard, while the block runs."""
     # Sockets have short names, and a test's own folder has not.
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    port, dashboard = free_port(), free_port()
-    head = ["--head", f"--port={port}", f"--dashboard-port={dashboard}", f"--temp-dir={place}"]
     try:
-        _start(*head, "--include-dashboard=true")
+        port, dashboard = _start_head(place)
         _start(f"--address=127.0.0.1:{port}")
-        _wait_for_jobs(f"http://127.0.0.1:{dashboard}")
-        yield f"http://127.0.0.1:{dashboard}"
+        _wait_for_jobs(dashboard)
+        yield dashboard
     finally:
-        # Each process of the cluster is told the folder. `ray stop` would end other clusters too.
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in processes_with(place):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            _wait_until_gone(place)
+        _end(place)
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _start(*words: str) -> None:
-    """A node that is up. On a busy machine one takes longer than the 30 s that Ray waits for it,
-    and ends; then another is started."""
+def _start_head(place: str) -> tuple[int, str]:
+    """Its port, and the address of its dashboard. A try that was too slow leaves some of its
+    processes, which end before the next one, on other ports."""
     deadline = time.monotonic() + _START_S
     while True:
-        agent = f"--dashboard-agent-listen-port={free_port()}"
-        done = _ray("start", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats", agent, *words)
+        port, dashboard = free_port(), free_port()
+        words = ("--head", f"--port={port}", f"--dashboard-port={dashboard}")
+        done = _try(*words, f"--temp-dir={place}", "--include-dashboard=true")
         if done.returncode == 0:
-            return
+            return port, f"http://127.0.0.1:{dashboard}"
         assert time.monotonic() < deadline, done.stdout + done.stderr
+        _end(place)
+
+
+def _start(*words: str) -> None:
+    """A node that is up."""
+    deadline = time.monotonic() + _START_S
+    while (done := _try(*words)).returncode != 0:
+        assert time.monotonic() < deadline, done.stdout + done.stderr
+
+
+def _try(*words: str) -> subprocess.CompletedProcess[str]:
+    """Start a node. On a busy machine one takes longer than the 30 s that Ray waits for it, and
+    ends."""
+    agent = f"--dashboard-agent-listen-port={free_port()}"
+    return _ray("start", "--num-cpus=1", "--num-gpus=0", "--disable-usage-stats", agent, *words)
+
+
+def _end(place: str) -> None:
+    """End all processes of a cluster: each is told the folder. `ray stop` would end others too."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in processes_with(place):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        _wait_until_gone(place)
 
 
 def _ray(*words: str) -> subprocess.CompletedProcess[str]:

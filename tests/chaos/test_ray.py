@@ -32,7 +32,8 @@ train: {steps: 200, global_batch: 4}
 checkpoint: {every: 10}
 observe: {log_every: 1}
 """
-LONG_S = 600.0
+# Of one start: on a busy machine Ray takes minutes to place and to import.
+LONG_S = 1800.0
 
 
 @pytest.fixture(scope="module")
