@@ -2,12 +2,16 @@
 
     python benchmarks/offload.py [--model llama-3.2-3b] [--micro-batch 4] [--accumulation 8]
         [--runs ours plain none ...] [--steps 2] [--seconds 300] [--json FILE]
+    python benchmarks/offload.py --layers 2 --accumulation 1 --steps 1 --at-once 3
 
 `ours` is `memory.offload=cpu` with updates beside the next forward, `none` the same run without
 offload. `plain` is what a script has: transformers' model in fp32 on the host, `fully_shard` of
 each compiled block with CPUOffloadPolicy and bf16 compute, torch's fused AdamW on the host, and
 every micro-batch's gradients reduced. Random tokens and weights, one GPU. Each run is a process of
-its own; FILE is written after each.
+its own; FILE is written after each. `plain` makes half of the steps, because they take long.
+
+An update beside the next forward shows from the second measured step on. The second command
+measures nothing: it leaves the compiler's results on disk.
 """
 
 from __future__ import annotations
@@ -39,8 +43,9 @@ _SEQ_LEN = {False: 4096, True: 64}
 def plan(given: argparse.Namespace, *, offload: bool) -> Plan:
     on_cpu = given.device == "cpu"
     memory = {"offload": "cpu"} if offload else {}
+    overrides = {"num_hidden_layers": given.layers} if given.layers else {}
     sections: dict[str, dict[str, object]] = {
-        "model": {"name": given.model},
+        "model": {"name": given.model, "overrides": overrides},
         "data": {"seq_len": _SEQ_LEN[on_cpu]},
         "memory": {**memory, **({"compile": False} if on_cpu else {})},
         "precision": {"param": "fp32"} if on_cpu else {},
@@ -80,7 +85,8 @@ def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
             stepper.run([batch.pinned() for batch in batches] if on_gpu else batches, 0.0)
 
         with fast_attention(torch.device(given.device)):
-            return timed(step, given, stepper.settle) | {"plan_tok_s": _tokens_per_s(found)}
+            found_here = timed(step, given, given.steps, stepper.settle)
+            return found_here | {"plan_tok_s": _tokens_per_s(found)}
 
 
 def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
@@ -91,6 +97,8 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     on_gpu, fields = given.device == "cuda", {**PRESETS[given.model], "use_cache": False}
+    if given.layers:
+        fields["num_hidden_layers"] = given.layers
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -108,10 +116,12 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
     model.to_empty(device="cpu")
     rotary = model.model.rotary_emb
     rotary.inv_freq = type(rotary)(config).inv_freq.to(given.device)
+    # A CPU makes random numbers by one thread.
+    noise = 0.02 * torch.randn(2**20)
     with torch.no_grad():
         for param in model.parameters():
             own = param.to_local()
-            own.normal_(0, 0.02) if own.dim() > 1 else own.fill_(1)
+            _repeat(noise, own) if own.dim() > 1 else own.fill_(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
     shape = (given.micro_batch, _SEQ_LEN[not on_gpu])
 
@@ -124,11 +134,19 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(step, given, lambda: None)
+    return timed(step, given, max(1, given.steps // 2), lambda: None)
+
+
+def _repeat(noise: Any, own: Any) -> None:
+    for part in own.view(-1).split(len(noise)):
+        part.copy_(noise[: len(part)])
 
 
 def timed(
-    step: Callable[[int], None], given: argparse.Namespace, settle: Callable[[], None]
+    step: Callable[[int], None],
+    given: argparse.Namespace,
+    num_steps: int,
+    settle: Callable[[], None],
 ) -> dict[str, Any]:
     """Seconds of each step after the first, whatever is left to do at the end among them."""
     import torch
@@ -141,11 +159,11 @@ def timed(
     settle()
     wait()
     first = time.perf_counter()
-    for number in range(1, 1 + given.steps):
+    for number in range(1, 1 + num_steps):
         step(number)
     settle()
     wait()
-    step_s = (time.perf_counter() - first) / given.steps
+    step_s = (time.perf_counter() - first) / num_steps
     tokens = given.micro_batch * given.accumulation * _SEQ_LEN[given.device == "cpu"]
     peak = peak_memory(torch.device(given.device))
     return {
@@ -183,11 +201,12 @@ def main() -> None:
     results: dict[str, Any] = {
         "machine": {"gpu": given.gpu, "driver": driver(), **versions()},
         "asked": {
-            name: getattr(given, name) for name in ("model", "micro_batch", "accumulation", "steps")
+            name: getattr(given, name)
+            for name in ("model", "layers", "micro_batch", "accumulation", "steps", "at_once")
         },
         "runs": {},
     }
-    for index, answer in run_calls(calls, ends=ends):
+    for index, answer in run_calls(calls, at_once=given.at_once, ends=ends):
         name = given.runs[index]
         results["runs"][name] = answer.value or {"problem": answer.problem}
         print(f"{name}: {results['runs'][name]} ({answer.took_s:.0f} s)", flush=True)
@@ -208,6 +227,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulation", type=int, default=8)
     parser.add_argument("--runs", nargs="+", default=RUNS, choices=RUNS)
     parser.add_argument("--steps", type=int, default=2, help="measured, after one more")
+    parser.add_argument("--layers", type=int, help="instead of the model's own")
+    parser.add_argument("--at-once", type=int, default=1, help="runs; more show no times")
     parser.add_argument("--seconds", type=float, default=600, help="after which nothing runs")
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--json", type=Path)
