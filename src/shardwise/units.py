@@ -51,6 +51,11 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def speed_unit(device: str) -> str:
+    """What tokens per second of one rank are called on a device."""
+    return "tok/s/gpu" if device == "cuda" else "tok/s/rank"
+
+
 def parse_count(text: str) -> float:
     """'15B' -> 1.5e10, '2.5e9' -> 2.5e9. ValueError for anything that is no number above zero."""
     bare = text.strip().replace(",", "").replace("_", "")

@@ -24,6 +24,7 @@ from shardwise.checkpoint.store import (
     remove,
 )
 from shardwise.cli.checkpoint_verdict import SHOWN, JudgedCheckpoint, as_listed, judge, refuse_bad
+from shardwise.cli.find_run import run_or_name
 from shardwise.errors import ExitCode, UserError, printable
 from shardwise.lease.take import hold_run
 from shardwise.units import format_bytes, format_duration
@@ -36,7 +37,12 @@ app = typer.Typer(
 )
 
 
-Run = Annotated[Path, typer.Argument(help="A run directory, such as runs/demo, or one checkpoint.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        help="A run directory, such as runs/demo, its name, or one checkpoint.", parser=run_or_name
+    ),
+]
 # Rounds of listing, in which every listed checkpoint was removed before it could be read.
 _MOST_ROUNDS = 5
 _HEADER = ("step", "size", "age", "state", "ranks", "loss", "held-out", "reason")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shardwise.cli.find_run import run_or_name
 from shardwise.cli.quiet import quieten_transformers
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ _SHARD_SIZE = "5GB"
 
 
 def export(  # noqa: PLR0913  (each is an option)
-    run: Annotated[Path, typer.Argument(help="Run directory, or one checkpoint in it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Run directory or its name, or one checkpoint.", parser=run_or_name),
+    ],
     to: Annotated[Path, typer.Option(help="Directory to make; absent or empty.")],
     step: Annotated[int | None, typer.Option(help="Step to export; else the newest.")] = None,
     best: Annotated[

@@ -69,8 +69,10 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     Examples:
       shardwise fabric
       shardwise fabric --cluster 2xCPU --sizes 64KiB,1MiB
-      shardwise torchrun --nnodes 4 --nproc-per-node 8 ... -m shardwise fabric run.yaml
-      shardwise fabric --cluster 2x8xH100 --nccl-tests all_reduce_perf.txt --nccl-log nccl.log
+      shardwise torchrun --nnodes 4 --nproc-per-node 8 ... \\
+        -m shardwise fabric run.yaml
+      shardwise fabric --cluster 2x8xH100 --nccl-tests all_reduce_perf.txt \\
+        --nccl-log nccl.log
     Next: shardwise plan --calibrate, or shardwise train run.yaml
     """
     adopt_launcher(os.environ)

@@ -12,6 +12,12 @@ RUNS_DIR = Path("runs")
 TRACES = ("plan.json", "events.jsonl")
 
 
+def run_or_name(given: str) -> Path:
+    """The path as it is given, or the run of that name under ./runs where nothing is there."""
+    path, named = Path(given), RUNS_DIR / given
+    return named if not path.exists() and named.exists() else path
+
+
 def find_run(given: Path, traces: Sequence[str] = TRACES) -> Path:
     """The directory itself, or the run of that name under ./runs. One of `traces` must be there."""
     candidates = [given, RUNS_DIR / given]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.find_run import run_or_name
 from shardwise.cli.quiet import quieten_transformers
 from shardwise.errors import UserError, printable
 
@@ -16,7 +17,9 @@ from shardwise.errors import UserError, printable
 def generate(  # noqa: PLR0913  (each is an option)
     place: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="Run directory, checkpoint or export."),
+        typer.Argument(
+            metavar="RUN", help="Run directory or its name, or an export.", parser=run_or_name
+        ),
     ],
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts, each answered by itself.")

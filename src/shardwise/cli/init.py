@@ -42,7 +42,7 @@ def init(
     \b
     Examples:
       shardwise init
-      shardwise init run.yaml --model qwen3-8b --cluster 8xH100 --method lora --yes
+      shardwise init --model qwen3-8b --cluster 8xH100 --method lora --yes
     Next: shardwise plan run.yaml
     """
     from shardwise.cli.starter import (

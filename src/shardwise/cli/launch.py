@@ -44,7 +44,8 @@ def launch(
     Examples:
       shardwise launch run.yaml
       shardwise launch run.yaml --on local --submit
-      shardwise launch run.yaml --on slurm --submit launch.options=[--partition=gpu]
+      shardwise launch run.yaml --on slurm --submit \\
+        launch.options=[--partition=gpu]
       shardwise launch run.yaml --on jobset kubernetes.queue=gpus
       shardwise launch run.yaml --out files optim.lr=1e-5
     Next: read the files, then add --submit

@@ -47,7 +47,7 @@ app = typer.Typer(
     epilog="Start with: shardwise config cp demo run.yaml; shardwise train run.yaml; "
     "for a run of your own: shardwise init",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     Examples:
       shardwise plan run.yaml
       shardwise plan --model Qwen/Qwen3-8B --cluster 8xH100 --seq 8192
-      shardwise plan run.yaml --cluster 4x8xH100 train.global_batch=512 --tokens 15B
+      shardwise plan run.yaml --cluster 4x8xH100 --tokens 15B optim.lr=1e-4
       shardwise plan run.yaml model=qwen3-30b-a3b
       shardwise plan run.yaml --set memory.checkpoint_activations=full
       shardwise plan run.yaml --cluster 8x8xH100 --for cheapest

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.find_run import run_or_name
 from shardwise.cli.show import show_table
 from shardwise.errors import UserError
 from shardwise.metrics.overlap import GAP_S, Profile, Row, fold, profile_of
@@ -23,7 +24,10 @@ _GAPS = 5
 
 
 def profile(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one trace of it.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run directory or its name, or one trace.", parser=run_or_name),
+    ],
     top: Annotated[int, typer.Option(min=1, help="Rows of the longest tables.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -38,7 +42,7 @@ def profile(
       shardwise train run.yaml observe.profile=20
       shardwise profile runs/demo
       shardwise profile runs/demo/profile/step-20-rank-3.json.gz --top 30
-    Next: open the trace in https://ui.perfetto.dev, or judge it with shardwise verify runs/demo
+    Next: open the trace in https://ui.perfetto.dev, or shardwise verify runs/demo
     """
     path = _find_trace(run)
     found = profile_of(read_trace(path))

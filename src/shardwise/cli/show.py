@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 import typer
 
@@ -18,23 +19,33 @@ from shardwise.plan.explain import (
 from shardwise.plan.picture import picture_lines
 from shardwise.plan.plan import Plan
 from shardwise.plan.whole_run import WholeRun, whole_run, whole_run_rows
+from shardwise.units import speed_unit
+
+_WIDTH = 80
+# A last column that begins further right has too little room beside it.
+_FAR = 30
+_WIDEST = 12
 
 
 def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
     """Headline, decisions with reasons, memory and speed of one rank, what else was considered."""
-    typer.echo(headline(plan))
-    show_table(choice_rows(plan))
+    for line in wrap(headline(plan), _WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+        typer.echo(line)
+    show_table([("decision", "value", "by", "why"), *choice_rows(plan)], width=_WIDTH)
     for line in picture_lines(plan):
         typer.echo(line)
     typer.echo("memory of one rank at the peak, expected")
-    show_table(memory_rows(plan))
+    show_table(memory_rows(plan), width=_WIDTH)
     typer.echo("speed and cost, expected")
-    show_table(forecast_rows(plan, budget_tokens))
+    show_table(forecast_rows(plan, budget_tokens), width=_WIDTH)
     typer.echo("this run, without its start, evaluations and saves")
-    show_table(whole_run_rows(run_of(plan)))
+    show_table(whole_run_rows(run_of(plan)), width=_WIDTH)
     if top and plan.alternatives:
-        typer.echo("considered besides (tok/s/gpu, memory)")
-        show_table(alternative_rows(plan, top))
+        typer.echo("considered besides")
+        header = (speed_unit(plan.cluster.device), "memory", "plan, and why it lost")
+        rows = [(speed, held, f"{label}: {why}") for label, speed, held, why in
+                alternative_rows(plan, top)]  # fmt: skip
+        show_table([header, *rows], width=_WIDTH)
     show_warnings(plan)
 
 
@@ -49,15 +60,39 @@ def show_difference(before: Plan, after: Plan) -> None:
     changed = [(f"run's {name}", old, new) for (name, old), (_, new) in runs if old != new]
     rows = [*difference_rows(before, after), *changed]
     typer.echo("what the change does" if rows else "the change makes no difference")
-    show_table([(name, old, "->", new) for name, old, new in rows])
+    if rows:
+        changes = [(name, f"{old} -> {new}") for name, old, new in rows]
+        show_table([("what", "before -> after"), *changes], width=_WIDTH)
 
 
-def show_table(rows: Sequence[Sequence[str]], *, err: bool = False) -> None:
-    """Columns as wide as their widest cell, the last one free."""
+def show_table(
+    rows: Sequence[Sequence[str]], *, err: bool = False, width: int | None = None
+) -> None:
+    """Columns as wide as their widest cell, the last one free, or wrapped to `width`."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    if width is not None:
+        # A path among the values must not push all reasons to the right.
+        widths = [widths[0], *(min(size, _WIDEST) for size in widths[1:])]
     for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        typer.echo("  " + "  ".join(cells).rstrip(), err=err)
+        cells = [f"{cell:<{size}}" for cell, size in zip(row, widths, strict=True)]
+        line = "  " + "  ".join(cells).rstrip()
+        if width is None or len(line) <= width:
+            typer.echo(line, err=err)
+            continue
+        head = "  " + "  ".join(cells[:-1])
+        for part in _wrapped(head, row[-1], width):
+            typer.echo(part, err=err)
+
+
+def _wrapped(head: str, last: str, width: int) -> list[str]:
+    """The last cell under its own beginning, or on lines of its own where it begins far right."""
+    start = len(head) + 2
+    if start > _FAR:
+        words = wrap(last, width, initial_indent=" " * 6, subsequent_indent=" " * 6,
+                     break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        return [head.rstrip(), *words]
+    words = wrap(last, width - start, break_long_words=False, break_on_hyphens=False)
+    return [f"{head}  {words[0]}", *(" " * start + word for word in words[1:])]
 
 
 def show_warnings(plan: Plan) -> None:

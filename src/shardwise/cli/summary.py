@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.metrics.events import read_whole_events
 from shardwise.plan.plan import Plan
-from shardwise.units import GIB, format_count
+from shardwise.units import GIB, format_count, speed_unit
 from shardwise.verify.gates import Gate
 
 Events = Sequence[dict[str, Any]]
@@ -70,7 +70,8 @@ def _best_lines(plan: Plan, evals: Events) -> Iterator[str]:
 def _speed_line(plan: Plan, steps: Events) -> str:
     # The first logged step of every start holds warm-up and compilation.
     steady = [step["tokens_per_s"] for step in steps[1:]] or [steps[0]["tokens_per_s"]]
-    speed = f"  median speed   {format_count(statistics.median(steady))} tok/s/gpu"
+    unit = speed_unit(plan.cluster.device)
+    speed = f"  median speed   {format_count(statistics.median(steady))} {unit}"
     shares = [step["efficiency"]["mfu"] for step in steps[1:] if step["efficiency"]]
     if shares:
         speed += f", mfu {statistics.median(shares):.1%}"

@@ -10,13 +10,17 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.find_run import run_or_name
 from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.record import read_record
 
 
 def verify(
-    runs: Annotated[list[Path], typer.Argument(help="A run directory; with --parity two.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run directory or its name; with --parity two.", parser=run_or_name),
+    ],
     parity: Annotated[
         bool, typer.Option("--parity", help="Compare the losses of two runs instead.")
     ] = False,
@@ -51,7 +55,7 @@ def verify(
         typer.echo(json.dumps([asdict(gate) for gate in gates], indent=2))
     else:
         rows = [(gate.name, gate.figure, gate.bound, gate.verdict, gate.advice) for gate in gates]
-        show_table([("gate", "figure", "bound", "verdict", ""), *rows])
+        show_table([("gate", "figure", "bound", "verdict", "advice"), *rows])
     validate_passed(runs[0], gates)
 
 

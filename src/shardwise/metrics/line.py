@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from shardwise.facts.flops import Efficiency
 from shardwise.metrics.meters import PeakMemory
-from shardwise.units import GIB, format_count, format_duration
+from shardwise.units import GIB, format_count, format_duration, speed_unit
+
+_COLUMNS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +90,14 @@ class StepReport:
     """None where no answers are compared."""
 
 
-def format_line(report: StepReport) -> str:
-    """`step 40/2000 2.0% loss 2.4310 gnorm 0.83 ...`."""
+def format_line(report: StepReport, device: str = "cuda") -> str:
+    """`step 40/2000  loss 2.4310  gnorm 0.83 ...`; what has no room in 80 columns is on a second
+    line, behind two blanks."""
     width = len(str(report.num_steps))
     held = report.memory.reserved / GIB
-    return "  ".join(
+    return _in_columns(
         [
-            f"step {report.step:>{width}}/{report.num_steps} {report.step / report.num_steps:5.1%}",
+            f"step {report.step:>{width}}/{report.num_steps}",
             f"loss {report.loss:.4f}",
             *([] if report.preference is None else format_scores(report.preference)),
             *([] if report.aux_loss is None else [f"aux {report.aux_loss:.4f}"]),
@@ -103,14 +106,25 @@ def format_line(report: StepReport) -> str:
             *([] if report.trained_share is None else [f"trained {report.trained_share:.0%}"]),
             f"gnorm {report.grad_norm:.2f}",
             f"lr {report.lr:.1e}",
-            _format_speed(report),
-            _format_efficiency(report),
+            f"eta {format_duration(report.eta_s)}",
+            _format_speed(report, device),
+            *_format_efficiency(report),
             f"mem {held:.1f}/{report.memory_capacity / GIB:.0f} GiB "
             f"(plan {report.memory_planned / GIB:.1f})",
             f"data {report.data_share:.0%}",
-            f"eta {format_duration(report.eta_s)}",
         ]
     )
+
+
+def _in_columns(items: list[str]) -> str:
+    lines = [items[0]]
+    for item in items[1:]:
+        longer = f"{lines[-1]}  {item}"
+        if len(longer) <= _COLUMNS:
+            lines[-1] = longer
+        else:
+            lines.append(f"  {item}")
+    return "\n".join(lines)
 
 
 def format_scores(scores: PreferenceScores) -> list[str]:
@@ -119,18 +133,19 @@ def format_scores(scores: PreferenceScores) -> list[str]:
     return [f"accuracy {scores.accuracy:.1%}", *margin]
 
 
-def _format_speed(report: StepReport) -> str:
-    speed, planned = f"{format_count(report.tokens_per_s)} tok/s/gpu", report.tokens_per_s_planned
+def _format_speed(report: StepReport, device: str) -> str:
+    speed = f"{format_count(report.tokens_per_s)} {speed_unit(device)}"
+    planned = report.tokens_per_s_planned
     # Where there is an MFU the plan stands beside that.
     if planned is None or report.efficiency is not None:
         return speed
     return f"{speed} (plan {format_count(planned)})"
 
 
-def _format_efficiency(report: StepReport) -> str:
+def _format_efficiency(report: StepReport) -> list[str]:
     found = report.efficiency
     if found is None:
-        return "mfu -"
+        return []
     planned = "" if report.mfu_planned is None else f" (plan {100 * report.mfu_planned:.1f})"
     mfu, hfu = f"mfu {found.mfu:.1%}{planned}", f"hfu {found.hfu:.1%}"
-    return mfu if found.hfu == found.mfu else f"{mfu} {hfu}"
+    return [mfu] if found.hfu == found.mfu else [f"{mfu} {hfu}"]

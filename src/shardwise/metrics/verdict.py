@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardwise.plan.plan import Forecast, Plan
-from shardwise.units import format_bytes, format_count
+from shardwise.units import format_bytes, format_count, speed_unit
 
 # How far a measurement may be from the plan before it is reported.
 SPEED_BAND = 0.10
@@ -19,12 +19,12 @@ def plan_misses(plan: Plan, steps: Sequence[dict[str, Any]]) -> Iterator[str]:
     # The first logged step of a start holds warm-up and compilation.
     steady = steps[1:]
     if plan.forecast is not None and steady:
-        yield from _speed_miss(plan.forecast, steady)
+        yield from _speed_miss(plan.forecast, steady, speed_unit(plan.cluster.device))
     if plan.cluster.device == "cuda" and steps:
         yield from _memory_miss(plan, steps[-1]["memory"]["allocated"])
 
 
-def _speed_miss(forecast: Forecast, steps: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _speed_miss(forecast: Forecast, steps: Sequence[dict[str, Any]], unit: str) -> Iterator[str]:
     planned = forecast.tokens_per_s
     found = statistics.median(step["tokens_per_s"] for step in steps)
     miss = found / planned - 1
@@ -39,7 +39,7 @@ def _speed_miss(forecast: Forecast, steps: Sequence[dict[str, Any]]) -> Iterator
         )
         cause += " them, `shardwise plan --calibrate` the rates behind them"
     yield (
-        f"{format_count(found)} tok/s/gpu is {miss:+.0%} of the plan's {format_count(planned)} "
+        f"{format_count(found)} {unit} is {miss:+.0%} of the plan's {format_count(planned)} "
         f"(band {SPEED_BAND:.0%}): {cause}"
     )
 

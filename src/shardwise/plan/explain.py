@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwise.plan.axes import mesh_in_words
 from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
-from shardwise.units import format_bytes, format_count, format_duration
+from shardwise.units import format_bytes, format_count, format_duration, speed_unit
 
 
 def headline(plan: Plan) -> str:
@@ -57,9 +57,10 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     if forecast is None:
         unknown = f"no rates are known for {plan.cluster.device_in_words}"
         return [("speed", f"{unknown}; `shardwise plan --calibrate` measures them")]
+    unit = speed_unit(plan.cluster.device)
     source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
     rows = [
-        ("speed", f"{format_count(forecast.tokens_per_s)} tok/s/gpu, {source[forecast.source]}"),
+        ("speed", f"{format_count(forecast.tokens_per_s)} {unit}, {source[forecast.source]}"),
         ("step", f"{_step_time(forecast.step_s)}: {_terms(forecast)}"),
         ("mfu", _shares(forecast)),
     ]
@@ -101,7 +102,8 @@ def _figures(plan: Plan) -> list[tuple[str, str]]:
     """The same names for every plan, in the same order."""
     choices = [(name, _show(choice.value)) for name, choice in plan.choices.items()]
     forecast = plan.forecast
-    speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} tok/s/gpu"
+    unit = speed_unit(plan.cluster.device)
+    speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} {unit}"
     usd = None if forecast is None else forecast.usd_per_billion_tokens
     cost = "-" if usd is None else f"USD {usd:,.0f} for 1B tokens"
     return [*choices, *_memory_figures(plan), ("speed", speed), ("cost", cost)]

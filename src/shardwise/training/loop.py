@@ -345,6 +345,6 @@ class Loop:
         rate = learning_rate(self.plan.settings.optim, step - 1, self.plan.settings.train.steps)
         report: StepReport = window.report(step, self.reached.tokens, rate, batches.wait_s)
         self.reached.last_loss = report.loss
-        tell_step(report, self.channels)
+        tell_step(report, self.channels, self.plan.cluster.device)
         if self.plan.settings.observe.collectives:
             tell_collectives(self.timer, step, report.step_s, self.channels)

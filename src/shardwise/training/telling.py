@@ -39,9 +39,9 @@ def tell_session(session: Session, channels: Channels) -> None:
     )  # fmt: skip
 
 
-def tell_step(report: StepReport, channels: Channels) -> None:
+def tell_step(report: StepReport, channels: Channels, device: str) -> None:
     """Print the line of a logged step."""
-    channels.say(format_line(report))
+    channels.say(format_line(report, device))
     channels.events.write("step", **asdict(report))
 
 

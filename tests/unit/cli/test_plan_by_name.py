@@ -52,7 +52,7 @@ def test_the_whole_run_has_steps_tokens_time_cost_passes_and_checkpoints(tmp_pat
 
 def test_a_change_says_what_it_does_to_the_whole_run() -> None:
     text = run_installed("plan", *_NAMED, "train.steps=500", "--set", "train.steps=1000").stdout
-    assert "run's steps" in text and "->  1,000" in text
+    assert "run's steps" in text and "500 -> 1,000" in text
     assert "run's time" in text and "run's cost" in text
 
 

@@ -195,7 +195,8 @@ KNOWN_LINES: dict[str, str] = {
 HEALTHY = """\
 2 ranks on this CPU, full_shard, mesh replicate=1 x shard=2
 resumed at step 60 from runs/demo/checkpoints/step-00000060
-step  61/120 50.8%  loss 2.6137  gnorm 0.60  lr 1.8e-03  2.6k tok/s/gpu  mem 0.4/12 GiB  eta 23s
+step  61/120  loss 2.6137  gnorm 0.60  lr 1.8e-03  eta 23s  2.6k tok/s/rank
+  mem 0.4/12 GiB (plan 0.5)  data 0%
 saved step 120 (stage 0.02 s, write 0.11 s, commit 0.00 s, read back 0.03 s)
 gpu-a:812:812 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.7<0>
 gpu-a:812:812 [0] NCCL INFO NET/Plugin: Loaded net plugin IBext_v10 (v10)
