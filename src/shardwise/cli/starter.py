@@ -28,6 +28,8 @@ _METHOD_WORDS = {
     "qlora": "adapters over four bits (QLoRA)",
 }
 _USUAL_SEQ = 4096
+# What planning says of a family whose layers are of its own classes, such as GPT-2.
+_TAKES_NONE = "adapter.targets=all-linear matches no layer"
 _PLAIN = re.compile(r"[A-Za-z0-9_./~-]+")
 # Keys of a row that make it a conversation or a comparison.
 _TURNS = {"messages", "conversations", "instruction", "completion"}
@@ -70,6 +72,11 @@ def make_starter(answers: Answers) -> Starter:
         try:
             plan = _plan_of(fitting, 1000)
         except UserError as error:
+            if answers.adapts and _TAKES_NONE in error.what:
+                return _with_note(
+                    make_starter(replace(answers, method="full")),
+                    f"{answers.model} takes no adapters, so all its weights are trained.",
+                )
             if error.code != ExitCode.DOES_NOT_FIT or name == tried[-1]:
                 raise
             continue
@@ -79,6 +86,10 @@ def make_starter(answers: Answers) -> Starter:
         text = "\n".join(_file_lines(fitting, plan, steps, notes)) + "\n"
         return Starter(text, plan, steps, notes)
     raise AssertionError(tried)
+
+
+def _with_note(starter: Starter, note: str) -> Starter:
+    return replace(starter, text=f"# Note: {note}\n{starter.text}", notes=(note, *starter.notes))
 
 
 def validate_model(name: str) -> str:

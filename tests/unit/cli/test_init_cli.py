@@ -66,7 +66,9 @@ def test_every_preset_gets_a_file_that_plans(model: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("model", PRESETS)
 def test_every_preset_can_be_adapted(model: str, method: str, tmp_path: Path) -> None:
     words = ("--model", model, "--cluster", "1xH100", "--method", method, "--yes")
-    choose_plan(load_config(init(tmp_path, *words)), {})
+    file = init(tmp_path, *words)
+    choose_plan(load_config(file), {})
+    assert ("takes no adapters" in file.read_text()) == model.endswith("gpt2")
 
 
 def test_files_of_text_and_of_two_cpus_are_answers_too(tmp_path: Path) -> None:

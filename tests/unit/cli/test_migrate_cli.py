@@ -38,7 +38,7 @@ def test_it_writes_shows_every_key_and_plans() -> None:
     shown = output_of("fsdp.yaml", "model=llama-3.1-8b", "cluster=2x8xH100")
     for part in ("Mapped", "Changed", "Dropped", "fsdp_bogus: 1", "unknown", "wrote run.yaml"):
         assert part in shown
-    assert "hybrid_shard, mesh replicate=2 x shard=8" in shown
+    assert "hybrid_shard, mesh replicate=2 x shard=8" in " ".join(shown.split())
     assert "next: shardwise train run.yaml" in shown
 
 
