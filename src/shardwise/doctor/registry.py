@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.doctor.check import Check
 from shardwise.doctor.config.settings import SETTINGS
 from shardwise.doctor.config.sharding import SHARDING
+from shardwise.doctor.config.shared_work import SHARED_WORK
 from shardwise.doctor.foreign.checks import FOREIGN
 from shardwise.doctor.machine.health import HEALTH
 from shardwise.doctor.machine.limits import LIMITS
@@ -31,7 +32,7 @@ UNPLANNED: Check[Any] = Check(
 )  # fmt: skip
 """It has no look of its own: whoever plans finds it."""
 
-PLAN_CHECKS: tuple[Check[Plan], ...] = (*SHARDING, *SETTINGS)
+PLAN_CHECKS: tuple[Check[Plan], ...] = (*SHARDING, *SHARED_WORK, *SETTINGS)
 RUN_CHECKS: tuple[Check[Case], ...] = (*RECORD, *TRANSPORTS)
 STATE_CHECKS: tuple[Check[Node], ...] = (*LIMITS, *HEALTH, *LINKS)
 """Of a node, whatever is to run there."""
