@@ -27,6 +27,15 @@ EXPECTED = {
     "llama-3.1-70b-qlora-1xh200": ("no_shard", 1),
     "llama-3.1-8b-qlora-1xrtx4090": ("no_shard", 1),
     "llama-3.1-8b-dpo-8xh100": ("no_shard", 1),
+    "llama-3.1-70b-hsdp-tp2-8x8xh100": ("hybrid_shard", 8),
+    "mixtral-8x7b-ep4-4x8xh100": ("full_shard", 32),
+}
+
+
+# (replicate, tensor, expert) of the sizing table's last rows.
+SIZED = {
+    "llama-3.1-70b-hsdp-tp2-8x8xh100": (4, 2, 1),
+    "mixtral-8x7b-ep4-4x8xh100": (1, 1, 4),
 }
 
 
@@ -64,6 +73,11 @@ def test_an_example_plans_within_its_devices(file: Path) -> None:
 def test_an_example_is_sharded_as_its_notes_say(name: str) -> None:
     plan = plan_of(ROOT / "examples" / f"{name}.yaml")
     assert (plan.decided.strategy, plan.decided.shard) == EXPECTED[name]
+
+
+def test_ranks_share_work_where_the_sizing_table_says_so() -> None:
+    plans = [plan_of(ROOT / "examples" / f"{name}.yaml").decided for name in SIZED]
+    assert [(each.replicate, each.tensor, each.expert) for each in plans] == [*SIZED.values()]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "demo"])
