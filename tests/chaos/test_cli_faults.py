@@ -195,6 +195,7 @@ def test_asked_to_stop_before_the_first_step(name: str, train: Callable[..., Tra
     training.process.send_signal(signal.Signals[name])
     assert training.finish() == ExitCode.PREEMPTED, training.said()
     assert f"stopped by {name} before the first step; nothing was trained" in training.said()
+    assert ("stopping: what was trained is saved first" in training.said()) == (name == "SIGINT")
     assert "Traceback" not in training.said()
     assert not training.ranks() and training.steps() == []
 

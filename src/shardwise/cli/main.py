@@ -170,7 +170,10 @@ def _show(error: UserError) -> None:
         console = Console(stderr=True)
         # In fewer columns, which COLUMNS=0 may say, a panel would show nothing.
         if console.width >= _NARROWEST_PANEL:
-            panel = Panel(Text(str(error)), title="error", border_style="red", title_align="left")
+            # A stop that somebody asked for is no fault.
+            is_stop = error.code == ExitCode.PREEMPTED
+            title, color = ("stopped", "yellow") if is_stop else ("error", "red")
+            panel = Panel(Text(str(error)), title=title, border_style=color, title_align="left")
             console.print(panel)
             return
     typer.echo(f"error: {error}", err=True)

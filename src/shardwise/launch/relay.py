@@ -12,13 +12,20 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.lookout import Seen
 from shardwise.training.signals import stop_signals_handled_by
 
+_ANSWERS = (
+    b"\nstopping: what was trained is saved first\n",
+    b"\nstill stopping; press Ctrl-C once more to end without a save\n",
+    b"\nending without a save\n",
+)
+
 
 class SignalRelay:
     """Passes a request to ranks that train, which save and leave, and ends ranks that do not train
     yet.
 
-    Where a rank has not made its first step, no rank has anything to save, so all end at once. A
-    user who presses Ctrl-C twice does not want to wait for the save.
+    Where a rank has not made its first step, no rank has anything to save, so all end at once. The
+    first Ctrl-C is answered at once, the second says what a third one does: it ends the ranks
+    without a save.
     """
 
     def __init__(self) -> None:
@@ -26,13 +33,21 @@ class SignalRelay:
         self.has_saved = True
         """False where ranks were ended without a save: there was nothing to keep, or no wish to."""
 
-        self._insists = False
+        self._pressed = 0
         self._told: dict[int, signal.Signals] = {}
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        self._insists = number == signal.SIGINT and self.number == signal.SIGINT
         self.number = number
+        if number == signal.SIGINT:
+            self._pressed += 1
+            # A handler may run inside of a print, so this goes past Python's buffers.
+            with suppress(OSError):
+                os.write(2, _ANSWERS[min(self._pressed, len(_ANSWERS)) - 1])
+
+    @property
+    def _insists(self) -> bool:
+        return self._pressed >= len(_ANSWERS)
 
     def deliver(self, ranks: list[Seen]) -> None:
         """Signal each rank once, also ranks that start later."""
@@ -58,7 +73,7 @@ class SignalRelay:
         name = signal.Signals(self.number).name
         if self._insists:
             return UserError(
-                f"stopped by {name}, twice; what was trained since the last save is lost",
+                f"stopped by {name}, three times; what was trained since the last save is lost",
                 fix="the same command goes on from the newest checkpoint",
                 code=ExitCode.WORKER_DIED,
             )

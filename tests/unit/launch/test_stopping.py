@@ -31,6 +31,8 @@ def save(number, frame):
     sys.exit(75)
 if "BEGUN" in os.environ:
     signal.signal(signal.SIGTERM, save if os.environ["BEGUN"] == "saves" else signal.SIG_IGN)
+    if os.environ["BEGUN"] == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.environ["BEGUN"] == "stubborn":
         signal.signal(signal.SIGABRT, signal.SIG_IGN)
     beat.begin()
@@ -186,10 +188,17 @@ def test_a_request_before_the_first_step_ends_all_ranks_at_once(folder: Path, pl
     assert not relay.has_saved
 
 
-def test_who_presses_ctrl_c_twice_does_not_wait(folder: Path, play: Play) -> None:
+def test_ctrl_c_is_answered_then_asks_and_a_third_one_does_not_wait(
+    folder: Path, play: Play, capfd: pytest.CaptureFixture[str]
+) -> None:
     process = play(0, BEGUN="deaf")
     relay = SignalRelay()
-    for _ in range(2):
+    for answer in ("what was trained is saved first", "once more to end without a save"):
         relay.note(signal.SIGINT, None)
+        assert answer in capfd.readouterr().err
+        relay.deliver(Lookout(folder).look())
+        time.sleep(0.2)
+        assert process.poll() is None
+    relay.note(signal.SIGINT, None)
     relay.deliver(Lookout(folder).look())
     assert process.wait(10) == -signal.SIGKILL
