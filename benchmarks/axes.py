@@ -64,12 +64,14 @@ class Bench:
                 continue
             self.plans[row] = answer.value
             self.board.put(row, said_of(answer.value))
+        # They run in the order of their worth, and not in that of the answers.
+        self.plans = {row: self.plans[row] for row in rows if row in self.plans}
         print(f"{len(self.plans)} of {len(rows)} rows are planned, {self._left()}", flush=True)
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Compile all rows on a GPU, and beside that let real ranks train."""
         given = self.given
-        rows = [row for row in self._runnable() if given.device == "cuda"]
+        rows = [row for row in self._runnable() if given.device == "cuda" and not row.stands_in]
         places = [(case, rank) for case in cases for rank in range(case.world)]
         with tempfile.TemporaryDirectory() as folder:
             calls = [

@@ -123,17 +123,18 @@ def said_of(plan: Plan) -> dict[str, Any]:
 
 def compile_row(plan: Plan, device: str) -> dict[str, Any]:
     """One step of a model of two blocks, so that the compiler's results are on disk."""
-    import torch._inductor.config as inductor
-
-    inductor.compile_threads = 1
     return measure_row(shortest(plan, 2), device, 1, modelled=False)
 
 
 def measure_row(plan: Plan, device: str, steps: int, *, modelled: bool) -> dict[str, Any]:
     """Run it as rank 0, over free links and then, where they are `modelled`, over the cluster's."""
+    import torch._inductor.config as inductor
+
     from shardwise.tunnel.explain import traffic_rows
     from shardwise.tunnel.run import run_tunnel
 
+    # Results are on disk, or other rows compile beside it.
+    inductor.compile_threads = 1
     speed = 1.0 if modelled else inf
     result = run_tunnel(plan, where=device, link_speed=speed, num_steps=steps)
     memory, timing = result.memory, result.timing
