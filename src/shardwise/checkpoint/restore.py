@@ -14,6 +14,7 @@ from torch import nn
 from shardwise.checkpoint.check import check_contents, check_files
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.portions import PortionPlanner
+from shardwise.checkpoint.sites import SiteState, is_of_sites
 from shardwise.checkpoint.state import (
     kept_tensors,
     optimizer_tensors,
@@ -61,6 +62,7 @@ def restore_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     world: World,
+    sites: SiteState | None = None,
 ) -> None:
     """Load model and optimizer from `checkpoint`. Each rank loads its own shards.
 
@@ -68,10 +70,13 @@ def restore_checkpoint(
     show that its files belong together.
     """
     optimizer_state = optimizer_tensors(model, optimizer)
-    tensors = {**saved_tensors(model), **optimizer_state}
-    kept = kept_tensors(model, tensors)
+    live = {**saved_tensors(model), **optimizer_state}
     index = read_index(checkpoint.path)
-    if wrong := check_tensors(index, kept):
+    tensors = live if sites is None else sites.names_in(index, live)
+    kept = kept_tensors(model, tensors)
+    # Nobody here reads what other sites had.
+    others = {name for name in index if is_of_sites(name) or name in live} - tensors.keys()
+    if wrong := check_tensors({n: each for n, each in index.items() if n not in others}, kept):
         raise refuse_tensors(checkpoint.path, wrong)
     dcp.load(
         tensors,
@@ -80,6 +85,8 @@ def restore_checkpoint(
         process_group=world.group,
     )
     set_optimizer_tensors(model, optimizer, optimizer_state)
+    if sites is not None:
+        sites.take_common(index, live)
     refresh_scales(model, plan)
 
 

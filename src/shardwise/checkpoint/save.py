@@ -30,6 +30,7 @@ from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.portions import StagedPlanner
+from shardwise.checkpoint.sites import SiteState
 from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
 from shardwise.checkpoint.storage import ShardWriter
 from shardwise.checkpoint.store import (
@@ -131,12 +132,14 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         world: World,
         fence: Fence = UNFENCED,
+        sites: SiteState | None = None,
     ) -> None:
         self.root = root
         self.plan = plan
         self.model = model
         self.optimizer = optimizer
         self.fence = fence
+        self.sites = sites
         # The first rank writes the manifest.
         self.base = base_identity(plan) if world.is_first else None
         # The saver has a process group of its own, whose collectives run beside those of training.
@@ -157,17 +160,23 @@ class Saver:
         before = self.finish()
         started = time.perf_counter()
         tensors = saved_tensors(self.model) | optimizer_tensors(self.model, self.optimizer)
+        if self.sites is not None:
+            tensors = self.sites.names(tensors)
         # The bytes of all ranks together: a sharded tensor counts whole, and a replicated one is
         # written once.
         kept = kept_tensors(self.model, tensors)
         self._needed_bytes = sum(
-            math.prod(portion.shape) * portion.dtype.itemsize for portion in kept.values()
+            math.prod(portion.shape) * portion.dtype.itemsize * self._copies(name)
+            for name, portion in kept.items()
         )
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
         write = partial(self._write, kept, staged, progress, hurried=hurried)
         self._pending = self._thread.submit(lambda: replace(write(), stage_s=stage_s))
         return before
+
+    def _copies(self, name: str) -> int:
+        return 1 if self.sites is None else self.sites.copies(name)
 
     def room(self) -> Room:
         """The room for a save like the last one that was started."""

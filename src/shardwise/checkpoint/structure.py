@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import INDEX_NAME, PLAN_NAME, Damaged
 from shardwise.checkpoint.own_plan import read_own_plan, wants_own_code
+from shardwise.checkpoint.sites import is_of_sites, without_site
 from shardwise.checkpoint.state import saved_tensors
 from shardwise.config.schema import AdapterConfig
 from shardwise.config.typed import validate_types
@@ -83,9 +84,15 @@ def check_model(index: Index, model: PreTrainedModel) -> list[Damaged]:
     """What differs between a checkpoint and a model. Adam's state is compared with its
     parameters."""
     params = dict(model.named_parameters(remove_duplicate=False))
+    wanted = saved_tensors(model)
+    of_sites = {name: tensor for name, tensor in index.items() if is_of_sites(name)}
     state = {name: tensor for name, tensor in index.items() if name.startswith(_STATE)}
-    rest = {name: tensor for name, tensor in index.items() if name not in state}
-    faults = [*_differences(rest, saved_tensors(model)), *_state_faults(state, params)]
+    rest = {n: tensor for n, tensor in index.items() if n not in state and n not in of_sites}
+    faults = [
+        *_differences(rest, wanted),
+        *_state_faults(state, params),
+        *_site_faults(of_sites, wanted, params),
+    ]
     return [Damaged(INDEX_NAME, fault) for fault in faults]
 
 
@@ -143,6 +150,21 @@ def _state_faults(state: Index, params: Mapping[str, Tensor]) -> Iterator[str]:
                 f"{name} has shape {list(stored.shape)}, its parameter's is "
                 f"{list(params[owner].shape)}"
             )
+
+
+def _site_faults(
+    of_sites: Index, wanted: Mapping[str, Tensor], params: Mapping[str, Tensor]
+) -> Iterator[str]:
+    """What differs in the tensors that each of several sites has of its own."""
+    for name, stored in of_sites.items():
+        common = without_site(name)
+        if common.startswith(_STATE):
+            yield from (f"{name}: {fault}" for fault in _state_faults({common: stored}, params))
+        elif common not in wanted:
+            yield f"{name} is no tensor of the model"
+        elif stored.shape != tuple(wanted[common].shape):
+            shape = list(wanted[common].shape)
+            yield f"{name} has shape {list(stored.shape)}, the model's is {shape}"
 
 
 def _dtype(tensor: StoredTensor | Tensor | Portion) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardwise.config.adapter_rules import ADAPTER_RULES
 from shardwise.config.data_rules import DATA_RULES
+from shardwise.config.diloco_rules import DILOCO_RULES
 from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
@@ -327,6 +328,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *DATA_RULES,
     *ADAPTER_RULES,
+    *DILOCO_RULES,
     *EVAL_RULES,
     *PAGING_RULES,
     *PREFERENCE_RULES,

@@ -182,6 +182,9 @@ class Mesh:
     step_group: ProcessGroup
     """The ranks that make one step together, and so agree on what to do next."""
 
+    eval_group: ProcessGroup
+    """The ranks that evaluate different sequences."""
+
     @property
     def data_degree(self) -> int:
         """The number of parts of a global batch."""
@@ -248,6 +251,7 @@ def build_mesh(plan: Plan) -> Mesh:
     """The mesh of a plan. All ranks call this together, after they have joined a process group."""
     decided = plan.decided
     axes = Axes(
+        site=decided.site,
         replicate=decided.replicate,
         shard=decided.shard,
         context=decided.context,
@@ -283,11 +287,12 @@ def lay_out(axes: Axes, world: World, device: str) -> Mesh:
         return devices.get_group(name)
 
     loss, tokens, step = map(group_along, (LOSS_AXES, TOKEN_AXES, STEP_AXES))
+    evaluates = group_along(("site", *TOKEN_AXES)) if axes.site > 1 else tokens
     travels = axes.expert > 1 and axes.tensor > 1
     routers = group_along((*TOKEN_AXES, "tensor")) if travels else tokens
     groups = {name: group_of(name) for name in AXES if axes.size(name) > 1}
     fsdp = _without(devices, *(name for name in FACTORS if name not in ("replicate", "shard")))
-    return Mesh(axes, world, devices, fsdp, experts, groups, loss, tokens, routers, step)
+    return Mesh(axes, world, devices, fsdp, experts, groups, loss, tokens, routers, step, evaluates)
 
 
 def _make_group(parts: tuple[tuple[int, ...], ...]) -> ProcessGroup:

@@ -10,7 +10,7 @@ from shardwise.errors import UserError
 from shardwise.plan.decisions import Decisions
 
 # Only these axes may have more than one rank so far.
-SUPPORTED = ("replicate", "shard", "context", "tensor", "expert")
+SUPPORTED = ("site", "replicate", "shard", "context", "tensor", "expert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,9 @@ def validate_supported(sizes: Mapping[str, int]) -> None:
 
 def mesh_in_words(decided: Decisions) -> str:
     """The sizes of all axes, those of one rank left out beside the first two."""
-    more = ("context", "tensor", "expert")
-    sizes = {name: getattr(decided, name) for name in ("replicate", "shard", *more)}
+    more = ("site", "context", "tensor", "expert")
+    order = ("site", "replicate", "shard", "context", "tensor", "expert")
+    sizes = {name: getattr(decided, name) for name in order}
     shown = [f"{name}={n}" for name, n in sizes.items() if n > 1 or name not in more]
     return " x ".join(shown)
 

@@ -62,8 +62,35 @@ def _supported(asked: Question) -> Iterator[UserError]:
         yield error
 
 
+def _divides_sites(asked: Question) -> Iterator[UserError]:
+    sites, config = asked.config.num_sites, asked.config
+    setting = "cluster.datacenters" if config.mesh.site == "auto" else "mesh.site"
+    if asked.world % sites:
+        yield UserError(
+            f"{setting}={sites} does not divide {asked.world} ranks",
+            why="each site has as many ranks as the others",
+            fix=f"write {setting}={_largest_divisor(sites, asked.world)}, or as many ranks for "
+            "each",
+        )
+    elif sites > 1 and asked.axes.num_used:
+        used = [f"mesh.{name}" for name, size in asdict(asked.axes).items() if size > 1]
+        yield UserError(
+            f"{' and '.join(used)} with {sites} sites were not tried",
+            why="only replicate and shard were compared inside sites so far",
+            fix=f"write {' '.join(f'{name}=1' for name in used)}, or {setting}=1",
+        )
+    elif sites > 1 and config.diloco.fragments > asked.model.num_layers:
+        layers = asked.model.num_layers
+        yield UserError(
+            f"diloco.fragments={config.diloco.fragments}, but {asked.model.name} has {layers} "
+            "blocks",
+            why="each fragment has some of the blocks",
+            fix=f"write diloco.fragments={_largest_divisor(layers, config.diloco.steps)}",
+        )
+
+
 def _divides_world(asked: Question) -> Iterator[UserError]:
-    axes, world = asked.axes, asked.world
+    axes, world = asked.axes, asked.world // asked.config.num_sites
     if world % axes.ranks == 0:
         return
     if world % axes.context:
@@ -110,6 +137,7 @@ def _divides_sequences(asked: Question) -> Iterator[UserError]:
 
 RULES: tuple[Rule, ...] = (
     _supported,
+    _divides_sites,
     _divides_world,
     _divides_blocks,
     _deals_experts,

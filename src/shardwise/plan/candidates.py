@@ -14,6 +14,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.axes import InnerAxes
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
+from shardwise.plan.exchange import outer_bytes
 from shardwise.plan.gathers import choose_gathers, reshard_divides, reshard_error
 from shardwise.plan.mesh import (
     MeshShape,
@@ -41,7 +42,7 @@ def mesh_candidates(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) ->
     """The answers of the decision tree in order, each followed by what to try when it does not
     fit."""
     found = [
-        replace(each, mesh=with_inner_axes(each.mesh, axes))
+        replace(each, mesh=replace(with_inner_axes(each.mesh, axes), site=config.num_sites))
         for each in _all_meshes(config, cluster, axes)
     ]
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
@@ -100,6 +101,8 @@ def _variants(
     on_mesh = replace(
         Decisions.of({**basis, **gathers}, config.data.seq_len),
         strategy=candidate.strategy,
+        site=mesh.site,
+        outer_bytes=outer_bytes(config),
         replicate=mesh.replicate,
         shard=mesh.shard,
         tensor=mesh.tensor,
@@ -121,8 +124,9 @@ def _variants(
 
 
 def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Iterator[Candidate]:
-    # Ranks along the other axes are neighbours, and share a fast domain as one.
-    world = cluster.world_size // axes.ranks
+    # Ranks along the other axes are neighbours, and share a fast domain as one. Sites have the same
+    # mesh.
+    world = cluster.world_size // config.num_sites // axes.ranks
     domain = max(1, min(cluster.nvlink_domain // axes.ranks, world))
     given = complete_mesh(config.mesh, world)
     strategy = config.shard.strategy

@@ -20,6 +20,7 @@ from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.options import Search
+from shardwise.plan.outer import choose_site, look_out, outer_warnings, slowed
 from shardwise.plan.plan import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
@@ -41,7 +42,6 @@ def choose_plan(
 
     Without `rates` no speed is known, and the decision tree's first answer that fits is taken.
     """
-    _refuse_several_datacenters(config)
     validate_axes(config, model, source.hf_config, cluster.world_size)
     basis = choose_basis(config, model, cluster)
     if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
@@ -56,6 +56,8 @@ def choose_plan(
     weights = choose_weights(config, source)
     offload = with_host_memory(basis["offload_activations"], best, model)
     own_kernels = best.decided.own_kernels
+    outlook = look_out(model, best.decided, config, best.forecast)
+    step_s = None if best.forecast is None else best.forecast.step_s
     return Plan(
         config=config,
         model=model,
@@ -64,13 +66,19 @@ def choose_plan(
         weights_dir=None if weights.value == "random" else weights.value,
         cluster=cluster,
         memory=best.memory,
-        forecast=best.forecast,
+        forecast=slowed(best.forecast, outlook, config.diloco.steps),
+        outlook=outlook,
         alternatives=alternatives(best, options, appraiser),
-        warnings=[*caveats(best, config, model, cluster), *_expanded(config, source, weights)],
+        warnings=[
+            *caveats(best, config, model, cluster),
+            *_expanded(config, source, weights),
+            *outer_warnings(config, outlook, step_s, cluster.device),
+        ],
         choices={
             **basis,
             **choose_gathers(config, model, best.candidate.mesh, own_kernels=own_kernels),
             **choices_of(best, options, config, model, cluster),
+            "site": choose_site(config, outlook, step_s),
             "offload_activations": offload,
             "weights": weights,
             "tokenizer": choose_tokenizer(config),
@@ -90,18 +98,6 @@ def _smallest(search: Search) -> Iterator[Decisions]:
     basis = choose_basis(config, model, cluster)
     for candidate in search.all_candidates():
         yield from leanest(config, model, cluster, basis, candidate)
-
-
-def _refuse_several_datacenters(config: RunConfig) -> None:
-    if config.cluster.datacenters > 1:
-        raise UserError(
-            f"cluster.datacenters={config.cluster.datacenters}: FSDP does not train across "
-            "datacenters",
-            why="every step all-gathers and reduce-scatters each block; links between sites are "
-            "hundreds of times slower than that needs",
-            fix="write cluster.datacenters=1 to train inside one site; across sites use a "
-            "low-communication method such as DiLoCo",
-        )
 
 
 def _validate_fits(best: Option, search: Search) -> None:

@@ -61,6 +61,9 @@ class Decisions:
     """Answers are also exchanged between prompts, in one more forward of each step."""
 
     strategy: Annotated[str, "shard.strategy"] = "no_shard"
+    site: Annotated[int, "mesh.site"] = 1
+    """Groups of ranks that train apart between two outer steps."""
+
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1
     tensor: Annotated[int, "mesh.tensor"] = 1
@@ -118,6 +121,10 @@ class Decisions:
     pipeline_chunks: int = 1
     """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
 
+    outer_bytes: int = 0
+    """Bytes for each parameter of a shard that joining several sites takes. Estimates of memory
+    alone read it."""
+
     @classmethod
     def of(cls, choices: Mapping[str, Choice[Any]], seq_len: int) -> Decisions:
         """The values of choices, by name."""
@@ -127,7 +134,7 @@ class Decisions:
     @property
     def data_ranks(self) -> int:
         """Ranks that read different sequences. All others share a micro-batch with one of them."""
-        return self.replicate * self.shard
+        return self.site * self.replicate * self.shard
 
     @property
     def world_size(self) -> int:

@@ -68,6 +68,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         seconds = 1000 * forecast.reference_s / plan.decided.global_batch
         took = _step_time(seconds)
         rows.append(("reference", f"{took} for 1,000 sequences, once before the first step"))
+    rows += _outer_rows(plan)
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         enough = format_count(forecast.tokens_to_hide)
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))
@@ -77,6 +78,22 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     if forecast.usd_per_billion_tokens is not None:
         cost = f"USD {forecast.usd_per_billion_tokens * tokens / 1e9:,.0f}"
     return [*rows, (f"{format_count(tokens)} tokens", f"{format_duration(hours * 3600)}, {cost}")]
+
+
+def _outer_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What sites exchange, and how long they wait for it."""
+    outlook, diloco = plan.outlook, plan.settings.diloco
+    if outlook is None:
+        return []
+    sent = f"{format_bytes(outlook.bytes_per_rank)} of each rank every {diloco.steps} steps"
+    if outlook.seconds is None:
+        return [("outer step", sent)]
+    row = f"{sent}, in {_step_time(outlook.seconds)}"
+    if outlook.share is not None:
+        row += f", {outlook.share:.1%} of the time"
+    if outlook.least_steps is not None:
+        row += f"; {diloco.max_share:.0%} from diloco.steps={outlook.least_steps} on"
+    return [("outer step", row)]
 
 
 def alternative_rows(plan: Plan, top: int) -> list[tuple[str, str, str, str]]:

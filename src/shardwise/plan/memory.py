@@ -114,6 +114,7 @@ def estimate_memory(
         params=(shard_params * PARAM_BYTES + frozen) * on_device,
         frozen=frozen * on_device,
         grads=grads + int(peak.grads),
+        outer=shard_params * decided.outer_bytes,
         optimizer=adam_on_device(shard_params, decided),
         gathered=int(peak.gathered),
         buffers=int(peak.buffers),

@@ -23,11 +23,12 @@ class MeshShape:
     tensor: int = 1
     context: int = 1
     expert: int = 1
+    site: int = 1
 
     @property
     def data_ranks(self) -> int:
         """Ranks that read different sequences."""
-        return self.replicate * self.shard
+        return self.site * self.replicate * self.shard
 
     @property
     def num_shards(self) -> int:
@@ -89,6 +90,7 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
 def _ranks(mesh: MeshConfig, world: int) -> str:
     axes = given_axes(mesh)
     inner = [f"mesh.{name}" for name in ("context", "tensor") if getattr(axes, name) > 1]
+    inner += [] if mesh.site in ("auto", 1) else ["mesh.site"]
     return f"{world} ranks" + (f", which {' and '.join(inner)} leave" if inner else "")
 
 

@@ -13,8 +13,9 @@ from shardwise.plan.plan import Plan
 from shardwise.plan.rank_share import num_expert_shards
 
 # Neighbours along the first are neighbours in rank.
-_FROM_INSIDE = ("tensor", "context", "shard", "replicate")
-_LETTERS = {"replicate": "r", "shard": "s", "context": "c", "tensor": "t", "expert": "e"}
+_FROM_INSIDE = ("tensor", "context", "shard", "replicate", "site")
+_OWN_LETTERS = {"site": "i"}
+_LETTERS = {name: _OWN_LETTERS.get(name, name[0]) for name in (*_FROM_INSIDE, "expert")}
 _WIDTH = 80
 # Of more nodes only the first ones and the last are drawn.
 _MOST_NODES, _FIRST_NODES = 8, 3
@@ -39,7 +40,8 @@ def axis_places(decided: Decisions, fabric: Fabric) -> list[AxisPlace]:
     found, stride = [], 1
     for name in _FROM_INSIDE:
         ranks = getattr(decided, name)
-        found.append(AxisPlace(name, ranks, stride, fabric.link_over(ranks, stride).name))
+        link = "the link between sites" if name == "site" else fabric.link_over(ranks, stride).name
+        found.append(AxisPlace(name, ranks, stride, link))
         stride *= ranks
     found.reverse()
     found.append(AxisPlace("expert", decided.expert, 1, fabric.link_over(decided.expert, 1).name))

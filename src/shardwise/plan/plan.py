@@ -71,6 +71,10 @@ class MemoryEstimate:
     context: int
     """CUDA's context and NCCL's buffers."""
 
+    outer: int = 0
+    """The parameters of the last outer step and their momentum, and what is being exchanged beside
+    inner steps."""
+
     frozen: int = 0
     """Those bytes of `params` that are not trained."""
 
@@ -84,7 +88,7 @@ class MemoryEstimate:
     @property
     def states(self) -> int:
         """Parameters, gradients and Adam, sharded; exact, whatever the batch."""
-        return 2 * self.params - self.frozen + self.optimizer
+        return 2 * self.params - self.frozen + self.optimizer + self.outer
 
     @property
     def allocated(self) -> int:
@@ -148,6 +152,27 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What sites are expected to exchange with each other, and how long that takes."""
+
+    bytes_per_rank: int
+    """Bytes that a rank sends between two outer steps."""
+
+    seconds: float | None = None
+    """The time that they take; None where no link is named."""
+
+    waited_s: float | None = None
+    """The part of it that inner steps do not hide; None where no speed is known, as the next
+    two."""
+
+    share: float | None = None
+    """Share of the time that a site waits."""
+
+    least_steps: int | None = None
+    """The fewest steps between outer steps that keep `diloco.max_share`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """A plan that was not chosen, and why."""
 
@@ -176,6 +201,9 @@ class Plan:
 
     choices: Choices
     """Every decision with its reason, by name, in the order in which they are explained."""
+
+    outlook: Outlook | None = None
+    """What sites exchange; None where there is one."""
 
     decided: Decisions = field(init=False)
     """The values of the choices."""
@@ -225,6 +253,7 @@ class Plan:
             "cluster": self.cluster.to_dict(),
             "memory": asdict(self.memory),
             "forecast": None if self.forecast is None else asdict(self.forecast),
+            "outlook": None if self.outlook is None else asdict(self.outlook),
             "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "warnings": self.warnings,
             "choices": {name: asdict(choice) for name, choice in self.choices.items()},
@@ -242,6 +271,7 @@ class Plan:
             cluster=ClusterSpec.from_dict(data["cluster"]),
             memory=MemoryEstimate(**data["memory"]),
             forecast=None if data["forecast"] is None else Forecast(**data["forecast"]),
+            outlook=Outlook(**data["outlook"]) if data.get("outlook") else None,
             alternatives=[Alternative(**each) for each in data["alternatives"]],
             warnings=list(data["warnings"]),
             choices=_read_choices(data["choices"]),

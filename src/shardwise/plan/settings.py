@@ -12,6 +12,7 @@ from shardwise.config.schema import (
     AdapterConfig,
     CheckpointConfig,
     DataConfig,
+    DilocoConfig,
     GatesConfig,
     MemoryConfig,
     ModelConfig,
@@ -36,6 +37,7 @@ class Settings:
     adapter: AdapterConfig
     data: DataConfig
     preference: PreferenceConfig
+    diloco: DilocoConfig
     shard: ShardConfig
     precision: PrecisionConfig
     memory: MemoryConfig

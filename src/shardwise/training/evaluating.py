@@ -3,6 +3,7 @@ end."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 
 from shardwise.data.loader import eval_batches
@@ -56,9 +57,11 @@ class Evaluating:
         )
         self.timer.enter("eval")
         with self.channels.heartbeat.during(Phase.EVALUATING):
-            loss, scores = evaluate(
-                self.session.model, batches, self.objective, self.session.device, mesh
-            )
+            agreed = nullcontext() if self.session.outer is None else self.session.outer.agreed()
+            with agreed:
+                loss, scores = evaluate(
+                    self.session.model, batches, self.objective, self.session.device, mesh
+                )
         # All ranks must decide alike, and no backend promises sums of equal bits.
         loss = mesh.world.share(loss)
         reached.held_out = reached.held_out.after(reached.step, loss, self.settings.train.min_gain)

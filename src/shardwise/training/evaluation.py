@@ -37,5 +37,5 @@ def evaluate(
         scores += [] if found.scores is None else [found.scores]
     model.train()
     reshard_all(model)
-    dist.all_reduce(totals, group=mesh.token_group)
-    return (totals[0] / totals[1]).item(), scores_of(scores, mesh.token_group)
+    dist.all_reduce(totals, group=mesh.eval_group)
+    return (totals[0] / totals[1]).item(), scores_of(scores, mesh.eval_group)

@@ -37,6 +37,7 @@ class Phase(StrEnum):
     TRAINING = "training"
     EVALUATING = "evaluating"
     SAVING = "saving"
+    JOINING = "exchanging with other sites"
     ENDING = "ending"
     DONE = "ending after its last step"
 

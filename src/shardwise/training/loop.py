@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from shardwise.training.comparison import compare_losses
 from shardwise.training.documents import masks_by_position
 from shardwise.training.evaluating import Evaluating
 from shardwise.training.heartbeat import Heartbeat, Phase
+from shardwise.training.joining import OuterStep, no_outer_step, outer_step_of
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
 from shardwise.training.profile import StepProfiler
@@ -38,6 +38,7 @@ from shardwise.training.resume import (
     find_newest,
     refuse_rollback,
     restore,
+    why_no_way_back,
 )
 from shardwise.training.saving import Saving
 from shardwise.training.session import (
@@ -66,14 +67,6 @@ from shardwise.training.telling import (
 )
 from shardwise.training.window import Window
 
-OuterStep = Callable[[int], None]
-"""Called on all ranks after each update with the step's number. Sites that step independently would
-exchange their updates here."""
-
-
-def no_outer_step(step: int) -> None:
-    """Do nothing, because there is only one site."""
-
 
 def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | None = None) -> None:
     """Train on this rank until the plan's last step, from the newest good checkpoint if any."""
@@ -97,7 +90,7 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
         )
         data = session.data.identity
         accepted = None if found is None else accept_resume(plan, world, found, data)
-        loop = Loop(session, channels, timer)
+        loop = Loop(session, channels, timer, outer_step_of(session, channels))
         try:
             loop.run(accepted)
         finally:
@@ -197,6 +190,7 @@ class Loop:
                     has_stepped = self._step(batches, window)
                 if not has_stepped:
                     return
+                moved = self._meet_other_sites()
                 done = self.reached.step
                 is_due = done == end or done % self.plan.settings.observe.log_every == 0
                 if just_started or is_due or self.stopping:
@@ -206,6 +200,8 @@ class Loop:
                     self._stop_here()
                 if self._edge_work(end):
                     window = self._window(batches)
+                if moved:
+                    return
 
     def _step(self, batches: Prefetcher, window: Window) -> bool:
         """One update. Batches that give none are skipped. Returns False after a rollback."""
@@ -225,7 +221,8 @@ class Loop:
                 reached.tokens += tokens
                 self.outer_step(reached.step)
                 window.add(result, tokens)
-                self.stopping = result.stop_requested
+                # Several sites stop together, after an outer step.
+                self.stopping = result.stop_requested and self.session.outer is None
                 if result.overflows:
                     scale = self.stepper.scale.value
                     tell_scale(scale, result.overflows, reached.step, self.channels)
@@ -235,6 +232,17 @@ class Loop:
             if reached.bad_in_a_row > train.max_nonfinite:
                 self._roll_back()
                 return False
+
+    def _meet_other_sites(self) -> bool:
+        """After an outer step agree on the next batch, and on whether to stop. Returns whether this
+        site reads on elsewhere, because another one has skipped batches."""
+        outer, reached = self.session.outer, self.reached
+        if outer is None or not outer.timetable.is_whole_after(reached.step):
+            return False
+        before = reached.position
+        wants_stop = self.channels.wants_stop
+        reached.position, self.stopping = outer.agree(before, wants_stop=wants_stop)
+        return reached.position != before
 
     def _begin_or_beat(self) -> None:
         """Report a step. From the first one on there is something to save, and signals ask for a
@@ -253,12 +261,14 @@ class Loop:
     def _roll_back(self) -> None:
         """Go back to the newest checkpoint, and continue with the batches after the offending
         ones."""
+        if self.session.outer is not None:
+            raise refuse_rollback(self.plan, self.reached, "a site cannot go back alone")
         self.saving.finish()
         before = self.reached
         with self.heartbeat.during(Phase.READING):
             found = find_newest(self.plan, self.mesh.world, self.channels)
             if found is None or before.rollbacks >= self.plan.settings.train.max_nonfinite:
-                raise refuse_rollback(self.plan, before, has_checkpoint=found is not None)
+                raise refuse_rollback(self.plan, before, why_no_way_back(before, found))
             self._restore(found)
         position = before.position
         self.reached.position, self.reached.rollbacks = position, before.rollbacks + 1
@@ -346,5 +356,6 @@ class Loop:
         report: StepReport = window.report(step, self.reached.tokens, rate, batches.wait_s)
         self.reached.last_loss = report.loss
         tell_step(report, self.channels, self.plan.cluster.device)
-        if self.plan.settings.observe.collectives:
+        # Sites would wait for each other between outer steps.
+        if self.plan.settings.observe.collectives and self.session.outer is None:
             tell_collectives(self.timer, step, report.step_s, self.channels)

@@ -41,7 +41,7 @@ class OverlappedAdamW(ShardAdamW):
         This comes after `fully_shard`, so that these hooks run before those of FSDP2.
         """
         order = sorted(units.units, key=lambda unit: not _begins_forward(model, unit))
-        self._units = _params_of(model, order)
+        self._units = params_of_units(model, order)
         for place, unit in enumerate(units.units):
             wanted = [order.index(each) for each in units.units[place : place + 1 + ahead]]
             for module in iter_modules(model, unit):
@@ -128,7 +128,7 @@ def _begins_forward(model: nn.Module, unit: Unit) -> bool:
     return any(isinstance(module, nn.Embedding) for module in iter_modules(model, unit))
 
 
-def _params_of(model: nn.Module, order: Sequence[Unit]) -> list[list[Tensor]]:
+def params_of_units(model: nn.Module, order: Sequence[Unit]) -> list[list[Tensor]]:
     """The trained parameters of each unit. A unit inside another one has its own."""
     inner = sorted(order, key=lambda unit: -max(name.count(".") for name in unit.modules))
     owner: dict[Tensor, Unit] = {}

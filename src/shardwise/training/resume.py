@@ -34,7 +34,8 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
     """Fill model, optimizer and loss scale. Returns the progress of the run at that checkpoint."""
     world, manifest = session.mesh.world, found.manifest
     settle(session.optimizer)
-    restore_checkpoint(found, session.plan, session.model, session.optimizer, world)
+    sites = None if session.outer is None else session.outer.state
+    restore_checkpoint(found, session.plan, session.model, session.optimizer, world, sites)
     scale.restore(manifest.loss_scale)
     return Reached(
         step=found.step,
@@ -45,7 +46,14 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
     )
 
 
-def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> UserError:
+def why_no_way_back(reached: Reached, found: Checkpoint | None) -> str:
+    """Why a run does not go back to a checkpoint once more."""
+    if found is None:
+        return "no checkpoint is left to go back to"
+    return f"going back {reached.rollbacks} times did not help"
+
+
+def refuse_rollback(plan: Plan, reached: Reached, why: str) -> UserError:
     """The error for a run whose gradients stay not finite."""
     config = plan.settings
     warmup = max(100, 2 * config.optim.warmup_steps)
@@ -57,9 +65,7 @@ def refuse_rollback(plan: Plan, reached: Reached, *, has_checkpoint: bool) -> Us
     return UserError(
         f"{reached.bad_in_a_row} batches in a row gave no finite gradient at step "
         f"{reached.step + 1}",
-        why=f"going back {reached.rollbacks} times did not help"
-        if has_checkpoint
-        else "no checkpoint is left to go back to",
+        why=why,
         fix=slower if is_widest else f"{slower}, or write precision.param=fp32",
         code=ExitCode.DIVERGED,
     )

@@ -38,6 +38,7 @@ class Saving:
             session.optimizer,
             self.world,
             channels.fence,
+            None if session.outer is None else session.outer.state,
         )
         self.saved_step: int | None = None
         self.disk_ails = False

@@ -45,6 +45,7 @@ from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.objective import NextToken, Objective
+from shardwise.training.outer import Outer
 from shardwise.training.overlapped import build_for
 from shardwise.training.preference import PreferenceObjective
 from shardwise.training.reference import Reference, open_reference
@@ -70,6 +71,9 @@ class Session:
     reference: Reference | None = None
     """What the objective compares with; None where it compares with nothing."""
 
+    outer: Outer | None = None
+    """What joins this site with the others; None where there is one."""
+
 
 def build_session(
     plan: Plan, mesh: Mesh, say: Say, *, resuming: bool = False, carrier: Carrier | None = None
@@ -87,7 +91,8 @@ def build_session(
     reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
     optimizer = build_for(model, units, plan)
-    return Session(plan, model, units, optimizer, data, device, mesh, reference)
+    outer = Outer(model, units, mesh, plan.settings.diloco) if mesh.axes.site > 1 else None
+    return Session(plan, model, units, optimizer, data, device, mesh, reference, outer)
 
 
 def objective_of(session: Session) -> Objective:

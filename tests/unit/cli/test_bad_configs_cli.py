@@ -68,9 +68,9 @@ REFUSED_PLANS = (
         ("shard.strategy=full_shard", "replicate=1 x shard=8", "2 x 4", "hybrid_shard"),
     ),
     Refused(
-        "two datacenters",
-        ("cluster.name=2x8xH100", "cluster.datacenters=2"),
-        ("cluster.datacenters=2", "why:", "all-gathers", "slower", "DiLoCo"),
+        "FSDP over two datacenters",
+        ("cluster.name=2x8xH100", "cluster.datacenters=2", "mesh.site=1"),
+        ("mesh.site is 1", "cluster.datacenters=2", "too slow", "leave mesh.site out: DiLoCo"),
     ),
     Refused(
         "reshard group that does not divide",

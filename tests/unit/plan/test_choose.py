@@ -153,13 +153,6 @@ def test_a_given_mesh_is_taken(
     assert plan.choices["shard"].source == plan.choices["replicate"].source == "user"
 
 
-def test_several_datacenters_are_refused(plan_of: PlanOf) -> None:
-    with pytest.raises(UserError, match="does not train across datacenters") as caught:
-        plan_of("cluster.name=2x8xH100", "cluster.datacenters=2")
-    assert caught.value.code == ExitCode.CONFIG
-    assert "slower" in caught.value.why
-
-
 def test_states_that_do_not_fit_are_refused(plan_of: PlanOf) -> None:
     with pytest.raises(UserError, match="does not fit on 8xH100") as caught:
         plan_of("model.name=llama-3.1-405b", "cluster.name=8xH100")

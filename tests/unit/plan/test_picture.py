@@ -23,7 +23,8 @@ MakePlan = Callable[..., Plan]
 
 @pytest.fixture
 def plan_with(monkeypatch: pytest.MonkeyPatch) -> MakePlan:
-    monkeypatch.setattr(axes, "SUPPORTED", ("replicate", "shard", "tensor", "context", "expert"))
+    names = ("site", "replicate", "shard", "tensor", "context", "expert")
+    monkeypatch.setattr(axes, "SUPPORTED", names)
 
     def make(*settings: str) -> Plan:
         return choose_plan(load_config(None, ["data.seq_len=4096", *settings]), environ={})
@@ -77,7 +78,20 @@ def test_a_place_is_that_of_the_mesh_which_ranks_build() -> None:
         place, drawn = mesh.place(rank), place_of(rank, decided)
         assert drawn.pop("expert") == rank % 4
         assert drawn == {name: place[name] for name in drawn}
-        assert [*drawn] == ["replicate", "shard", "context", "tensor"]
+        assert [*drawn] == ["site", "replicate", "shard", "context", "tensor"]
+
+
+def test_sites_are_drawn_outside_of_their_meshes(plan_with: MakePlan) -> None:
+    words = ("model.name=llama-3.1-8b", "cluster.name=4x2xH100", "memory.offload=none")
+    lines = picture_lines(plan_with(*words, "mesh.site=2", "mesh.shard=4", "mesh.replicate=1"))
+    assert lines[0] == "ranks, one line for each node (i site, s shard)"
+    assert lines[1:5] == [
+        "  node 0  i0  s0 s1",
+        "  node 1  i0  s2 s3",
+        "  node 2  i1  s0 s1",
+        "  node 3  i1  s2 s3",
+    ]
+    assert "site   2 every 4 ranks, over the link between sites" in lines[5]
 
 
 def test_the_command_draws_it_and_gives_it_as_data(tmp_path: Path) -> None:

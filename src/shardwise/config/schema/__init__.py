@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardwise.config.schema.adapter import ALL_LINEAR, AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.diloco import DilocoConfig
 from shardwise.config.schema.kubernetes import KubernetesConfig
 from shardwise.config.schema.launch import LaunchConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "DataConfig",
+    "DilocoConfig",
     "DtypeName",
     "GatesConfig",
     "KubernetesConfig",

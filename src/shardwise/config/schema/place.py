@@ -35,13 +35,25 @@ class ClusterConfig:
     """A YAML of prices to use instead of the sample that comes with the package."""
 
     datacenters: int = 1
-    """Number of sites that the ranks are in. FSDP needs one: more is refused, with the reason."""
+    """Places that the ranks are in, each with as many nodes. FSDP stays inside each of them, and
+    DiLoCo joins them (`mesh.site`)."""
+
+    site_link: float | None = None
+    """Gbit/s between a site and the others, in one direction, for all its ranks together. With it
+    the plan tells how long sites wait for each other."""
+
+    site_delay_ms: float = 0.0
+    """Milliseconds that a message takes from one site to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig:
     """How many ranks each axis of the device mesh has. The product of all but `expert` must be the
     world size."""
+
+    site: int | Auto = "auto"
+    """Groups of ranks that train apart, and exchange what they have learnt in an outer step
+    (DiLoCo). `auto`: one for each of `cluster.datacenters`."""
 
     replicate: int | Auto = "auto"
     """Copies of the sharded model (HSDP's outer axis, whose all-reduce crosses nodes)."""

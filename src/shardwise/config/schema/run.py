@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shardwise.config.schema.adapter import AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
+from shardwise.config.schema.diloco import DilocoConfig
 from shardwise.config.schema.kubernetes import KubernetesConfig
 from shardwise.config.schema.launch import LaunchConfig
 from shardwise.config.schema.loop import OptimConfig, TrainConfig
@@ -32,6 +33,7 @@ class RunConfig:
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    diloco: DilocoConfig = field(default_factory=DilocoConfig)
     shard: ShardConfig = field(default_factory=ShardConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
@@ -43,3 +45,8 @@ class RunConfig:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     skypilot: SkyPilotConfig = field(default_factory=SkyPilotConfig)
+
+    @property
+    def num_sites(self) -> int:
+        """Groups of ranks that train apart between two outer steps."""
+        return self.cluster.datacenters if self.mesh.site == "auto" else self.mesh.site
