@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import one_parser  # noqa: F401  (before anything imports typer.testing)
 from commands import run_forked, run_installed
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

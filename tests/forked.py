@@ -24,14 +24,16 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+import typer.main
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (
     subprocess_handler as of_torchrun,
 )
 
+import one_parser  # noqa: F401  (before the parser is made)
 from shardwise.checkpoint import files, save
-from shardwise.cli.main import main
-from shardwise.launch import holding, local, lookout, ranks, worker
+from shardwise.cli.main import app, main
+from shardwise.launch import holding, identity, local, lookout, ranks, worker
 from shardwise.lease import take
 from shardwise.metrics.events import EventLog
 from signalled import Signalled
@@ -103,6 +105,8 @@ def _fork_ranks() -> None:
     ranks.subprocess = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)  # type: ignore[attr-defined]
     of_torchrun.Popen = Forked  # type: ignore[misc, assignment]
     lookout._rank_of = rank_of
+    # A rank hashes the package that it runs. These ranks run the one that is imported here.
+    identity._own_source = lambda: _SOURCE
 
 
 def rank_of(pid: int) -> int | None:
@@ -277,4 +281,7 @@ def _leave_trail(folder: Path, writer: str) -> None:
     files.write_all = write_on_bad_disk
 
 
-assert worker is not None  # imported here, once for all ranks
+# Made here, once for all that is forked off.
+_SOURCE = identity._own_source()
+typer.main.get_command(app)
+assert worker is not None

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import advice
 import pytest
 import typer
-import typer.main
 import yaml
 from bad_configs import BAD_CONFIGS
 from bad_inputs import BAD_INPUTS, TINY, BadInput
 from checkpoints import SHARD, make_checkpoint
 
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
-from shardwise.cli.main import app, main
+from shardwise.cli.main import main
 from shardwise.config.load import load_config
 from shardwise.config.reference import default_setting, describe_fields
 from shardwise.config.trees import YamlDumper, read_yaml
@@ -55,8 +54,6 @@ class Outcome(NamedTuple):
 
 
 Run = Callable[[tuple[str, ...], str], Outcome]
-# typer builds its parsers at every call, which takes longer than most plans.
-PARSER = typer.main.get_command(app)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +106,6 @@ def run(
         "shardwise.calibrate.machine.ask_ranks",
     ):
         monkeypatch.setattr(start, done)
-    monkeypatch.setattr("shardwise.cli.main.app", PARSER)
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
