@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import advice
-import pytest
 import typer.main
 from torch.distributed.run import get_args_parser
 
@@ -40,9 +39,12 @@ class Text(NamedTuple):
 # ---- what the sources say --------------------------------------------------------------------
 
 
-def files() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCES.rglob("*.py")):
-        yield str(path.relative_to(SOURCES)), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def files() -> list[tuple[str, ast.Module]]:
+    return [
+        (str(path.relative_to(SOURCES)), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(SOURCES.rglob("*.py"))
+    ]
 
 
 def texts_of(node: ast.expr | None, module: ast.Module) -> Iterator[str]:
@@ -81,7 +83,12 @@ def returns_of(name: str, module: ast.Module) -> Iterator[ast.expr | None]:
                     yield statement.value
 
 
-def fixes() -> Iterator[Text]:
+@cache
+def fixes() -> tuple[Text, ...]:
+    return tuple(_fixes())
+
+
+def _fixes() -> Iterator[Text]:
     """Every `fix=` of a call, and every third word of a Fault; those of the rules as they come."""
     for where, module in files():
         for node in ast.walk(module):
@@ -98,7 +105,12 @@ def fixes() -> Iterator[Text]:
         yield Text(f"config/rules.py, {rule.id}", text)
 
 
-def all_strings() -> Iterator[Text]:
+@cache
+def all_strings() -> tuple[Text, ...]:
+    return tuple(_all_strings())
+
+
+def _all_strings() -> Iterator[Text]:
     for where, module in files():
         for node in ast.walk(module):
             for text in texts_of(node, module) if isinstance(node, ast.JoinedStr) else ():
@@ -107,7 +119,12 @@ def all_strings() -> Iterator[Text]:
                 yield Text(f"{where}:{node.lineno}", node.value)
 
 
-def commands() -> Iterator[Text]:
+@cache
+def commands() -> tuple[Text, ...]:
+    return tuple(_commands())
+
+
+def _commands() -> Iterator[Text]:
     """In backticks, after `next:`, and in the examples of help texts."""
     for where, text in all_strings():
         for quoted in re.findall(r"`(shardwise [^`]*)`", text):
@@ -118,9 +135,6 @@ def commands() -> Iterator[Text]:
                     continue  # a sentence about the program, not a line to type
                 for part in re.split(r", or (?=shardwise)", match[1]):
                     yield Text(where, re.split(r"   ?\(| > | goes on", part)[0])
-
-
-FIXES, COMMANDS = tuple(fixes()), tuple(commands())
 
 
 # ---- what the program takes ------------------------------------------------------------------
@@ -182,20 +196,29 @@ def assert_setting(where: str, path: str, value: str) -> None:
 
 
 def test_the_sources_were_read() -> None:
-    assert len(FIXES) > 150
-    assert len(COMMANDS) > 40
-    assert any(text == "shardwise checkpoint ls runs/demo" for _, text in COMMANDS)
+    assert len(fixes()) > 150
+    assert len(commands()) > 40
+    assert any(text == "shardwise checkpoint ls runs/demo" for _, text in commands())
 
 
-@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.where)
-def test_a_fix_can_be_typed_or_is_the_users_to_know(fix: Text) -> None:
-    can_be_typed = bool(advice.ways_of(fix.text)) or COMPUTED in fix.text
-    known = can_be_typed or advice.is_spoken(fix.text) or advice.has_placeholder(fix.text)
-    assert known, f"{fix.where}: {fix.text!r}: {HOW_TO_MEND}"
+def test_a_fix_can_be_typed_or_is_the_users_to_know() -> None:
+    unknown = [f"{fix.where}: {fix.text!r}" for fix in fixes() if not is_known(fix.text)]
+    assert not unknown, "\n".join([*unknown, HOW_TO_MEND])
 
 
-@pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.where)
-def test_what_a_fix_names_exists(fix: Text) -> None:
+def is_known(fix: str) -> bool:
+    can_be_typed = bool(advice.ways_of(fix)) or COMPUTED in fix
+    return can_be_typed or advice.is_spoken(fix) or advice.has_placeholder(fix)
+
+
+def test_what_a_fix_names_exists() -> None:
+    known = {path.partition(".")[0] for path in advice.real_fields() if "." in path}
+    for fix in fixes():
+        assert_exists(fix, known)
+
+
+def assert_exists(fix: Text, known: set[str]) -> None:
+    """Settings, options and places of one fix; `known` are the sections of a configuration."""
     for way in advice.ways_of(fix.text):
         match way:
             case advice.Settings(values=values):
@@ -211,7 +234,6 @@ def test_what_a_fix_names_exists(fix: Text) -> None:
                 for extra in re.findall(r"shardwise\[(\w+)\]", " ".join(words)):
                     assert extra in all_extras(), f"{fix.where}: there is no shardwise[{extra}]"
     for section, name in re.findall(r"(?<![\w./])(\w+)\.(\w+)(?![\w(])", fix.text):
-        known = {path.partition(".")[0] for path in advice.real_fields() if "." in path}
         if section in known and (section, name) not in (("model", "state_dict"),):
             assert f"{section}.{name}" in advice.real_fields(), f"{fix.where}: {section}.{name}"
 
@@ -223,8 +245,12 @@ def test_settings_in_all_strings_exist() -> None:
                 assert_setting(where, match[1], match[2].rstrip(".:"))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.where)
-def test_a_command_names_a_verb_and_options_that_exist(command: Text) -> None:
+def test_commands_name_verbs_and_options_that_exist() -> None:
+    for command in commands():
+        assert_can_be_typed(command)
+
+
+def assert_can_be_typed(command: Text) -> None:
     # A line that goes on in the next one ends with a backslash.
     words = shlex.split(command.text.replace("\0", "").rstrip("\\"))[1:]
     if words[0].isupper():
@@ -240,4 +266,4 @@ def test_a_command_names_a_verb_and_options_that_exist(command: Text) -> None:
 def test_the_examples_of_help_texts_are_complete() -> None:
     """Each verb that does something has an example of itself, which its own parser takes."""
     for name in ("plan", "train", "tunnel", "verify", "report", "profile", "export", "fabric"):
-        assert any(text.split()[1:2] == [name] for _, text in COMMANDS), name
+        assert any(text.split()[1:2] == [name] for _, text in commands()), name
