@@ -58,9 +58,9 @@ def config(home: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path, config: str, installed: Run) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def whole(home: Path, config: str, shardwise: Run) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A run from the first step to the last."""
-    done = installed("train", config, f"runs_dir={home}", "name=whole")
+    done = shardwise("train", config, f"runs_dir={home}", "name=whole")
     return home / "whole", done
 
 

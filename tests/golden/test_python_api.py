@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,27 +12,43 @@ import pytest
 
 import shardwise
 from commands import rank_environment, run_forked
+
+SCRIPT = """
+import os, shardwise
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import read_events
+
+config = shardwise.load_config("run.yaml", ["cluster.peak_tflops=1000", "gates.min_mfu=0.9"])
+plan = shardwise.choose_plan(config)
+assert plan.decided.global_batch == 2
+environment = dict(os.environ)
+try:
+    shardwise.train(config)
+except UserError as error:
+    failure = error
+assert "did not pass: " in str(failure) and "mfu" in str(failure), failure
+assert failure.code == ExitCode.VERIFY_FAILED
+assert dict(os.environ) == environment
+*_, end, verdict = read_events(plan.run_dir / "events.jsonl")
+assert end["finished"] is True
+assert {gate["name"]: gate["verdict"] for gate in verdict["gates"]}["mfu"] == "fail"
+print("as it should")
+"""
 
 
 def test_train_from_python(tmp_path: Path) -> None:
     """Through to the end, and an error then, since a gate fails that must not."""
-    file = tmp_path / "run.yaml"
-    file.write_text("model: tiny-llama\ndata: synthetic\ncluster: 1xCPU\n")
-    words = ["data.seq_len=16", "train.steps=3", "train.global_batch=2", f"runs_dir={tmp_path}"]
-    words += ["cluster.peak_tflops=1000", "gates.min_mfu=0.9", "gates.enforce=true"]
-    config = shardwise.load_config(file, words)
-    plan = shardwise.choose_plan(config)
-    assert plan.decided.global_batch == 2
-    environment = dict(os.environ)
-    with pytest.raises(UserError, match=r"did not pass: .*mfu") as caught:
-        shardwise.train(config)
-    assert caught.value.code == ExitCode.VERIFY_FAILED
-    assert dict(os.environ) == environment
-    *_, end, verdict = read_events(plan.run_dir / "events.jsonl")
-    assert end["finished"] is True
-    assert {gate["name"]: gate["verdict"] for gate in verdict["gates"]}["mfu"] == "fail"
+    text = "model: tiny-llama\ndata: {source: synthetic, seq_len: 16}\ncluster: 1xCPU\n"
+    text += "train: {steps: 3, global_batch: 2}\ngates: {enforce: true}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    assert run_as("script", SCRIPT, tmp_path).stdout.endswith("as it should\n")
+
+
+def run_as(module: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A file of a user's, called in its folder."""
+    (folder / f"{module}.py").write_text(code)
+    environ = rank_environment() | {"PYTHONPATH": str(folder)}
+    return run_forked(folder, module=module, cwd=folder, environ=environ)
 
 
 NOTEBOOK = """
@@ -59,10 +75,7 @@ def test_a_notebook_trains_on_a_file_and_shows_what_the_ranks_print(tmp_path: Pa
     text = "model: tiny-llama\ndata: records.parquet\ncluster: 1xCPU\n"
     text += "train: {steps: 3, global_batch: 2}\nobserve: {log_every: 1}\n"
     (tmp_path / "run.yaml").write_text(text)
-    (tmp_path / "notebook.py").write_text(NOTEBOOK)
-    environ = rank_environment() | {"PYTHONPATH": str(tmp_path)}
-    done = run_forked(tmp_path, module="notebook", cwd=tmp_path, environ=environ)
-    assert done.stdout == ""
+    assert run_as("notebook", NOTEBOOK, tmp_path).stdout == ""
     cell = (tmp_path / "cell.txt").read_text()
     assert "step 1/2" in cell and "step 2/2" in cell and "finished 2 steps" in cell
     error = (tmp_path / "error.txt").read_text()

@@ -4,6 +4,7 @@ refuses what the real one would."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from shardwise.platforms.kubernetes.launcher import KubernetesLauncher
 from shardwise.platforms.launcher import write_files
 from shardwise.platforms.submission import Submission, find_submission, submission_of
 
-pytest.importorskip("kubernetes", reason="`make setup` installs the client of Kubernetes")
+pytestmark = pytest.mark.skipif(
+    find_spec("kubernetes") is None, reason="`make setup` installs the client of Kubernetes"
+)
 ON = pytest.mark.parametrize("on", LAUNCHERS)
 KINDS = {
     "trainjob": ["ConfigMap", "TrainingRuntime", "TrainJob"],

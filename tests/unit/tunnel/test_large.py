@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from commands import rank_environment, run_forked
 
 CODE = """
 import resource, sys
@@ -30,13 +29,10 @@ def test_512_ranks_in_seconds(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: llama-3.1-405b\ndata: synthetic\ncluster: 64x8xH100\n")
     settings = (f"model.overrides.num_hidden_layers={NUM_LAYERS}", "shard.strategy=full_shard")
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, "tunnel", str(file), *settings, "--device", "fake", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    (tmp_path / "measured.py").write_text(CODE)
+    environ = rank_environment() | {"PYTHONPATH": str(tmp_path)}
+    words = ("tunnel", file, *settings, "--device", "fake", "--json")
+    done = run_forked(tmp_path, *words, module="measured", environ=environ)
     found = json.loads(done.stdout)
     params = 2 * 128256 * 16384 + 16384 + NUM_LAYERS * 3_187_703_808
     assert found["world_size"] == 512
