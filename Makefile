@@ -21,6 +21,8 @@ RAY := .venv/ray
 # Tests start processes by the hundred; where the environment forbids it, each would compile us anew.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+# All cores have tests to run, so torch.compile starts no processes of its own: each imports torch.
+export TORCHINDUCTOR_COMPILE_THREADS := 1
 # One worker more than cores, because a test often waits for ranks that it started. A file's tests stay
 # in one worker, because they share ranks and runs; files go out in the order that tests/conftest.py
 # gives them, so the long ones (tests/chaos and tests/dist in turn) come first.
@@ -74,7 +76,7 @@ test-all: $(READY)
 	$(PYTEST) $(SPREAD) tests --ignore tests/chaos/test_live_alerts.py -m 'not torchao'
 
 test-float8: $(READY)
-	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(SPREAD) -m torchao $(FLOAT8_TESTS)
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(SPREAD) -n 2 -m torchao $(FLOAT8_TESTS)
 
 test-interpreted: $(READY)
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
