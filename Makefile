@@ -127,7 +127,7 @@ chaos: $(READY) $(RAY)/.ready
 	  tests/unit/parallel/test_saved.py tests/unit/report/test_chromium.py \
 	  tests/unit/kernels/test_cross_entropy.py tests/unit/launch/test_counted_models.py \
 	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py \
-	  $(addprefix tests/dist/test_,adapters.py tensor.py context.py expert_parallel.py) \
+	  $(addprefix tests/dist/test_,adapters.py tensor.py context.py expert_parallel.py tunnel.py) \
 	  tests/dist/test_split_attention.py tests/unit/plan/test_random_meshes.py \
 	  tests/golden/test_cli_adapter_export.py
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'

@@ -84,7 +84,9 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
     ("world", "settings"),
     [
         pytest.param(2, FULL, id="full_shard"),
-        pytest.param(2, {"shard.strategy": "shard_grad_op"}, id="shard_grad_op"),
+        pytest.param(
+            2, {"shard.strategy": "shard_grad_op"}, id="shard_grad_op", marks=pytest.mark.long
+        ),
         pytest.param(2, PLAIN, id="no_shard"),
         pytest.param(4, HYBRID, id="hybrid_shard"),
         pytest.param(
@@ -99,10 +101,12 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
         ),
         pytest.param(2, {**FULL, "memory.checkpoint_activations": "full"}, id="recomputed"),
         pytest.param(4, {**FULL, "shard.reshard_after_forward": 2}, id="resharded to pairs"),
-        pytest.param(2, {**FULL, "optim.clip_norm": None}, id="not clipped"),
+        pytest.param(
+            2, {**FULL, "optim.clip_norm": None}, id="not clipped", marks=pytest.mark.long
+        ),
         pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16"),
         pytest.param(2, {**FULL, "memory.offload": "cpu"}, id="offloaded"),
-        pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits"),
+        pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits", marks=pytest.mark.long),
         pytest.param(2, {**FULL, "shard.gather_in_place": True}, id="gathered in place"),
         pytest.param(2, {**FULL, **FLOAT8}, id="float8", marks=pytest.mark.torchao),
     ],

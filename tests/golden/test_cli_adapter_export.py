@@ -37,6 +37,8 @@ shard: {strategy: full_shard}
 optim: {lr: 1e-2}
 train: {steps: 2, global_batch: 4}
 """
+# For runs whose adapters need not come from several ranks.
+ALONE = "cluster.name=1xCPU"
 IDS = torch.arange(24)[None] * 7 % 131
 
 needs_peft = pytest.mark.skipif(
@@ -193,7 +195,7 @@ def test_adapters_of_experts_leave_and_merge(
 ) -> None:
     base, adapter, mixed = (home / f"{family}-{what}" for what in ("base", "adapter", "mixed"))
     make_mixture(family, base)
-    words = ("adapter.rank=8", "adapter.targets=[q_proj, experts.*]")
+    words = ("adapter.rank=8", "adapter.targets=[q_proj, experts.*]", ALONE)
     train(shardwise, home, family, f"model.name={base}", *words)
     shardwise("export", str(home / family), "--to", str(adapter))
     shardwise("export", str(home / family), "--to", str(mixed), "--merge")
@@ -211,7 +213,8 @@ def test_adapters_of_experts_leave_and_merge(
 
 @needs_peft
 def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask) -> None:
-    train(shardwise, home, "dora", "adapter.dora=true", "adapter.targets=[q_proj,down_proj]")
+    words = ("adapter.dora=true", "adapter.targets=[q_proj,down_proj]", ALONE)
+    train(shardwise, home, "dora", *words)
     shardwise("export", str(home / "dora"), "--to", str(home / "of-dora"))
     words = ("--to", str(home / "dora-merged"), "--merge", "--dtype", "fp32")
     shardwise("export", str(home / "dora"), *words)
@@ -271,7 +274,7 @@ def test_adapters_of_peft_come_back_unchanged(home: Path, shardwise: Run, ask_pe
     ask_peft("make", str(home / "base"), str(made), "lm_head", "embed_tokens")
     still = ("adapter.modules_to_save=[embed_tokens,lm_head]",)
     still += ("optim.lr=1e-30", "train.steps=1", "adapter.rslora=false")
-    train(shardwise, home, "begun", *still, f"adapter.weights_from={made}")
+    train(shardwise, home, "begun", *still, ALONE, f"adapter.weights_from={made}")
     shardwise("export", str(home / "begun"), "--to", str(home / "again"))
     theirs, ours = (load_file(p / "adapter_model.safetensors") for p in (made, home / "again"))
     assert theirs.keys() == ours.keys()

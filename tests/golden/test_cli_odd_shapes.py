@@ -54,7 +54,7 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 # The others have more than one of these oddities.
-PLAINER = ("one layer", "two tokens in a sequence", "two positions")
+PLAINER = ("one layer", "one token", "two tokens in a sequence", "two positions")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from shardwise.parallel import saved
 from shardwise.plan.plan import Plan
 from shardwise.tunnel.fake import run_fake
 from shardwise.tunnel.links import Links
@@ -17,6 +18,19 @@ MODEL = (
     *("adapter={method: lora, rank: 16}", "data.seq_len=2048"),
     *("memory.compile=false", "train.kernels=torch", "shard.gather_in_place=false"),
 )
+
+
+# What such plans ask for, and the compiled way that flops are counted in. All ten take 10 seconds.
+WAYS = ((False, False, "none"), (False, False, "selective"), (False, True, "none"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted_in_few_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """In a cache of its own, because what is counted is kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "_WAYS", WAYS)
+        patch.setenv("SHARDWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.mark.parametrize(
