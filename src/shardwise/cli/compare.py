@@ -90,7 +90,8 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
         _show_published(read_published())
         return
     if tokens_per_s is None:
-        raise UserError("--tokens-per-s is missing", fix="write the measured tokens/s of one GPU")
+        fix = "write --tokens-per-s NUMBER, the measured tokens/s of one GPU"
+        raise UserError("--tokens-per-s is missing", fix=fix)
     config, words = split_words(config, overrides, model)
     if config is not None:
         plan = _plan_of(config, [*words, *([f"cluster.name={cluster}"] if cluster else [])])

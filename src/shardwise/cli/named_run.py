@@ -18,7 +18,7 @@ def read_amount(text: str) -> float:
         return parse_count(text)
     except ValueError:
         raise UserError(
-            f"{text!r} is no number of tokens", fix="write a number such as 15B, 1.5T or 15e9"
+            f"{text!r} is no number of tokens", fix="write --tokens NUMBER, such as 15B"
         ) from None
 
 
