@@ -29,7 +29,7 @@ def _data(id: str, *overrides: str) -> BadInput:
 FLAGS = (
     _plan("flag of a field's own name", "--lr", "3e-4"),
     _plan("flag of a field with =", "--lr=3e-4"),
-    _plan("flag with a dash", "--global-batch", "8"),
+    _plan("flag with a dash", "--clip-norm", "1"),
     _plan("flag of a top-level field", "--name", "first"),
     _plan("flag of a section", "--optim.lr", "3e-4"),
     _plan("flag like nothing", "--zebra", "3"),
