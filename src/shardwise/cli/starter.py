@@ -117,7 +117,10 @@ def validate_data(words: str) -> str:
 def validate_method(word: str) -> str:
     """The word, where it is a method."""
     if word not in METHODS:
-        raise UserError(f"{word!r} is no way to train", fix=f"write one of {', '.join(METHODS)}")
+        raise UserError(
+            f"{word!r} is no way to train",
+            fix="write --method full, --method lora or --method qlora",
+        )
     return word
 
 

@@ -171,18 +171,18 @@ def _validate_split(stated: StatedRun) -> None:
         raise UserError(
             f"--tp {stated.tensor} x --pp {stated.pipeline} x --cp {stated.context} does not "
             f"divide {stated.cluster.world_size} GPUs",
-            fix="write sizes whose product divides the GPUs of --cluster",
+            fix="write --tp 1 --pp 1 --cp 1, or sizes whose product divides them",
         )
     if stated.expert > 1 and stated.model.num_experts < 2:
         raise UserError(
             f"--ep {stated.expert}: {stated.model.name} has no experts",
-            fix="leave --ep out, or name a mixture of experts",
+            fix="write --ep 1",
         )
 
 
 def _impossible(stated: StatedRun, reason: UnusableRow) -> UserError:
     total = stated.cluster.world_size
-    fix = "see --model, --cluster, --seq and --tokens-per-s"
+    fix = "write --tokens-per-s NUMBER, of one GPU"
     if "peak" in str(reason) and total > 1:
         fix = (
             "give the tokens of one GPU: where these are of all, write --tokens-per-s "
