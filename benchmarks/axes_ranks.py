@@ -176,7 +176,12 @@ def _staged(collective: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def _gather_each(
-    carrier: Any, unit: str, outputs: Sequence[Any], inputs: Sequence[Any], group: Any, *_: Any
+    carrier: Any,
+    unit: str,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    group: Any,
+    async_op: bool = False,
 ) -> None:
     """gloo gathers several tensors one after the other."""
     import torch.distributed as dist

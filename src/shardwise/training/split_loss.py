@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from shardwise.facts.head_form import HeadForm
+from shardwise.internals.tensor_collectives import gathered
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, scaled_and_capped
 from shardwise.model.cuts import own_cuts
 from shardwise.model.override import surround_forward
@@ -61,10 +61,11 @@ def turn_over_ranks(
     sums_of = torch.compile(_own_sums, dynamic=False) if compiled else _own_sums
     overwrite = torch.compile(_overwrite, dynamic=False) if compiled else _overwrite
 
+    name = name_of(group)
+
     def turn(output: Tensor, labels: Tensor, form: HeadForm) -> Tensor:
         mine = sums_of(output, labels, form)
-        every = mine.new_empty(group.size(), *mine.shape)
-        dist.all_gather_into_tensor(every.view(-1), mine.view(-1), group)
+        every = gathered(mine[None], group.size(), name)
         log_norm, score = every[:, 0].logsumexp(0), every[:, 1].sum(0)
         overwrite(output, labels, form, log_norm)
         losses: Tensor = (log_norm - score) * (labels != IGNORE_INDEX)

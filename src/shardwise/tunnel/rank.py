@@ -107,6 +107,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     """Give a shell storage, an optimizer, a loss and data.
 
     Whether the loss may be chunked is tried on the weights; without values the plan is trusted.
+    So it is where experts are dealt out: which expert computes a token depends here on all tokens,
+    because each rank receives its own rows, and no trial of a few tokens would hold.
     """
     plan, model = shell.plan, shell.model
     if layers := float8_layers(model, shell.units, plan):
@@ -126,7 +128,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     device = torch.device(plan.cluster.device)
     data = _synthetic_data(plan)
     session = Session(plan, model, shell.units, optimizer, data, device, shell.mesh)
-    if has_values:
+    if has_values and plan.decided.expert == 1:
         attach_training_loss(session, say)
     else:
         attach_loss(model, chunked=plan.decided.loss == "chunked")

@@ -113,6 +113,17 @@ def test_what_blocks_exchange_takes_its_time_too(tunnel: Tunnel, axis: str) -> N
     assert slow["emulated_s"] >= slow["communication_s"]
 
 
+def test_experts_of_other_ranks_get_rows_of_this_one(tunnel: Tunnel) -> None:
+    """Which expert computes a token depends on all tokens here, and large weights show it."""
+    sizes = {"num_experts": 8, "moe_intermediate_size": 32, "initializer_range": 1.0}
+    experts = [f"model.overrides.{name}={size}" for name, size in sizes.items()]
+    words = ("--device", "cpu", "--cluster", "2xCPU", "--steps", "1", "precision.param=fp32")
+    found = tunnel(*words, "model.name=qwen3-30b-a3b", *experts, "mesh.expert=2")
+    kinds = {row["kind"]: row["count"] for row in found["collectives"]}
+    assert kinds["all_to_all"] == 2 * 6
+    assert found["step_s"] > 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
