@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from shlex import quote
 
@@ -41,13 +43,10 @@ def price_of(cluster: ClusterSpec, config: ClusterConfig, *, offload: bool) -> P
     return Price(rate * cluster.world_size + extra, source)
 
 
-def _read(path: Path) -> tuple[dict[str, float], float]:
+def _read(path: Path) -> tuple[Mapping[str, float], float]:
     """(USD of a GPU-hour by kind, USD of an offload node-hour)."""
     try:
-        text = read_bytes(path, _MAX_BYTES).decode("utf-8")
-        data = read_yaml(text, lambda line: f"{path}:{line}").tree
-        rates = {find_gpu(str(kind)).name: float(usd) for kind, usd in data["gpu_hour"].items()}
-        return rates, float(data.get("offload_node_hour", 0.0))
+        return _parse(path, read_bytes(path, _MAX_BYTES))
     except OSError as error:
         raise UserError(f"cannot read the prices in {path}", why=str(error), fix=_FIX) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -56,3 +55,11 @@ def _read(path: Path) -> tuple[dict[str, float], float]:
             why=f"{type(error).__name__}: {error}",
             fix=f"{_FIX}; it needs `gpu_hour:` with a number for each kind of GPU",
         ) from None
+
+
+# The page of a plan asks for the price of dozens of clusters.
+@lru_cache(maxsize=1)
+def _parse(path: Path, text: bytes) -> tuple[Mapping[str, float], float]:
+    data = read_yaml(text.decode("utf-8"), lambda line: f"{path}:{line}").tree
+    rates = {find_gpu(str(kind)).name: float(usd) for kind, usd in data["gpu_hour"].items()}
+    return rates, float(data.get("offload_node_hour", 0.0))

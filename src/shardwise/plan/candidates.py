@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -62,8 +62,8 @@ def variants(
     candidate: Candidate,
 ) -> Iterator[Decisions]:
     """All decisions of a candidate: least recompute first, then the largest micro-batch."""
-    modes = _modes(config, candidate)
-    yield from _variants(config, model, cluster, basis, candidate, modes)
+    modes, micros = _modes(config, candidate), _micro_batches(config, cluster, candidate)
+    yield from _variants(config, model, basis, candidate, product(modes, micros))
 
 
 def leanest(
@@ -74,9 +74,19 @@ def leanest(
     candidate: Candidate,
 ) -> list[Decisions]:
     """Of these the ones that take least memory: where none of them fits, no other does."""
-    modes = _modes(config, candidate)[-1:]
-    found = _variants(config, model, cluster, basis, candidate, modes)
-    return list({(each.accumulate, each.accumulation > 1): each for each in found}.values())
+    mode, ranks = _modes(config, candidate)[-1], candidate.mesh.data_ranks
+    # The smallest micro-batch in one pass, and the smallest in several.
+    smallest = {
+        choose_batch(config.train, ranks, Choice(micro, "", "rule"))[0].value > 1: micro
+        for micro in _micro_batches(config, cluster, candidate)
+    }
+    ways = [(mode, micro) for micro in smallest.values()]
+    return list(_variants(config, model, basis, candidate, ways))
+
+
+def _micro_batches(config: RunConfig, cluster: ClusterSpec, candidate: Candidate) -> list[int]:
+    ranks, seq_len = candidate.mesh.data_ranks, config.data.seq_len
+    return micro_batch_candidates(config.train, ranks, seq_len, cluster.device)
 
 
 def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
@@ -88,14 +98,12 @@ def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
 def _variants(
     config: RunConfig,
     model: ModelSpec,
-    cluster: ClusterSpec,
     basis: Choices,
     candidate: Candidate,
-    modes: tuple[str | float, ...],
+    ways: Iterable[tuple[str | float, int]],
 ) -> Iterator[Decisions]:
+    """The decisions for such ways to recompute and micro-batches."""
     train, mesh = config.train, candidate.mesh
-    ranks = mesh.data_ranks
-    micros = micro_batch_candidates(train, ranks, config.data.seq_len, cluster.device)
     own_kernels = basis["kernels"].value == "own"
     gathers = choose_gathers(config, model, mesh, own_kernels=own_kernels)
     on_mesh = replace(
@@ -110,8 +118,8 @@ def _variants(
         context=mesh.context,
         expert=mesh.expert,
     )
-    for mode, micro in product(modes, micros):
-        passes, batch = choose_batch(train, ranks, Choice(micro, "", "rule"))
+    for mode, micro in ways:
+        passes, batch = choose_batch(train, mesh.data_ranks, Choice(micro, "", "rule"))
         for accumulate in _ways_to_accumulate(config, passes.value):
             yield replace(
                 on_mesh,

@@ -9,7 +9,6 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSource, ModelSpec
-from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
 from shardwise.plan.axis_rules import validate_axes
 from shardwise.plan.basis import choose_basis, offloaded_bytes
@@ -24,7 +23,8 @@ from shardwise.plan.outer import choose_site, look_out, outer_warnings, slowed
 from shardwise.plan.plan import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
-from shardwise.plan.search import Appraiser, Option, alternatives, best_of, fits
+from shardwise.plan.search import Option, alternatives, fits
+from shardwise.plan.searched import search_options
 from shardwise.units import format_bytes
 
 # Host memory of a server with eight GPUs. Offload that needs more is not offered.
@@ -42,17 +42,9 @@ def choose_plan(
 
     Without `rates` no speed is known, and the decision tree's first answer that fits is taken.
     """
-    validate_axes(config, model, source.hf_config, cluster.world_size)
-    basis = choose_basis(config, model, cluster)
-    if rates is not None and basis["param_dtype"].value not in rates.matmul_flops:
-        # The device emulates this format, at a speed that nobody has measured.
-        rates = None
-    price = price_of(cluster, config.cluster, offload=basis["offload"].value)
-    appraiser = Appraiser(model, cluster, rates, price)
-    search = Search(config, model, source.hf_config, cluster)
-    options = search.find_options(basis, appraiser)
-    best = appraiser.with_forecast(best_of(options, cluster))
-    _validate_fits(best, search)
+    searched = search_options(config, model, source.hf_config, cluster, rates)
+    basis, options, best = searched.basis, searched.options, searched.best
+    _validate_fits(best, Search(config, model, source.hf_config, cluster))
     weights = choose_weights(config, source)
     offload = with_host_memory(basis["offload_activations"], best, model)
     own_kernels = best.decided.own_kernels
@@ -68,7 +60,7 @@ def choose_plan(
         memory=best.memory,
         forecast=slowed(best.forecast, outlook, config.diloco.steps),
         outlook=outlook,
-        alternatives=alternatives(best, options, appraiser),
+        alternatives=alternatives(best, options, searched.appraiser),
         warnings=[
             *caveats(best, config, model, cluster),
             *_expanded(config, source, weights),

@@ -17,19 +17,12 @@ not give back, so all of them count as reserved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.activations import Activations, activations_of
 from shardwise.plan.adam import adam_on_device
-from shardwise.plan.block_memory import (
-    expert_row_bytes,
-    has_lean_experts,
-    num_recomputed,
-    recomputed_bytes,
-)
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
-from shardwise.plan.host import chosen, patience
+from shardwise.plan.moment import Moment
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.plan.rank_share import (
     block_share,
@@ -44,7 +37,6 @@ from shardwise.plan.reserved import (
     pool_bytes,
     reduce_buffer_bytes,
 )
-from shardwise.plan.shared_blocks import entry_bytes, shared_bytes
 from shardwise.plan.unit_sizes import (
     frozen_bytes,
     gathered_sizes,
@@ -62,32 +54,7 @@ PARAM_BYTES, GRAD_BYTES = 4, 4
 EVEN_ROWS = 8
 # Workspaces of cuBLAS and cuDNN, and rope tables.
 WORKSPACE_BYTES = int(0.12 * GIB)
-
-
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """What a step holds at one moment, besides parameters, optimizer state and the gradients of
-    earlier micro-batches."""
-
-    name: str
-    gathered: float
-    buffers: float
-    activations: float
-    loss: float = 0.0
-    recompute: float = 0.0
-    grads: float = 0.0
-    """Shards of this micro-batch."""
-
-    @property
-    def total(self) -> float:
-        return (
-            self.gathered
-            + self.buffers
-            + self.activations
-            + self.loss
-            + self.recompute
-            + self.grads
-        )
+_LAST, _NEXT = "backward of the last block", "backward of the block before"
 
 
 def estimate_memory(
@@ -97,35 +64,85 @@ def estimate_memory(
 
     `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
-    shard_params = trained_share(model, decided)
-    frozen = frozen_bytes(model, decided)
-    on_device = 0 if decided.offload else 1
-    buffer = reduce_buffer_bytes(model, decided, cluster)
-    moments = [
-        _at_loss(model, decided, loss_bytes, buffer),
-        *_in_backward(model, decided, buffer),
-    ]
-    grads, later = gradient_bytes(model, decided, shard_params * on_device)
-    if later and decided.replicate == 1:
-        moments += _at_end(model, decided, buffer)
+    moments = _that_may_bind(model, cluster, decided, loss_bytes)
     peak = max(moments, key=lambda moment: moment.total)
+    grads, _ = gradient_bytes(model, decided, _shards_on_device(model, decided))
+    return _estimate_at(peak, grads, model, cluster, decided)
+
+
+def memory_over_step(
+    model: ModelSpec, cluster: ClusterSpec, decided: Decisions
+) -> dict[str, MemoryEstimate]:
+    """The same at every moment that is computed, by what runs then, in the order of a step; one of
+    them is the peak. Between steps and in the optimizer there are only states."""
+    grads, later = gradient_bytes(model, decided, _shards_on_device(model, decided))
+    largest: dict[str, Moment] = {}
+    for moment in _that_may_bind(model, cluster, decided, None):
+        known = largest.get(moment.where)
+        largest[moment.where] = max(known or moment, moment, key=lambda each: each.total)
+    at_update = later if decided.replicate == 1 else 0
+    return {
+        "between steps": _estimate_at(_nothing("between steps"), 0, model, cluster, decided),
+        **{
+            where: _estimate_at(moment, grads, model, cluster, decided)
+            for where, moment in largest.items()
+        },
+        "optimizer": _estimate_at(
+            _nothing("optimizer"), at_update if later else grads, model, cluster, decided
+        ),
+    }
+
+
+def _nothing(where: str) -> Moment:
+    return Moment(where, where, gathered=0, buffers=0, activations=0)
+
+
+def _that_may_bind(
+    model: ModelSpec, cluster: ClusterSpec, decided: Decisions, loss_bytes: int | None
+) -> list[Moment]:
+    """The moments that may be the peak, in the order of a step."""
+    buffer = reduce_buffer_bytes(model, decided, cluster)
+    blocks = activations_of(model, decided)
+    moments = [
+        _at_loss(model, decided, blocks.kept, loss_bytes, buffer),
+        *_in_backward(model, decided, blocks, buffer),
+    ]
+    _, later = gradient_bytes(model, decided, _shards_on_device(model, decided))
+    if later and decided.replicate == 1:
+        moments += _at_end(model, decided, blocks, buffer)
+    return moments
+
+
+def _estimate_at(
+    moment: Moment, grads: int, model: ModelSpec, cluster: ClusterSpec, decided: Decisions
+) -> MemoryEstimate:
+    """What a rank holds at a moment, with `grads` bytes of gradients of earlier micro-batches."""
+    shard_params = trained_share(model, decided)
+    shards, frozen = _shards_on_device(model, decided), frozen_bytes(model, decided)
+    _, later = gradient_bytes(model, decided, shards)
+    on_device = 0 if decided.offload else 1
     return MemoryEstimate(
-        peak=peak.name,
-        params=(shard_params * PARAM_BYTES + frozen) * on_device,
+        peak=moment.name,
+        params=shards * PARAM_BYTES + frozen * on_device,
         frozen=frozen * on_device,
-        grads=grads + int(peak.grads),
+        grads=grads + int(moment.grads),
         outer=shard_params * decided.outer_bytes,
         optimizer=adam_on_device(shard_params, decided),
-        gathered=int(peak.gathered),
-        buffers=int(peak.buffers),
-        activations=int(peak.activations),
-        recompute=int(peak.recompute),
-        loss=int(peak.loss),
+        gathered=int(moment.gathered),
+        buffers=int(moment.buffers),
+        activations=int(moment.activations),
+        recompute=int(moment.recompute),
+        loss=int(moment.loss),
         allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster, decided),
         unsure=expert_pool_bytes(model, cluster, decided),
         context=context_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
+
+
+def _shards_on_device(model: ModelSpec, decided: Decisions) -> int:
+    """The trained parameters of a rank's shards that are not in host memory."""
+    return 0 if decided.offload else trained_share(model, decided)
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
@@ -139,7 +156,9 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
     return shards, 0
 
 
-def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None, buffer: int) -> _Moment:
+def _at_loss(
+    model: ModelSpec, decided: Decisions, kept: float, loss_bytes: int | None, buffer: int
+) -> Moment:
     """The head's fp32 gradient, and beside it one slice of logits, or the copy of the gradient
     to reduce."""
     width, sizes = DTYPE_BYTES[decided.param_dtype], gathered_sizes(model, decided)
@@ -152,11 +171,10 @@ def _at_loss(model: ModelSpec, decided: Decisions, loss_bytes: int | None, buffe
     loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
     # The last hidden state, its norm, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
-    kept = _kept_bytes(model, decided) + _router_bytes(model, decided)
     # The head's gradient lies in the buffer, which may be larger.
     lies_there = 4 * trained_sizes(model, decided).head
     loss += tokens * tail + WORKSPACE_BYTES + max(0, buffer - lies_there)
-    return _Moment("loss", gathered, buffers, tokens * kept, loss)
+    return Moment("loss", "loss", gathered, buffers, kept, loss)
 
 
 def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -176,7 +194,9 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
     return copied + max((4 + width) * head, 4 * head + logits * logit_bytes)
 
 
-def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
+def _in_backward(
+    model: ModelSpec, decided: Decisions, blocks: Activations, buffer: int
+) -> list[Moment]:
     """Moments at which backward is inside a block: the last one, and the one before it."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
@@ -184,47 +204,30 @@ def _in_backward(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Mom
     # The block and the one before it are gathered.
     own = width * (0 if decided.keeps_gathered else 2 * sizes.block)
     own += unpacked_bytes(model, decided)
-    kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
-    again, states = _inside_block(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
     waiting = width * (sizes.head + trained.head) if model.tied_embeddings else 0
     # The gradients of the head are being reduced first, those of the last block next.
     first, next_one = waiting or reduce * trained.head, waiting + reduce * trained.block
     first, next_one = max(first, buffer), max(next_one, buffer)
-    less = kept * (1 - 1 / model.num_layers)
+    kept, less = blocks.kept, blocks.kept * (1 - 1 / model.num_layers)
     found = [
-        _Moment("backward", gathered, own + weights + reduced, saved, recompute=inside)
-        for inside, weights in states
-        for reduced, saved in ((first, kept), (next_one, less))
+        Moment(where, "backward", gathered, own + weights + reduced, saved, recompute=inside)
+        for inside, weights in blocks.states
+        for where, reduced, saved in ((_LAST, first, kept), (_NEXT, next_one, less))
     ]
-    if again and not decided.compile and not model.tied_embeddings and trained.head:
+    if blocks.again and not decided.compile and not model.tied_embeddings and trained.head:
         # Without the compiler the head's gradients are still alive when the recomputation starts,
         # and those of the block do not exist yet.
         alive = (8 + 2 * width) * trained.head
-        found.append(_Moment("backward", gathered, own + alive, kept, recompute=again))
+        found.append(Moment(_LAST, "backward", gathered, own + alive, kept, recompute=blocks.again))
     return found
 
 
-def _inside_block(model: ModelSpec, decided: Decisions) -> tuple[float, list[tuple[float, float]]]:
-    """What the largest block computes again, and states that its backward may have its peak in:
-    bytes of activations and their gradients, and bytes of the gradients of its weights."""
-    blocks = shared_bytes(model, decided)
-    again = [decided.tokens * recomputed_bytes(block, model, decided) for block in blocks]
-    inside = max(a + decided.tokens * b.gradients for a, b in zip(again, blocks, strict=True))
-    weights = DTYPE_BYTES[decided.param_dtype] * trained_sizes(model, decided).block
-    if not has_lean_experts(model, decided):
-        return max(again), [(inside, weights)]
-    # Our pass over experts computes the gradients of their weights last, from what is left then.
-    left = max(again) + decided.tokens * expert_row_bytes(model, decided)
-    return max(again), [(inside, 0.0), (left, weights)]
-
-
-def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
+def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: int) -> list[Moment]:
     """The end of backward: in the first block, and where the embedding's gradient is reduced."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
-    kept = decided.tokens * (_kept_bytes(model, decided) + _router_bytes(model, decided))
-    first = kept / model.num_layers
+    first = blocks.kept / model.num_layers
     gathered = _gathered_bytes(model, decided) / model.num_layers
     own = width * (0 if decided.keeps_gathered else sizes.block)
     own += unpacked_bytes(model, decided)
@@ -234,10 +237,10 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
     reducing = max(buffer, reduce * trained.block) if num_shards(decided) > 1 else 0
     others = GRAD_BYTES * (trained_share(model, decided) - trained.table / num_shards(decided))
     block = GRAD_BYTES * trained_block_share(model, decided)
-    _, states = _inside_block(model, decided)
     last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
     in_first_block = [
-        _Moment(
+        Moment(
+            "backward of the first block",
             "backward",
             gathered,
             own + weights + waiting + reducing,
@@ -245,9 +248,12 @@ def _at_end(model: ModelSpec, decided: Decisions, buffer: int) -> list[_Moment]:
             recompute=inside,
             grads=others - block,
         )
-        for inside, weights in states
+        for inside, weights in blocks.states
     ]
-    return [*in_first_block, _Moment("backward", gathered, last, first, grads=others)]
+    in_embedding = Moment(
+        "gradient of the embedding", "backward", gathered, last, first, grads=others
+    )
+    return [*in_first_block, in_embedding]
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
@@ -262,46 +268,3 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
         # Cast weights are kept, one byte each.
         return model.num_layers * block_share(model, decided)
     return 0
-
-
-def waiting_in_host(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes of activations of one micro-batch that a rank has in host memory when backward
-    begins."""
-    return _share_in_host(model, decided) * decided.tokens * _saved_bytes(model, decided)
-
-
-def _share_in_host(model: ModelSpec, decided: Decisions) -> float:
-    """The share of blocks in host memory, in whole blocks."""
-    return len(chosen(model.num_layers, decided.offload_activations)) / model.num_layers
-
-
-def _kept_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for each token that stay on the device until backward."""
-    blocks, share = model.num_layers, decided.offload_activations
-    sent = chosen(blocks, share)
-    # The copies of these blocks are not complete when forward ends.
-    late = [block for block in sent if block >= blocks - patience(share)]
-    return _saved_bytes(model, decided) * (blocks - len(sent) + len(late)) / blocks
-
-
-def _router_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes for each token that losses of routers save: logits, and in fp32 probabilities for one
-    loss and logits for the other."""
-    if not (decided.router_aux_loss or decided.router_z_loss):
-        return 0
-    width = DTYPE_BYTES[decided.param_dtype]
-    probabilities = 4 if decided.router_aux_loss else 0
-    copies = 4 if decided.router_z_loss and width != 4 else 0
-    return model.num_routers * model.num_experts * (width + probabilities + copies)
-
-
-def _saved_bytes(model: ModelSpec, decided: Decisions) -> float:
-    """Bytes for each token that all blocks save for backward."""
-    mode, blocks = decided.checkpoint_activations, shared_bytes(model, decided)
-    if mode == "none":
-        return sum(block.count * block.whole for block in blocks)
-    if mode == "selective":
-        return sum(block.count * block.selective for block in blocks)
-    entry = entry_bytes(model, decided)
-    share = num_recomputed(model, decided) / model.num_layers
-    return sum(b.count * ((1 - share) * b.whole + share * entry) for b in blocks)

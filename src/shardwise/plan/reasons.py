@@ -8,11 +8,11 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.activations import waiting_in_host
 from shardwise.plan.axis_reasons import why_axis
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.decisions import Choice, Choices, Source
 from shardwise.plan.given import decide
-from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.search import Option, fits
 from shardwise.units import format_bytes, format_count
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from shardwise.config.schema import WITH_REFERENCE
 from shardwise.facts.cluster import ClusterSpec
@@ -83,14 +83,22 @@ class Appraiser:
     cluster: ClusterSpec
     rates: Rates | None
     price: Price | None
+    known: dict[Decisions, MemoryEstimate] = field(default_factory=dict, repr=False)
+    """Estimates that were made already: a search asks for each of them about twice."""
 
     def fits(self, decided: Decisions) -> bool:
         """Whether they leave the headroom that a steady run needs."""
-        return fits(estimate_memory(self.model, self.cluster, decided), self.cluster)
+        return fits(self.memory_of(decided), self.cluster)
+
+    def memory_of(self, decided: Decisions) -> MemoryEstimate:
+        """What they take at the peak."""
+        if decided not in self.known:
+            self.known[decided] = estimate_memory(self.model, self.cluster, decided)
+        return self.known[decided]
 
     def look_at(self, candidate: Candidate, rank: int, decided: Decisions) -> Option:
         """Memory, and where it fits the speed."""
-        memory = estimate_memory(self.model, self.cluster, decided)
+        memory = self.memory_of(decided)
         option = Option(candidate, decided, rank, memory, None)
         return self.with_forecast(option) if fits(memory, self.cluster) else option
 

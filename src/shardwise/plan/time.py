@@ -13,10 +13,10 @@ from shardwise.facts.fabric import Fabric
 from shardwise.facts.flops import efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
+from shardwise.plan.activations import waiting_in_host
 from shardwise.plan.adam import ADAM_BYTES
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
-from shardwise.plan.memory import waiting_in_host
 from shardwise.plan.rank_share import num_shards, stored_params, trained_share
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
@@ -116,7 +116,7 @@ def estimate_time(
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s
         + passes * software.pass_s
-        + decided.kl_term * forward_seconds(model, fabric, decided, rates, software),
+        + (forward_seconds(model, fabric, decided, rates, software) if decided.kl_term else 0.0),
     )
 
 
