@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
@@ -26,6 +27,7 @@ from shardwise.errors import UserError
 from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
 from shardwise.plan.goal import Goal
 from shardwise.plan.picture import picture_data
+from shardwise.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwise.plan.plan import Plan
@@ -56,6 +58,10 @@ Aim = Annotated[
     str,
     typer.Option("--for", help="fastest (all devices), cheapest (per token) or fewest (devices)."),
 ]
+PageFile = Annotated[
+    Path | None,
+    typer.Option(help="Write the plan as one HTML page, for a browser and to pass on."),
+]
 Measure = Annotated[
     bool,
     typer.Option(
@@ -78,6 +84,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     tokens: Budget = None,
     goal: Aim = "fastest",
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json.")] = False,
+    html: PageFile = None,
     calibrate: Measure = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Calibrate in seconds, less exactly.")
@@ -96,12 +103,14 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise plan run.yaml model=qwen3-30b-a3b
       shardwise plan run.yaml --set memory.checkpoint_activations=full
       shardwise plan run.yaml --cluster 8x8xH100 --for cheapest
+      shardwise plan run.yaml --html plan.html
       shardwise plan --calibrate
       shardwise plan --calibrate run.yaml --cluster 2xCPU
     Next: shardwise train run.yaml
     """
     from shardwise.launch.prepare import choose_plan
 
+    beside = "--json" if as_json else "--set" if changes else None
     config, words = split_words(config, overrides, model)
     named = changes_of(
         model=model,
@@ -111,8 +120,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
         has_file=config is not None,
     )
     given = [*named, *words, *([f"cluster.name={cluster}"] if cluster else [])]
-    if quick and not calibrate:
-        raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
+    _validate_together(quick=quick, calibrate=calibrate, html=html, beside=beside)
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)
     if config is None and model is None:
@@ -125,8 +133,20 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     elif as_json:
         more = {"mesh": picture_data(chosen), "run": asdict(run_of(chosen))}
         typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
+    elif html is not None:
+        _write_page(chosen, html, tokens)
     else:
         _explain(chosen, top, tokens)
+
+
+def _validate_together(
+    *, quick: bool, calibrate: bool, html: Path | None, beside: str | None
+) -> None:
+    """Raise where an option would do nothing."""
+    if quick and not calibrate:
+        raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
+    if html is not None and beside is not None:
+        raise UserError(f"--html and {beside} answer apart", fix="write two commands")
 
 
 def _end_without_config(*, calibrated: bool) -> None:
@@ -146,6 +166,13 @@ def _explain(chosen: Plan, top: int, tokens: float | None) -> None:
     show_plan(chosen, top, tokens)
     for problem in check_bytes(chosen):
         typer.echo(f"warning: `shardwise train` refuses this: {problem.what}; {problem.fix}")
+
+
+def _write_page(chosen: Plan, target: Path, tokens: float | None) -> None:
+    from shardwise.report.plan_page import write_plan_page
+
+    size = write_plan_page(chosen, target, tokens)
+    typer.echo(f"wrote {target} ({format_bytes(size)})\nnext: open it in a browser")
 
 
 def _goal(word: str) -> Goal:

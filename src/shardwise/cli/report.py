@@ -42,12 +42,14 @@ def report(
       shardwise report runs/a runs/b --to compare.html
     Next: open the file in a browser.
     """
-    from shardwise.report.write import validate_target, watch_runs, write_report
+    from shardwise.report.html import REPORT
+    from shardwise.report.page_file import validate_target
+    from shardwise.report.write import watch_runs, write_report
     from shardwise.units import format_bytes
 
     paths = list(dict.fromkeys(map(find_run, runs)))
     target = _target(paths, to)
-    validate_target(target)
+    validate_target(REPORT, target)
     if not watch:
         size = write_report(paths, target)
         typer.echo(f"wrote {target} ({format_bytes(size)})\nnext: open it in a browser")

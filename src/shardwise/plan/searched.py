@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.config.schema import RunConfig
@@ -15,6 +15,7 @@ from shardwise.plan.axis_rules import validate_axes
 from shardwise.plan.basis import choose_basis
 from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.options import Search
+from shardwise.plan.outer import look_out, slowed
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.plan.search import Appraiser, Option, best_of, fits
 
@@ -36,6 +37,12 @@ class Searched:
     def fits(self) -> bool:
         """Whether the best option leaves the headroom that a steady run needs."""
         return fits(self.best.memory, self.appraiser.cluster)
+
+
+def over_sites(option: Option, config: RunConfig, model: ModelSpec) -> Option:
+    """The same, with its part of the waiting for other sites."""
+    outlook = look_out(model, option.decided, config, option.forecast)
+    return replace(option, forecast=slowed(option.forecast, outlook, config.diloco.steps))
 
 
 def search_options(

@@ -1,11 +1,8 @@
-"""The page: one file with everything in it, which loads nothing."""
+"""The report of runs: what stands on its page."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
 from shardwise.plan.explain import headline
@@ -15,44 +12,25 @@ from shardwise.report.curves import collective_plot, plots_of
 from shardwise.report.gates import gates_of
 from shardwise.report.late import lines_of
 from shardwise.report.markup import Html, join, table, tag
+from shardwise.report.page import PageKind, WebPage, render_page, section
 from shardwise.report.plots import colour_class, draw_plot
 from shardwise.report.spent import draw_spent, goodput_share, spent_by
 from shardwise.report.timeline import draw_timeline
-from shardwise.report.values import clock, number, of_kind, percent, plain, short_seconds, whole
+from shardwise.report.values import number, of_kind, percent, plain, short_seconds, whole
 from shardwise.units import format_bytes, format_count
-from shardwise.version import __version__
 
-GENERATOR = "shardwise report"
+REPORT = PageKind("shardwise report", "a report", "--to")
 
 
 def render_report(runs: Sequence[RunRecord], now: float, *, reload_s: float | None = None) -> str:
     """The whole page. With `reload_s` it reloads itself after so many seconds."""
-    style, script = _asset("page.css"), _asset("page.js")
-    title = " and ".join(run.name for run in runs)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="generator", content=GENERATOR),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title}: shardwise report"),
-        tag("style", style),
+    page = WebPage(
+        title=" and ".join(run.name for run in runs),
+        header=_header(runs, now, reload_s),
+        sections=_sections(runs, now),
+        reload_s=reload_s,
     )
-    body = tag(
-        "body",
-        tag("header", *_header(runs, now, reload_s)),
-        tag("main", *_sections(runs, now)),
-        tag("footer", f"shardwise {__version__}, written {clock(now)} UTC"),
-        tag("script", script),
-        data_reload=reload_s,
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
-
-
-def is_report(start: bytes) -> bool:
-    """Whether a file with this beginning is a report of ours."""
-    return b'<meta name="generator" content="' + GENERATOR.encode() in start
+    return render_page(REPORT, page, now)
 
 
 def _header(runs: Sequence[RunRecord], now: float, reload_s: float | None) -> Iterator[Html]:
@@ -75,37 +53,33 @@ def _names(runs: Sequence[RunRecord]) -> Iterator[Html]:
 
 
 def _sections(runs: Sequence[RunRecord], now: float) -> Iterator[Html]:
-    yield _section("summary", "Summary", _summary(runs, now))
+    yield section("summary", "Summary", _summary(runs, now))
     plots = [draw_plot(plot) for plot in plots_of(runs)]
-    yield _section("plots", "Measured beside planned", tag("div", *plots, class_="grid"))
-    yield _section("time", "Time line", draw_timeline(runs))
+    yield section("plots", "Measured beside planned", tag("div", *plots, class_="grid"))
+    yield section("time", "Time line", draw_timeline(runs))
     if any(spent_by(run) is not None for run in runs):
-        yield _section("where", "Where the time went", draw_spent(runs))
+        yield section("where", "Where the time went", draw_spent(runs))
     gates = [(run, gates_of(run)) for run in runs]
     if any(found for _, found in gates):
         gated = [(run, _gates(found)) for run, found in gates]
-        yield _section("gates", "Gates", _side_by_side(gated))
+        yield section("gates", "Gates", _side_by_side(gated))
     if any(run.history("collectives") for run in runs):
         timed = [(run, _collectives(run, place)) for place, run in enumerate(runs)]
-        yield _section("collectives", "Collectives", _side_by_side(timed))
+        yield section("collectives", "Collectives", _side_by_side(timed))
     if any(run.history("profile") for run in runs):
         profiled = [(run, _profile(run)) for run in runs]
-        yield _section("profile", "Profile", _side_by_side(profiled))
+        yield section("profile", "Profile", _side_by_side(profiled))
     forecasts = [(run, _forecast(run)) for run in runs]
-    yield _section("forecast", "Forecast", _side_by_side(forecasts))
+    yield section("forecast", "Forecast", _side_by_side(forecasts))
     if len(runs) > 1:
-        yield _section("differences", "Where the plans differ", tables.differences_table(runs))
-    yield _section("plan", "Plan", _side_by_side([(run, _plan(run)) for run in runs]))
+        yield section("differences", "Where the plans differ", tables.differences_table(runs))
+    yield section("plan", "Plan", _side_by_side([(run, _plan(run)) for run in runs]))
     kept = [(run, tables.checkpoints_table(run)) for run in runs]
-    yield _section("checkpoints", "Checkpoints", _side_by_side(kept))
+    yield section("checkpoints", "Checkpoints", _side_by_side(kept))
     told = [(run, tables.happenings_table(run)) for run in runs]
-    yield _section("happenings", "What happened", _side_by_side(told))
+    yield section("happenings", "What happened", _side_by_side(told))
     around = [(run, _environment(run)) for run in runs]
-    yield _section("environment", "Environment", _side_by_side(around))
-
-
-def _section(name: str, title: str, content: object) -> Html:
-    return tag("section", tag("h2", title), content, id=name)
+    yield section("environment", "Environment", _side_by_side(around))
 
 
 def _side_by_side(parts: Sequence[tuple[RunRecord, Html]]) -> Html:
@@ -230,17 +204,3 @@ def _environment(run: RunRecord) -> Html:
 
 def _nothing(text: str) -> Html:
     return tag("p", text, class_="empty")
-
-
-def _asset(name: str) -> Html:
-    """Our own style or script. Neither contains what would close its element."""
-    return Html((files("shardwise.report") / name).read_text(encoding="utf-8"))
-
-
-def _policy(script: str) -> str:
-    """The content security policy: nothing is loaded, and no script runs but ours."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        "default-src 'none'; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
-_VOID = {"meta", "br"}
+_VOID = {"meta", "br", "input"}
 
 
 class Html(str):

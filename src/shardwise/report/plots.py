@@ -32,6 +32,17 @@ class PlotPoint:
     warming: bool = False
     """Whether it is the first of a start, with warm-up and compilation. The axis ignores it."""
 
+    where: str = ""
+    """What x is, in words; the step where it is not said."""
+
+    is_chosen: bool = False
+    """Whether it is the plan's own. It is drawn larger, and the keyboard begins there."""
+
+    @property
+    def place(self) -> str:
+        """What x is, in words."""
+        return self.where or f"step {self.x:.0f}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
@@ -41,6 +52,8 @@ class Series:
     points: tuple[PlotPoint, ...]
     colour: int
     dashed: bool = False
+    joined: bool = True
+    """Whether a line joins the points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +78,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at a step: a `checkpoint` or a `restart`."""
+    """Something that happened at a step, a `checkpoint` or a `restart`; or a `limit`."""
 
     x: float
     kind: str
@@ -85,6 +98,14 @@ class Plot:
     bands: tuple[Band, ...] = ()
     marks: tuple[Mark, ...] = ()
     note: str = ""
+    across: str = "step"
+    """What x is."""
+
+    ticks: tuple[tuple[float, str], ...] = ()
+    """Labels at values of x; without them there are round numbers."""
+
+    from_zero: bool = False
+    """Whether the upward axis begins at zero."""
 
 
 def draw_plot(plot: Plot) -> Html:
@@ -130,13 +151,17 @@ def _svg(plot: Plot, thinned: Sequence[tuple[Series, Sequence[PlotPoint]]], draw
     # Warm-up would flatten everything else; without anything else it is all there is.
     ordinary = [point.y for point in points if not point.warming] or [point.y for point in points]
     limits = [edge for band in plot.bands for edge in (band.low, band.high)]
-    upward = axis_of([*ordinary, *limits], _BOTTOM, _TOP)
+    zero = [0.0] if plot.from_zero else []
+    upward = axis_of([*zero, *ordinary, *limits], _BOTTOM, _TOP)
     left = 8 + _DIGIT * max(map(len, labels(upward.ticks(_NUM_TICKS))))
-    across = axis_of([point.x for point in points], left, _RIGHT, room=0.02)
+    marked = [mark.x for mark in plot.marks if mark.kind == "limit"]
+    labelled = [x for x, _ in plot.ticks]
+    values = [*(point.x for point in points), *marked, *labelled]
+    across = axis_of(values, left, _RIGHT, room=0.02)
     return tag(
         "svg",
         tag("title", plot.title),
-        *_grid(across, upward),
+        *_grid(plot, across, upward),
         *(_draw_band(band, across, upward) for band in plot.bands),
         *(_draw_mark(mark, across) for mark in plot.marks if across.holds(mark.x)),
         *(_draw_series(series, found, across, upward) for series, found in thinned),
@@ -144,10 +169,12 @@ def _svg(plot: Plot, thinned: Sequence[tuple[Series, Sequence[PlotPoint]]], draw
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         data_points=drawn,
+        # Where nothing joins the points, the height says which one is meant as much as the place.
+        data_near=None if all(series.joined for series in plot.series) else "point",
     )
 
 
-def _grid(across: Axis, upward: Axis) -> Iterator[Html]:
+def _grid(plot: Plot, across: Axis, upward: Axis) -> Iterator[Html]:
     left, levels = across.start, upward.ticks(_NUM_TICKS)
     for level, label in zip(levels, labels(levels), strict=True):
         y = _at(upward.place(level))
@@ -156,13 +183,13 @@ def _grid(across: Axis, upward: Axis) -> Iterator[Html]:
             "text", label, class_="tick", x=_at(left - 5), y=y, dy="0.35em", text_anchor="end"
         )
     steps = across.ticks(_NUM_TICKS, whole=True)
-    for step, label in zip(steps, labels(steps), strict=True):
+    for step, label in plot.ticks or zip(steps, labels(steps), strict=True):
         x = _at(across.place(step))
         yield tag("line", class_="grid", x1=x, x2=x, y1=_BOTTOM, y2=_BOTTOM + 4)
         yield tag("text", label, class_="tick", x=x, y=_BOTTOM + 16, text_anchor="middle")
     yield tag("line", class_="axis", x1=_at(left), x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM)
     middle = (left + _RIGHT) / 2
-    yield tag("text", "step", class_="tick", x=_at(middle), y=HEIGHT - 4, text_anchor="middle")
+    yield tag("text", plot.across, class_="tick", x=_at(middle), y=HEIGHT - 4, text_anchor="middle")
 
 
 def _draw_band(band: Band, across: Axis, upward: Axis) -> Html:
@@ -179,7 +206,7 @@ def _draw_band(band: Band, across: Axis, upward: Axis) -> Html:
 
 def _draw_mark(mark: Mark, across: Axis) -> Html:
     x = across.place(mark.x)
-    if mark.kind == "restart":
+    if mark.kind in ("restart", "limit"):
         shape = tag("line", x1=_at(x), x2=_at(x), y1=_TOP, y2=_BOTTOM)
     else:
         shape = tag("path", d=f"M{_at(x)} {_BOTTOM - 7}l4 7h-8z")
@@ -197,43 +224,54 @@ def _draw_series(series: Series, points: Sequence[PlotPoint], across: Axis, upwa
         tag(
             "circle",
             tag("title", _tooltip(series, point, upward)),
-            class_="point" if upward.holds(point.y) else "point beyond",
+            class_=_point_class(point, upward),
             cx=x,
             cy=y,
-            r=radius,
+            r=2 * radius if point.is_chosen else radius,
         )
         for point, (x, y) in zip(points, places, strict=True)
     ]
-    kind = f"series {colour_class(series.colour)}{' dashed' if series.dashed else ''}"
-    return tag("g", tag("path", d=path), *circles, class_=kind)
+    kind = f"series {_look(series)}"
+    line = tag("path", d=path) if series.joined else ""
+    return tag("g", line, *circles, class_=kind)
+
+
+def _point_class(point: PlotPoint, upward: Axis) -> str:
+    beyond = "" if upward.holds(point.y) else " beyond"
+    return f"point{beyond}{' chosen' if point.is_chosen else ''}"
 
 
 def _tooltip(series: Series, point: PlotPoint, upward: Axis) -> str:
     beyond = "" if upward.holds(point.y) else ", beyond the axis"
     warming = ", the first of a start" if point.warming else ""
-    return f"{series.name}, step {point.x:.0f}: {point.shown}{warming}{beyond}"
+    return f"{series.name}, {point.place}: {point.shown}{warming}{beyond}"
 
 
 def _last_values(plot: Plot) -> str:
-    last = [(series, series.points[-1]) for series in plot.series if series.points]
-    return "; ".join(f"{series.name}, step {at.x:.0f}: {at.shown}" for series, at in last)
+    own = [(each, at) for each in plot.series for at in each.points if at.is_chosen]
+    last = own or [(each, each.points[-1]) for each in plot.series if each.points]
+    return "; ".join(f"{series.name}, {at.place}: {at.shown}" for series, at in last)
 
 
 def _legend(plot: Plot) -> Html:
     """The meaning of colours and shapes, where there is more than one."""
     items = [
-        (f"line {colour_class(series.colour)}{' dashed' if series.dashed else ''}", series.name)
+        (f"{'line' if series.joined else 'dot'} {_look(series)}", series.name)
         for series in plot.series
         if series.points
     ]
     items += [(f"area {colour_class(band.colour)}", band.name) for band in plot.bands]
     kinds = {mark.kind for mark in plot.marks}
-    items += [(kind, kind) for kind in ("checkpoint", "restart") if kind in kinds]
+    items += [(kind, kind) for kind in ("checkpoint", "restart", "limit") if kind in kinds]
     if len(items) < 2:
         return Html("")
     return tag(
         "ul", *(tag("li", tag("i", class_=f"key {key}"), name) for key, name in items), class_="key"
     )
+
+
+def _look(series: Series) -> str:
+    return f"{colour_class(series.colour)}{' dashed' if series.dashed else ''}"
 
 
 def colour_class(colour: int) -> str:

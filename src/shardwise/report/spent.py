@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwise.metrics.goodput import goodput, productive_share
+from shardwise.report.bars import draw_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.markup import Html, table, tag
 from shardwise.report.values import Event, number, percent
@@ -54,17 +55,13 @@ def draw_spent(runs: Sequence[RunRecord]) -> Html:
 
 
 def _bar(name: str, spent: Mapping[str, float], at: int) -> Html:
-    total, begin = sum(spent.values()), 0.0
-    parts = []
-    for kind, seconds in spent.items():
-        width = 100 * seconds / total
-        title = tag("title", f"{name}: {kind} {format_duration(seconds)}")
-        place = {"x": f"{begin:.3f}%", "width": f"{width:.3f}%", "height": 18}
-        parts.append(tag("rect", title, class_=f"spent-{kind}", **place))
-        begin += width
+    total = sum(spent.values())
+    parts = [
+        (f"spent-{kind}", seconds / total, f"{name}: {kind} {format_duration(seconds)}")
+        for kind, seconds in spent.items()
+    ]
     label = tag("p", f"{name}: {percent(productive_share(spent))} productive", class_="bar")
-    svg = tag("svg", *parts, id=f"spent-{at}", role="img", width="100%", height=18)
-    return tag("div", label, svg, class_="spent")
+    return tag("div", label, draw_bar(f"spent-{at}", parts), class_="spent")
 
 
 def _share(spent: Mapping[str, float], kind: str) -> str:

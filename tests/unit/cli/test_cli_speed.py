@@ -29,7 +29,14 @@ def test_importing_the_command_line_loads_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [(), ("--json",), ("--cluster", "4x8xH100"), ("model.attention=eager",)]
+    "extra",
+    [
+        (),
+        ("--json",),
+        ("--cluster", "4x8xH100"),
+        ("model.attention=eager",),
+        ("--html", "plan.html", "shard.strategy=full_shard"),
+    ],
 )
 def test_planning_loads_no_torch(tmp_path: Path, extra: tuple[str, ...]) -> None:
     (tmp_path / "run.yaml").write_text("model: llama-3.1-8b\ndata: synthetic\ncluster: 8xH100\n")

@@ -5,14 +5,12 @@ Screenshots are kept where SHARDWISE_SCREENSHOTS says.
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Page, chromium_page, find_chromium
+from browser import Page
+from looks import CUT, OVERLAPS, SMALLEST, WIDER, keep
 from sample_runs import eventful, keep_checkpoints, plan_of
 from typer.testing import CliRunner
 
@@ -22,38 +20,6 @@ from shardwise.report.write import write_report
 
 COUNTS = """Object.fromEntries([...document.querySelectorAll("[id^=plot-]")].map(
   (plot) => [plot.id, [Number(plot.dataset.points), plot.querySelectorAll("circle").length]]))"""
-# Text that lies over other text of the same plot.
-OVERLAPS = """[...document.querySelectorAll("svg")].flatMap((svg) => {
-  const texts = [...svg.querySelectorAll("text")].map((it) => [it, it.getBoundingClientRect()]);
-  return texts.flatMap(([one, a], place) => texts.slice(place + 1)
-    .filter(([other, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2
-      && b.top < a.bottom - 2)
-    .map(([other]) => `${svg.id}: ${one.textContent} / ${other.textContent}`));
-})"""
-SMALLEST = """Math.min(...[...document.querySelectorAll("figure.plot svg")].map(
-  (svg) => 11.5 * svg.getScreenCTM().a))"""
-WIDER = """[...document.querySelectorAll("body *")].filter((element) =>
-  !element.closest(".scroll, pre, svg") && element.getBoundingClientRect().right > innerWidth + 1)
-  .map((element) => element.outerHTML.slice(0, 80))"""
-
-# Tables that are wider than their place: their last columns are out of sight.
-CUT = """[...document.querySelectorAll(".scroll")].filter(
-  (box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.closest("section").id)"""
-
-
-@pytest.fixture(scope="module")
-def page(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Page]:
-    program = find_chromium()
-    if program is None:
-        reason = "no Chromium is installed; `python tests/unit/report/browser.py` installs it"
-        plugins = request.config.pluginmanager
-        with plugins.getplugin("capturemanager").global_and_fixture_disabled():
-            plugins.getplugin("terminalreporter").write_line(f"skipped: {reason}")
-        pytest.skip(reason)
-    with chromium_page(program, tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +30,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     keep_checkpoints(first, 200, 250, 300)
     recomputed = plan_of(home, "name=llama-8b-full", *common, "memory.checkpoint_activations=full")
     return [first, eventful(recomputed, slow=1.18, seed=1).write()]
-
-
-def keep(page: Page, name: str, tmp_path: Path) -> None:
-    page.screenshot(tmp_path / name)
-    assert (tmp_path / name).stat().st_size > 20_000
-    if place := os.environ.get("SHARDWISE_SCREENSHOTS"):
-        Path(place).mkdir(parents=True, exist_ok=True)
-        shutil.copy(tmp_path / name, Path(place) / name)
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])

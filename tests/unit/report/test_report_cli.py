@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-from shardwise.report import write
+from shardwise.report.html import REPORT
+from shardwise.report.page_file import validate_target
 from shardwise.report.write import watch_runs, write_report
 from shardwise.units import GIB, format_bytes
 
@@ -177,7 +178,7 @@ def test_it_needs_no_torch(home: Path) -> None:
 def test_what_is_no_report_is_known_by_its_head(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!doctype html><title>mine</title>")
     with pytest.raises(UserError):
-        write.validate_target(tmp_path / "page.html")
+        validate_target(REPORT, tmp_path / "page.html")
 
 
 def on_cpu(home: Path, name: str) -> SampleRun:
