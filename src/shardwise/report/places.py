@@ -46,8 +46,8 @@ def kinds_table(plan: Plan, kinds: Sequence[Elsewhere], tokens: float) -> Iterat
     rate = _price(kinds[0])
     yield tag(
         "p",
-        "A price that is not known is empty: write yours, in USD for a GPU-hour. The last column "
-        "is the price at which that GPU costs as much as the plan's own.",
+        "A price that is not known is empty: write yours, in USD for a GPU-hour. `As cheap at` is "
+        "the price at which these GPUs cost as much as the plan's own.",
         class_="note",
     )
     head = ("GPU", "tok/s", "MFU", "memory", f"{format_count(tokens)} tokens", "GPU-hours")
