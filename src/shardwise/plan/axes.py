@@ -59,7 +59,7 @@ def mesh_in_words(decided: Decisions) -> str:
 
 
 def warn_of_axes(decided: Decisions, device: str) -> list[str]:
-    """The warning for axes that were compared with one process on CPU ranks alone."""
+    """The warning for axes that ranks on one GPU were compared on, but no ranks over NCCL."""
     sizes = {name: getattr(decided, name) for name in asdict(InnerAxes())}
     used = {name: size for name, size in sizes.items() if size > 1}
     if not used or device == "cpu":
@@ -67,6 +67,6 @@ def warn_of_axes(decided: Decisions, device: str) -> list[str]:
     given = " and ".join(f"mesh.{name}={size}" for name, size in used.items())
     without = " ".join(f"mesh.{name}=1" for name in used)
     return [
-        f"{given} gave the losses of one process on CPU ranks, and has not run on GPUs yet: "
+        f"{given} gave the losses of one process on one GPU, and has not run on several yet: "
         f"compare a short run with {without}"
     ]

@@ -140,7 +140,9 @@ def _synthetic_data(plan: Plan) -> DataSplits:
     settings = plan.settings
     return build_sequences(
         replace(settings.data, source="synthetic", eval_fraction=0.0),
-        vocab_size=plan.model.vocab_size,
+        # Rank 0 has the first rows of a divided vocabulary. Tokens of other ranks would be zeros
+        # here, and the gradient of a norm of zeros grows at every norm, to infinity in 80 blocks.
+        vocab_size=plan.model.vocab_size // plan.decided.tensor,
         model_name=settings.model.name,
         seed=settings.train.seed,
         cache_root=Path(settings.runs_dir),

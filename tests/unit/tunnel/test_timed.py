@@ -113,15 +113,36 @@ def test_what_blocks_exchange_takes_its_time_too(tunnel: Tunnel, axis: str) -> N
     assert slow["emulated_s"] >= slow["communication_s"]
 
 
-def test_experts_of_other_ranks_get_rows_of_this_one(tunnel: Tunnel) -> None:
-    """Which expert computes a token depends on all tokens here, and large weights show it."""
-    sizes = {"num_experts": 8, "moe_intermediate_size": 32, "initializer_range": 1.0}
+def test_experts_of_other_ranks_get_rows_of_this_one(
+    tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which expert computes a token depends on all tokens here, so a trial would say that a token
+    sees later ones."""
+    monkeypatch.delattr("shardwise.training.session.validate_trainable")
+    sizes = {"num_experts": 8, "moe_intermediate_size": 32}
     experts = [f"model.overrides.{name}={size}" for name, size in sizes.items()]
     words = ("--device", "cpu", "--cluster", "2xCPU", "--steps", "1", "precision.param=fp32")
     found = tunnel(*words, "model.name=qwen3-30b-a3b", *experts, "mesh.expert=2")
     kinds = {row["kind"]: row["count"] for row in found["collectives"]}
     assert kinds["all_to_all"] == 2 * 6
     assert found["step_s"] > 0
+
+
+def test_tokens_are_rows_of_the_first_part_of_a_vocabulary(
+    tunnel: Tunnel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other ranks would be zeros, and norms of zeros have gradients without bounds."""
+    seen: list[int] = []
+    step = _Stand._step
+
+    def look(stand: _Stand, batches: list[Any]) -> None:
+        seen.extend(int(batch.inputs.max()) for batch in batches)
+        step(stand, batches)
+
+    monkeypatch.setattr(_Stand, "_step", look)
+    words = ("--cluster", "2xCPU", "precision.param=fp32", "mesh.tensor=2", "--link-speed", "inf")
+    tunnel(*words, "--device", "cpu", "--steps", "1")
+    assert 0 < max(seen) < 301 // 2
 
 
 @pytest.mark.parametrize(
