@@ -128,7 +128,7 @@ def test_pairs_are_shown_with_their_masks_and_planned(shardwise: Run, folder: Pa
     assert shown.count("<|im_start|>assistant\n⟦nay ") == 1
     lines = {" ".join(line.split()) for line in shown.splitlines()}
     assert {"pairs 120 of 121 rows", "1 x 'chosen' and 'rejected' are the same"} <= lines
-    planned = shardwise("plan", "run.yaml", cwd=folder).stdout
+    planned = " ".join(shardwise("plan", "run.yaml", cwd=folder).stdout.split())
     assert "the reference is the model without adapters" in planned
     assert "whole pairs share sequences" in planned
 

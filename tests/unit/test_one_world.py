@@ -20,7 +20,7 @@ KNOW = ("parallel/mesh.py", "launch/")
 # write jobs of a plan and look at it before a rank starts. These rooms only show or compare it.
 PLAN = (
     *("config/", "facts/", "plan/", "report/", "cli/", "tunnel/", "verify/", "calibrate/"),
-    *("doctor/", "platforms/"),
+    *("doctor/", "platforms/", "compare/", "migrate/"),
 )
 ASKED = {"get_rank", "get_world_size", "WORLD", "get_node_local_rank"}
 # Where `group` stands among the arguments.

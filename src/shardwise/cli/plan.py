@@ -146,7 +146,9 @@ def _validate_together(
     if quick and not calibrate:
         raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
     if html is not None and beside is not None:
-        raise UserError(f"--html and {beside} answer apart", fix="write two commands")
+        raise UserError(
+            f"--html and {beside} answer apart", fix=f"leave --html out, or leave {beside} out"
+        )
 
 
 def _end_without_config(*, calibrated: bool) -> None:

@@ -87,7 +87,7 @@ DILOCO_RULES: tuple[Rule, ...] = (
         "diloco.overlap_steps",
         lambda c: c.diloco.overlap_steps * c.diloco.fragments < c.diloco.steps,
         "the next exchange begins after diloco.steps / diloco.fragments steps",
-        "write fewer overlap_steps, or more diloco.steps",
+        "write diloco.overlap_steps=0",
     ),
     _alone("adapter.method", "adapters were not trained on several", "none"),
     _alone("preference.objective", "answers were not compared on several", "none"),

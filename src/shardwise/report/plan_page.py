@@ -52,7 +52,7 @@ def write_plan_page(plan: Plan, target: Path, budget_tokens: float | None = None
 
 def render_plan(plan: Plan, budget_tokens: float | None = None) -> str:
     """The whole page."""
-    tokens = budget_tokens or plan.config.train.steps * plan.tokens_per_step
+    tokens = budget_tokens or plan.settings.train.steps * plan.tokens_per_step
     searched, grid = searched_for(plan), look_around(plan)
     page = WebPage(
         title=f"{plan.model.name} on {plan.cluster.name}",
