@@ -25,7 +25,7 @@ from torch.distributed.run import get_args_parser, run
 
 from shardwise.config.load import load_config
 from shardwise.config.schema import TrainConfig
-from shardwise.errors import ExitCode, UserError
+from shardwise.errors import ExitCode, UserError, brief
 from shardwise.launch.agent import error_of_start, has_adviser, restarting_where_it_helps
 from shardwise.launch.failure import details_of, known_exit_code
 from shardwise.launch.hang import describe_hang
@@ -169,7 +169,7 @@ def _run(arguments: argparse.Namespace, lookout: Lookout, watchdog: Watchdog) ->
     except (RendezvousError, dist.DistError) as error:
         raise UserError(
             "the agents of the nodes did not meet",
-            why=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            why=brief(error),
             fix="check that --rdzv-endpoint (or --master-addr and --master-port) names one node "
             "that all can reach, and that --nnodes agents were started",
             code=ExitCode.ENVIRONMENT,

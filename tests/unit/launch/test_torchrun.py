@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.internals.elastic import AskingAgent
@@ -92,6 +93,26 @@ def test_a_signal_after_the_end_of_the_ranks_is_not_raised(
         with pytest.raises(UserError, match="ended"):
             torchrun._run(parse_agent(["run.yaml"]), lookout, watchdog)
         os.kill(os.getpid(), signal.SIGUSR2)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("", "RendezvousTimeoutError"), ("too late\nby far", "RendezvousTimeoutError: too late")],
+)
+def test_agents_that_do_not_meet_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    """PyTorch's own error of a time limit says nothing but its name."""
+
+    def come_alone(_: object) -> None:
+        raise RendezvousTimeoutError(said)
+
+    monkeypatch.setattr(torchrun, "run", come_alone)
+    lookout = Lookout(tmp_path, launcher=os.getpid())
+    watchdog = Watchdog(lookout, print, timeout_s=None)
+    with stop_requests(), pytest.raises(UserError, match="did not meet") as caught:
+        torchrun._run(parse_agent(["run.yaml"]), lookout, watchdog)
+    assert (caught.value.code, caught.value.why) == (ExitCode.ENVIRONMENT, why)
 
 
 def test_the_time_to_save_is_the_users_where_given() -> None:
