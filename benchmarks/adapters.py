@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from adapter_rows import ROWS, Row, compile_row, measure_ours, measure_peft, plan_row
+from board_options import board_parser
 from family_forks import Answer, Call, run_calls
 from family_rows import OURS, planned, shortest_bytes
 from family_run import Board
@@ -175,26 +175,15 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = board_parser(__doc__, "runs/adapters")
     parser.add_argument("--rows", nargs="+", default=["*"], help="rows, or patterns of the usual")
     parser.add_argument("--peers", nargs="+", default=[], metavar="MODE")
     parser.add_argument("--only-peers", action="store_true", help="none of ours")
     parser.add_argument("--steps", type=int, default=4, help="measured in each row")
     parser.add_argument("--warm", type=int, default=12, help="rows that compile at once; 0: none")
     parser.add_argument("--compile-only", action="store_true", help="measure nothing")
-    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing runs")
     parser.add_argument("--row-seconds", type=float, default=_ROW_S, help="of one row, at most")
     parser.add_argument("--profile", nargs="+", default=[], help="rows whose kernels are listed")
-    parser.add_argument("--plan-only", action="store_true", help="run nothing, needs no GPU")
-    parser.add_argument("--gpu", default="H200", help="that plans are for")
-    parser.add_argument("--json", type=Path, help="results, written after every row")
-    parser.add_argument("--logs", type=Path, default=Path("runs/adapters"), help="what rows said")
-    parser.add_argument("--table", nargs="+", type=Path, help="only print results")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the code, no more"
-    )
     given = parser.parse_args()
     if given.device == "cpu" and not given.plan_only:
         given.gpu = "CPU"

@@ -32,6 +32,7 @@ from typing import Any
 
 from axes_ranks import Case, cases_of, losses_of, table_of, worst_difference
 from axes_rows import ROWS, Row, compile_row, measure_row, plan_row, said_of
+from board_options import board_parser
 from family_forks import Answer, Call, run_calls
 from family_run import Board
 from family_table import count, gib, memory_error, plain, share, signed, table
@@ -163,21 +164,10 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = board_parser(__doc__, "runs/axes")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of the usual rows")
     parser.add_argument("--ranks", choices=("eager", "compiled", "none"), default="eager")
     parser.add_argument("--steps", type=int, help="measured in each row, instead of its own number")
-    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing runs")
-    parser.add_argument("--plan-only", action="store_true", help="run nothing, needs no GPU")
-    parser.add_argument("--gpu", default="H200", help="that plans are for")
-    parser.add_argument("--json", type=Path, help="results, written after every row")
-    parser.add_argument("--logs", type=Path, default=Path("runs/axes"), help="what rows said")
-    parser.add_argument("--table", nargs="+", type=Path, help="only print results")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the code, no more"
-    )
     given = parser.parse_args()
     if given.device == "cpu" and not given.plan_only:
         given.gpu = "CPU"

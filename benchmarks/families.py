@@ -28,8 +28,8 @@ import sys
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from pathlib import Path
 
+from board_options import board_parser
 from family_list import FAMILIES, PLACES, SETTINGS, Case
 from family_rows import PLAIN, Row
 from family_run import Bench, Board
@@ -72,9 +72,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = board_parser(__doc__, "runs/families")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--settings", nargs="+", type=Case.parse, help="such as 2-none@4096")
     parser.add_argument("--places", nargs="+", type=int, choices=PLACES, default=PLACES)
@@ -83,18 +81,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only-trainer", action="store_true", help="none of ours")
     parser.add_argument("--warm", type=int, default=8, help="rows that compile at once; 0: none")
     parser.add_argument("--steps", type=int, default=4, help="measured in each row")
-    parser.add_argument("--seconds", type=float, default=3600, help="after which nothing runs")
     parser.add_argument("--profile", action="store_true", help="kernels by class, of two steps")
     parser.add_argument("--no-limits", action="store_true", help="measure no limits")
     parser.add_argument("--memory-only", action="store_true", help="many rows at once, no times")
-    parser.add_argument("--plan-only", action="store_true", help="run nothing, needs no GPU")
-    parser.add_argument("--gpu", default="H200", help="that plans are for")
-    parser.add_argument("--json", type=Path, help="results, written after every row")
-    parser.add_argument("--logs", type=Path, default=Path("runs/families"), help="what rows said")
-    parser.add_argument("--table", nargs="+", type=Path, help="only print results")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the code, no more"
-    )
     return parser.parse_args()
 
 

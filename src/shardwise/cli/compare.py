@@ -20,6 +20,7 @@ from shardwise.units import GIB, format_bytes, format_count
 if TYPE_CHECKING:
     from shardwise.compare.answer import SpeedAnswer
     from shardwise.compare.standing import Peer, Published
+    from shardwise.compare.stated import StatedRun
     from shardwise.plan.plan import Plan
 
 _WIDTH = 80
@@ -82,7 +83,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise compare --published
     Next: shardwise doctor runs/NAME
     """
-    from shardwise.compare.answer import answer_for_plan, answer_for_stack
+    from shardwise.compare.answer import answer_for_stack
     from shardwise.compare.standing import read_published
     from shardwise.compare.stated import StatedRun
 
@@ -94,41 +95,49 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
         raise UserError("--tokens-per-s is missing", fix=fix)
     config, words = split_words(config, overrides, model)
     if config is not None:
-        plan = _plan_of(config, [*words, *([f"cluster.name={cluster}"] if cluster else [])])
-        answer = answer_for_plan(plan, tokens_per_s)
-        _tell(_title_of(plan), answer, as_json=as_json)
-        if memory is not None and not as_json:
-            _tell_memory(plan, memory)
+        words = [*words, *([f"cluster.name={cluster}"] if cluster else [])]
+        _compare_with_plan(config, words, tokens_per_s, memory, as_json=as_json)
         return
-    if memory is not None:
-        raise UserError(
-            "--memory is compared with a plan, and there is no file",
-            why="what other stacks hold is not known here",
-            fix="leave --memory out, or name a file: shardwise compare run.yaml",
-        )
+    _validate_no_memory(memory)
     spec, place = _stated_model(model, words, cluster)
     stated = StatedRun(
         model=spec, cluster=place, tokens_per_s=tokens_per_s, seq=seq or 4096, stack=stack,
         tensor=tp, pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch,
         global_batch=global_batch, precision=precision, recompute=recompute, network=network,
     )  # fmt: skip
-    title = (
-        f"{spec.name} ({format_count(spec.total_params)} parameters) on {place.name} with "
-        f"{stack}: tp {tp}, pp {pp}, cp {cp}, ep {ep}, sequences of {stated.seq}"
-    )
-    _tell(title, answer_for_stack(stated), as_json=as_json)
+    _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
 
 
-def _plan_of(config: str, words: list[str]) -> Plan:
+def _compare_with_plan(
+    config: str, words: list[str], tokens_per_s: float, memory: float | None, *, as_json: bool
+) -> None:
+    """A run of ours beside the plan of its file."""
+    from shardwise.compare.answer import answer_for_plan
     from shardwise.launch.prepare import choose_plan
-
-    return choose_plan(load_config(config, words))
-
-
-def _title_of(plan: Plan) -> str:
     from shardwise.plan.explain import headline
 
-    return headline(plan)
+    plan = choose_plan(load_config(config, words))
+    _tell(headline(plan), answer_for_plan(plan, tokens_per_s), as_json=as_json)
+    if memory is not None and not as_json:
+        _tell_memory(plan, memory)
+
+
+def _validate_no_memory(memory: float | None) -> None:
+    if memory is not None:
+        raise UserError(
+            "--memory is compared with a plan, and there is no file",
+            why="what other stacks hold is not known here",
+            fix="leave --memory out, or name a file: shardwise compare run.yaml",
+        )
+
+
+def _title_of(stated: StatedRun) -> str:
+    model = stated.model
+    return (
+        f"{model.name} ({format_count(model.total_params)} parameters) on {stated.cluster.name} "
+        f"with {stated.stack}: tp {stated.tensor}, pp {stated.pipeline}, cp {stated.context}, "
+        f"ep {stated.expert}, sequences of {stated.seq}"
+    )
 
 
 def _stated_model(

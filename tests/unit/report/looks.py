@@ -33,3 +33,19 @@ def keep(page: Page, name: str, tmp_path: Path) -> None:
     if place := os.environ.get("SHARDWISE_SCREENSHOTS"):
         Path(place).mkdir(parents=True, exist_ok=True)
         shutil.copy(tmp_path / name, Path(place) / name)
+
+
+def look_everywhere(
+    page: Page, name: str, tmp_path: Path, *, finds_nothing: tuple[str, ...]
+) -> None:
+    """By day, by night and on a phone: these scripts find nothing, and text can be read."""
+    for width, scheme, place in (
+        (1280, "light", "light"),
+        (1280, "dark", "dark"),
+        (375, "light", "phone"),
+    ):
+        page.look(width, scheme=scheme)
+        for script in finds_nothing:
+            assert page.ask(script) == [], place
+        assert page.ask(SMALLEST) >= 10, place
+        keep(page, f"{name}-{place}.png", tmp_path)

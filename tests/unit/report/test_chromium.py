@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from browser import Page
-from looks import CUT, OVERLAPS, SMALLEST, WIDER, keep
+from looks import CUT, OVERLAPS, WIDER, look_everywhere
 from sample_runs import eventful, keep_checkpoints, plan_of
 from typer.testing import CliRunner
 
@@ -52,16 +52,7 @@ def test_chromium_shows_every_point_and_has_no_complaint(
         expected[f"plot-collectives-{place}"] = [timed, timed]
     assert found == expected
     assert page.requests() == [target.resolve().as_uri()]
-    for width, scheme, name in (
-        (1280, "light", "light"),
-        (1280, "dark", "dark"),
-        (375, "light", "phone"),
-    ):
-        page.look(width, scheme=scheme)
-        assert page.ask(OVERLAPS) == [], name
-        assert page.ask(WIDER) == [], name
-        assert page.ask(SMALLEST) >= 10, name
-        keep(page, f"{name}-{count}.png", tmp_path)
+    look_everywhere(page, f"report-{count}", tmp_path, finds_nothing=(OVERLAPS, WIDER))
     papers = {_paper(page, scheme) for scheme in ("light", "dark")}
     assert papers == {"rgb(255, 255, 255)", "rgb(20, 23, 27)"}
     page.print(tmp_path / "report.pdf")

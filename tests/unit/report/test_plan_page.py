@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Page
-from looks import CUT, OVERLAPS, SMALLEST, WIDER, keep
+from looks import CUT, OVERLAPS, WIDER, look_everywhere
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
@@ -193,17 +193,7 @@ def test_chromium_shows_the_page_by_day_by_night_and_on_a_phone(
     page.look(1280)
     page.open(target)
     assert page.requests() == [target.resolve().as_uri()]
-    for width, scheme, name in (
-        (1280, "light", "light"),
-        (1280, "dark", "dark"),
-        (375, "light", "phone"),
-    ):
-        page.look(width, scheme=scheme)
-        assert page.ask(OVERLAPS) == [], name
-        assert page.ask(WIDER) == [], name
-        assert page.ask(CUT) == [], name
-        assert page.ask(SMALLEST) >= 10, name
-        keep(page, f"plan-{name}.png", tmp_path)
+    look_everywhere(page, "plan", tmp_path, finds_nothing=(OVERLAPS, WIDER, CUT))
     page.print(tmp_path / "plan.pdf")
     assert (tmp_path / "plan.pdf").read_bytes().startswith(b"%PDF")
     assert page.complaints() == []
