@@ -104,7 +104,7 @@ def measure(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Cal
 
 
 def _measure_rates(cluster: ClusterSpec, clock: Clock, progress: MeasurementLog) -> Rates:
-    base = next(name for name in ("bf16", "fp16", "fp32") if name in cluster.compute_formats)
+    base = cluster.usual_format
     dtype = DTYPES[base]
     points = progress.follow("matmul", measure_matmul(clock, base, cluster.compute_formats))
     matmul, half_width = fit_matmul(points, base)

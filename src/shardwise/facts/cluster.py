@@ -68,6 +68,17 @@ class ClusterSpec:
         return f"this CPU ({self.device_name})" if self.device == "cpu" else self.device_name
 
     @property
+    def usual_format(self) -> str:
+        """The format that a run computes in unless it is told otherwise.
+
+        Some CPUs have bf16 and most have not, so all of them compute fp32: a run has the same
+        losses on each.
+        """
+        if self.device == "cpu":
+            return "fp32"
+        return next(name for name in ("bf16", "fp16", "fp32") if name in self.compute_formats)
+
+    @property
     def fabric(self) -> Fabric:
         """The links of its collectives."""
         return fabric_of(

@@ -134,9 +134,12 @@ def _choose_kernels(config: RunConfig, cluster: ClusterSpec) -> Choice[str]:
 
 
 def _best_format(cluster: ClusterSpec) -> tuple[str, str]:
-    name = cluster.device_in_words
-    if "bf16" in cluster.compute_formats:
-        return "bf16", f"{name} computes bf16"
-    if "fp16" in cluster.compute_formats:
-        return "fp16", f"{name} has no bf16 arithmetic; fp16 with dynamic loss scaling"
-    return "fp32", f"{name} computes neither bf16 nor fp16 fast"
+    name, best = cluster.device_in_words, cluster.usual_format
+    if cluster.device == "cpu":
+        return best, "the same on every CPU, whether it computes bf16 or not"
+    why = {
+        "bf16": f"{name} computes bf16",
+        "fp16": f"{name} has no bf16 arithmetic; fp16 with dynamic loss scaling",
+        "fp32": f"{name} computes neither bf16 nor fp16 fast",
+    }
+    return best, why[best]

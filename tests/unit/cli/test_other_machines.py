@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def test_a_small_model_is_planned(
     said = capsys.readouterr().out
     assert f"on {name}:" in said
     assert f"no rates are known for this CPU ({probe.probe_cpu().device_name})" in said
-    assert ("bf16" if machine.has_bf16 else "fp32") in said
+    # Whether the CPU computes bf16 or not: losses would depend on the machine.
+    assert re.search(r"param_dtype +fp32 ", said)
 
 
 @pytest.mark.parametrize("verb", ["plan", "train"])

@@ -259,14 +259,15 @@ def test_a_format_that_a_device_emulates_has_no_forecast(plan_of: PlanOf) -> Non
     assert plan.decided.param_dtype == "bf16" and plan.forecast is None
 
 
-def test_a_cpu_without_bf16_computes_fp32() -> None:
+@pytest.mark.parametrize("formats", [{"fp32"}, {"fp32", "bf16"}])
+def test_a_cpu_computes_fp32(formats: set[str]) -> None:
     config = RunConfig(model=ModelConfig(name="tiny-llama"), cluster=ClusterConfig(name="2xCPU"))
     source = read_model_config(config.model)
     spec = spec_from_config("tiny-llama", source.hf_config)
-    cluster = replace(resolve_cluster(config.cluster, {}), compute_formats=frozenset({"fp32"}))
+    cluster = replace(resolve_cluster(config.cluster, {}), compute_formats=frozenset(formats))
     plan = choose.choose_plan(config, spec, cluster, source)
     assert plan.decided.param_dtype == "fp32"
-    assert "neither bf16 nor fp16" in plan.choices["param_dtype"].why
+    assert "whether it computes bf16 or not" in plan.choices["param_dtype"].why
     assert plan.decided.compile is False
 
 

@@ -13,8 +13,8 @@ class PrecisionConfig:
     """Which number formats are used. Master weights of all that is trained are fp32."""
 
     param: DtypeName | Auto = "auto"
-    """Format of gathered parameters and compute. `auto`: bf16 where the hardware computes it,
-    fp16 with loss scaling where it has only that, else fp32."""
+    """Format of gathered parameters and compute. `auto`: bf16 where a GPU computes it,
+    fp16 with loss scaling where it has only that, else fp32; fp32 on CPUs."""
 
     linear: Literal["auto", "param", "float8", "float8_rowwise"] = "auto"
     """Format of the matmuls in the linear layers of blocks. `float8`: one scale per tensor, weights
