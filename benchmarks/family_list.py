@@ -47,6 +47,16 @@ _TINY_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _TINY_SEQUENCE = 64
 
 
+def cut_config(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The fields of config.json with so many layers."""
+    found = {**config, "num_hidden_layers": layers}
+    if "max_window_layers" in found:
+        found["max_window_layers"] = layers
+    if "layer_types" in found:
+        found["layer_types"] = found["layer_types"][:layers]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A setting and a length of sequences, written `2-none@4096`."""
@@ -91,10 +101,7 @@ class Family:
 
     def cut(self, layers: int) -> dict[str, Any]:
         """The fields with so many layers."""
-        found = {**self.config, "num_hidden_layers": layers}
-        if "max_window_layers" in found:
-            found["max_window_layers"] = layers
-        return found
+        return cut_config(self.config, layers)
 
     def tiny(self, layers: int | None = None) -> dict[str, Any]:
         """A model for CPUs, with every kind of layer unless it is told how many."""
@@ -332,6 +339,106 @@ _GPT_NEOX_20B = shape_of(6144, 24576, 44, 64, 64) | {
     "tie_word_embeddings": False,
     "use_parallel_residual": True,
 }
+_OLMO_2_13B = shape_of(5120, 13824, 40, 40, 40) | {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "vocab_size": 100352,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+_HUNYUAN_7B = shape_of(4096, 14336, 32, 32, 8) | {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "vocab_size": 128167,
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_PHI_3_5_MOE = shape_of(4096, 6400, 32, 32, 8) | {
+    "architectures": ["PhimoeForCausalLM"],
+    "model_type": "phimoe",
+    "vocab_size": 32064,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "lm_head_bias": True,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 2,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_MINIMAX_M2 = shape_of(3072, 1536, 62, 48, 8) | {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "model_type": "minimax_m2",
+    "vocab_size": 200064,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 196608,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000.0,
+    "tie_word_embeddings": False,
+}
+_LFM_2_2_6B = shape_of(2048, 10752, 30, 32, 8) | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "vocab_size": 65536,
+    "block_auto_adjust_ff_dim": False,
+    "conv_bias": False,
+    "layer_types": (["conv"] * 2 + ["full_attention"]) * 10,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+}
+_QWEN_3_NEXT = shape_of(2048, 5120, 48, 16, 2) | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": 151936,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": False,
+}
+_GRANITE_4_H_TINY = shape_of(1536, 512, 40, 12, 4) | {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "attention_bias": False,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12,
+    "hidden_act": "silu",
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "logits_scaling": 6,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 48,
+    "max_position_embeddings": 131072,
+    "num_experts_per_tok": 6,
+    "num_local_experts": 64,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+}
 
 FAMILIES: dict[str, Family] = {
     "llama-3.1-8b": _preset("llama-3.1-8b", 16, 12),
@@ -368,4 +475,14 @@ FAMILIES: dict[str, Family] = {
     "exaone-4-32b": _unseen(_EXAONE_4_32B, 8, 4, least=4),
     "olmoe-7b": _unseen(_OLMOE_7B, 16, 6),
     "gpt-neox-20b": _unseen(_GPT_NEOX_20B, 10, 6),
+    "olmo-2-13b": _unseen(_OLMO_2_13B, 12, 8),
+    "hunyuan-7b": _unseen(_HUNYUAN_7B, 14, 10),
+    "phi-3.5-moe": _unseen(_PHI_3_5_MOE, 6, 3),
+    "minimax-m2": _unseen(_MINIMAX_M2, 4, 1),
+    # Two convolutions, then attention.
+    "lfm2-2.6b": _unseen(_LFM_2_2_6B, 15, 12, least=3),
+    # Three layers of linear attention to each full one.
+    "qwen3-next-80b": _unseen(_QWEN_3_NEXT, 8, 4, least=4),
+    # Nine layers of Mamba 2 to one with attention.
+    "granite-4-h-tiny": _unseen(_GRANITE_4_H_TINY, 20, 10, least=6),
 }

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from family_list import FAMILIES, Case
+from family_list import FAMILIES, Case, cut_config
 from shardwise.config.plain import config_from_dict
 from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import ClusterSpec
@@ -120,9 +120,7 @@ def _terms(terms: Mapping[str, float]) -> dict[str, float]:
 
 def shortest(plan: Plan, layers: int) -> Plan:
     """The same plan for a model of the fewest layers: the compiler makes the same graphs for it."""
-    hf_config = {**plan.hf_config, "num_hidden_layers": layers}
-    if "max_window_layers" in hf_config:
-        hf_config["max_window_layers"] = layers
+    hf_config = cut_config(plan.hf_config, layers)
     return replace(plan, hf_config=hf_config, model=replace(plan.model, num_layers=layers))
 
 

@@ -24,6 +24,7 @@ from forked_measures import import_torch, measure, plan_of
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.facts.models import ModelSpec, spec_from_config
 from shardwise.facts.presets import PRESETS
+from shardwise.plan.activations import activations_of
 from shardwise.plan.basis import loss_slice_tokens
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, gradient_bytes
@@ -164,7 +165,10 @@ def predict(row: dict[str, Any]) -> MemoryEstimate:
         return found
     # Gradient shards had memory of their own.
     _, waiting = gradient_bytes(spec, decided, -(-spec.total_params // decided.shard))
-    return replace(found, allocator=waiting + pool_bytes(spec, cluster, decided))
+    return replace(
+        found,
+        allocator=waiting + pool_bytes(spec, cluster, decided, activations_of(spec, decided).kept),
+    )
 
 
 def _loss_bytes_before(row: dict[str, Any], spec: ModelSpec, decided: Decisions) -> int:

@@ -55,6 +55,9 @@ EVEN_ROWS = 8
 # Workspaces of cuBLAS and cuDNN, and rope tables.
 WORKSPACE_BYTES = int(0.12 * GIB)
 _LAST, _NEXT = "backward of the last block", "backward of the block before"
+_SECOND, _FIRST = "backward of the second block", "backward of the first block"
+# Of fewer blocks the second is the last, or the one before it.
+_SECOND_OF = 3
 
 
 def estimate_memory(
@@ -64,10 +67,12 @@ def estimate_memory(
 
     `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
-    moments = _that_may_bind(model, cluster, decided, loss_bytes)
+    blocks = activations_of(model, decided)
+    moments = _that_may_bind(model, cluster, decided, blocks, loss_bytes)
     peak = max(moments, key=lambda moment: moment.total)
     grads, _ = gradient_bytes(model, decided, _shards_on_device(model, decided))
-    return _estimate_at(peak, grads, model, cluster, decided)
+    pools = pool_bytes(model, cluster, decided, blocks.kept)
+    return _estimate_at(peak, grads, pools, model, cluster, decided)
 
 
 def memory_over_step(
@@ -76,20 +81,21 @@ def memory_over_step(
     """The same at every moment that is computed, by what runs then, in the order of a step; one of
     them is the peak. Between steps and in the optimizer there are only states."""
     grads, later = gradient_bytes(model, decided, _shards_on_device(model, decided))
+    blocks = activations_of(model, decided)
+    pools = pool_bytes(model, cluster, decided, blocks.kept)
+
+    def at(moment: Moment, grads: int) -> MemoryEstimate:
+        return _estimate_at(moment, grads, pools, model, cluster, decided)
+
     largest: dict[str, Moment] = {}
-    for moment in _that_may_bind(model, cluster, decided, None):
+    for moment in _that_may_bind(model, cluster, decided, blocks, None):
         known = largest.get(moment.where)
         largest[moment.where] = max(known or moment, moment, key=lambda each: each.total)
     at_update = later if decided.replicate == 1 else 0
     return {
-        "between steps": _estimate_at(_nothing("between steps"), 0, model, cluster, decided),
-        **{
-            where: _estimate_at(moment, grads, model, cluster, decided)
-            for where, moment in largest.items()
-        },
-        "optimizer": _estimate_at(
-            _nothing("optimizer"), at_update if later else grads, model, cluster, decided
-        ),
+        "between steps": at(_nothing("between steps"), 0),
+        **{where: at(moment, grads) for where, moment in largest.items()},
+        "optimizer": at(_nothing("optimizer"), at_update if later else grads),
     }
 
 
@@ -98,11 +104,14 @@ def _nothing(where: str) -> Moment:
 
 
 def _that_may_bind(
-    model: ModelSpec, cluster: ClusterSpec, decided: Decisions, loss_bytes: int | None
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    decided: Decisions,
+    blocks: Activations,
+    loss_bytes: int | None,
 ) -> list[Moment]:
     """The moments that may be the peak, in the order of a step."""
     buffer = reduce_buffer_bytes(model, decided, cluster)
-    blocks = activations_of(model, decided)
     moments = [
         _at_loss(model, decided, blocks.kept, loss_bytes, buffer),
         *_in_backward(model, decided, blocks, buffer),
@@ -114,9 +123,15 @@ def _that_may_bind(
 
 
 def _estimate_at(
-    moment: Moment, grads: int, model: ModelSpec, cluster: ClusterSpec, decided: Decisions
+    moment: Moment,
+    grads: int,
+    pools: int,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    decided: Decisions,
 ) -> MemoryEstimate:
-    """What a rank holds at a moment, with `grads` bytes of gradients of earlier micro-batches."""
+    """What a rank holds at a moment, with `grads` bytes of gradients of earlier micro-batches, and
+    `pools` bytes that the allocator reserves besides."""
     shard_params = trained_share(model, decided)
     shards, frozen = _shards_on_device(model, decided), frozen_bytes(model, decided)
     _, later = gradient_bytes(model, decided, shards)
@@ -133,7 +148,7 @@ def _estimate_at(
         activations=int(moment.activations),
         recompute=int(moment.recompute),
         loss=int(moment.loss),
-        allocator=(later if decided.replicate > 1 else 0) + pool_bytes(model, cluster, decided),
+        allocator=(later if decided.replicate > 1 else 0) + pools,
         unsure=expert_pool_bytes(model, cluster, decided),
         context=context_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
@@ -224,13 +239,12 @@ def _in_backward(
 
 
 def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: int) -> list[Moment]:
-    """The end of backward: in the first block, and where the embedding's gradient is reduced."""
+    """The end of backward: in the second and the first block, and where the embedding's gradient is
+    reduced. Between its ends a backward keeps less with each block and has more gradients."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
     sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
     first = blocks.kept / model.num_layers
     gathered = _gathered_bytes(model, decided) / model.num_layers
-    own = width * (0 if decided.keeps_gathered else sizes.block)
-    own += unpacked_bytes(model, decided)
     # A tied table is gathered, and has a gradient since the loss.
     waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.
@@ -238,22 +252,29 @@ def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: i
     others = GRAD_BYTES * (trained_share(model, decided) - trained.table / num_shards(decided))
     block = GRAD_BYTES * trained_block_share(model, decided)
     last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
-    in_first_block = [
+    # The second block is gathered beside the first one, which comes next.
+    places = ((_FIRST, 1), (_SECOND, 2)) if model.num_layers > _SECOND_OF else ((_FIRST, 1),)
+    in_blocks = [
         Moment(
-            "backward of the first block",
+            where,
             "backward",
-            gathered,
-            own + weights + waiting + reducing,
-            first,
+            gathered * count,
+            width * (0 if decided.keeps_gathered else count * sizes.block)
+            + unpacked_bytes(model, decided)
+            + weights
+            + waiting
+            + reducing,
+            first * count,
             recompute=inside,
-            grads=others - block,
+            grads=others - count * block,
         )
+        for where, count in places
         for inside, weights in blocks.states
     ]
     in_embedding = Moment(
         "gradient of the embedding", "backward", gathered, last, first, grads=others
     )
-    return [*in_first_block, in_embedding]
+    return [*in_blocks, in_embedding]
 
 
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
