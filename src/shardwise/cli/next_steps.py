@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import join, quote
 
 from shardwise.config.load import load_config
+from shardwise.config.schema import TrainConfig
 from shardwise.files import free_name
 from shardwise.plan.plan import Plan
 
@@ -27,7 +28,7 @@ def next_lines(plan: Plan, config: str, overrides: Sequence[str], step: int) -> 
     yield f"next: shardwise report {quote(str(plan.run_dir))}   (plots, gates, the plan)"
     if "RANK" not in os.environ:
         name = free_name(plan.run_dir).name
-        longer = [f"name={name}", f"train.steps={2 * plan.config.train.steps}"]
+        longer = [f"name={name}", _twice(plan.config.train)]
         yield f"      {again} {join(longer)}   (twice as long)"
     example = quote(str(free_name(Path(f"{_EXAMPLE}.yaml"))))
     yield f"      shardwise config cp {_EXAMPLE} {example}   (a plan needs no GPU)"
@@ -39,6 +40,12 @@ def early_lines(plan: Plan) -> Iterator[str]:
     run = quote(str(plan.run_dir))
     yield f"next: shardwise export {run} --to exported --best   (the best step as a model)"
     yield f"      shardwise report {run}   (plots, gates, the plan)"
+
+
+def _twice(train: TrainConfig) -> str:
+    if train.epochs is not None:
+        return f"train.epochs={2 * train.epochs:g}"
+    return f"train.steps={2 * train.steps}"
 
 
 def _without_stop(config: str, overrides: Sequence[str]) -> list[str]:

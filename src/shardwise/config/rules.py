@@ -13,6 +13,7 @@ from pathlib import Path
 from shardwise.config.adapter_rules import ADAPTER_RULES
 from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.diloco_rules import DILOCO_RULES
+from shardwise.config.epoch_rules import EPOCH_RULES, knows_steps
 from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
@@ -38,7 +39,7 @@ def validate_rules(config: RunConfig, place_of: Callable[[str], str] = lambda _:
 
 def _wsd_phases_fit(c: RunConfig) -> bool:
     decay = c.optim.decay_steps
-    is_open = c.optim.schedule != "wsd" or isinstance(decay, str)
+    is_open = c.optim.schedule != "wsd" or isinstance(decay, str) or not knows_steps(c)
     return is_open or c.optim.warmup_steps + int(decay) <= c.train.steps
 
 
@@ -76,7 +77,7 @@ def _prefetch_rule(direction: str) -> Rule:
 def _profile_fits(c: RunConfig) -> bool:
     """Inside the run, and not cut off by a stop; one that a stop leaves for later is fine."""
     first, stop = c.observe.profile, c.train.stop_after
-    if first is None:
+    if first is None or not knows_steps(c):
         return True
     last = first + c.observe.profile_steps - 1
     return last <= c.train.steps and (stop is None or not first <= stop < last)
@@ -198,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warmup-within-steps",
         "optim.warmup_steps",
-        lambda c: c.optim.warmup_steps <= c.train.steps,
+        lambda c: not knows_steps(c) or c.optim.warmup_steps <= c.train.steps,
         "the whole run has train.steps={c.train.steps}",
         "write optim.warmup_steps={c.train.steps} or less, or "
         "train.steps={c.optim.warmup_steps} or more",
@@ -221,7 +222,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "stop-within-steps",
         "train.stop_after",
-        lambda c: c.train.stop_after is None or 1 <= c.train.stop_after <= c.train.steps,
+        lambda c: (
+            c.train.stop_after is None
+            or 1 <= c.train.stop_after <= (c.train.steps if knows_steps(c) else c.train.stop_after)
+        ),
         "it must lie between 1 and train.steps={c.train.steps}",
         "write train.stop_after={c.train.steps} or less, or leave train.stop_after out to run to "
         "the end",
@@ -329,6 +333,7 @@ RULES: tuple[Rule, ...] = (
     *DATA_RULES,
     *ADAPTER_RULES,
     *DILOCO_RULES,
+    *EPOCH_RULES,
     *EVAL_RULES,
     *PAGING_RULES,
     *PREFERENCE_RULES,

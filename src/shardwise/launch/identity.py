@@ -126,6 +126,8 @@ def _settings(plan: Plan) -> Values:
     values = flatten(config_to_dict(plan.config))
     for name in _NOT_COMPARED:
         del values[name]
+    if plan.config.train.epochs is not None:
+        del values["train.steps"]  # the first rank's guess until the data was read
     for name in _PATHS:
         values[name] = None if values[name] is None else "a path"
     for name in _NAMES_OR_PATHS:

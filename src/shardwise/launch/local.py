@@ -25,6 +25,7 @@ from shardwise.launch.watchdog import Watchdog
 from shardwise.lease.lease import Lease
 from shardwise.lease.take import hold_run
 from shardwise.plan.plan import Plan
+from shardwise.plan.run_directory import PLAN_NAME
 
 
 def plan_and_run(config: RunConfig, show: Callable[[Plan], None] = lambda plan: None) -> Plan:
@@ -39,9 +40,13 @@ def plan_and_run(config: RunConfig, show: Callable[[Plan], None] = lambda plan: 
     if plan is not None:
         show(plan)
     if plan is None or is_rank(os.environ):
-        return _run_as_one_rank(config, plan)
-    run_plan(plan)
-    return plan
+        trained = _run_as_one_rank(config, plan)
+    else:
+        run_plan(plan)
+        trained = plan
+    has_counted = trained.config.train.epochs is not None
+    # Ranks have counted the steps, and their first one has written them down.
+    return Plan.load(trained.run_dir / PLAN_NAME) if has_counted else trained
 
 
 def run_plan(plan: Plan) -> None:

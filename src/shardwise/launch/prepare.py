@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from shardwise.config.schema import AdapterConfig, RunConfig
+from shardwise.data.size import size_of_data
 from shardwise.errors import ExitCode, UserError, brief
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
@@ -57,8 +59,21 @@ def choose_plan(
         *_warn_of_blocks(model),
         *warn_of_axes(plan.decided, plan.cluster.device),
     ]
-    plan = replace(plan, warnings=[*plan.warnings, *warnings])
+    plan = _with_epochs(replace(plan, warnings=[*plan.warnings, *warnings]))
     return plan if config.data.format == "text" else _with_share(plan)
+
+
+def _with_epochs(plan: Plan) -> Plan:
+    """The same plan with the steps that its epochs will take, by the size of the data. Ranks count
+    them exactly."""
+    epochs = plan.config.train.epochs
+    if epochs is None:
+        return plan
+    size = size_of_data(plan.config.data, plan.decided.tokenizer)
+    if size.tokens is None:
+        why = f"train.epochs={epochs:g} becomes steps once the data was read: {size.words}"
+        return replace(plan, warnings=[*plan.warnings, why])
+    return plan.with_steps(max(1, math.ceil(epochs * size.tokens / plan.tokens_per_step)))
 
 
 def _with_share(plan: Plan) -> Plan:

@@ -44,10 +44,12 @@ def _max_steps(value: Any, _: Source) -> Outcome:
 
 
 def _epochs(value: Any, source: Source) -> Outcome:
-    number(value)
+    epochs = number(value)
     if num_steps(source) is not None:
         return always("the number of steps decides")
-    return dropped("a run counts steps: set train.steps; `shardwise data show` counts sequences")
+    if epochs <= 0:
+        raise BadValueError(f"{show_value(value)} is no number of passes")
+    return mapped({"train.epochs": epochs}, "passes over the training data")
 
 
 def _warmup_ratio(value: Any, source: Source) -> Outcome:

@@ -30,6 +30,7 @@ NAMES = {
     "optim.min_lr_ratio": "TrainingArguments' lr_scheduler_kwargs",
     "optim.warmup_steps": "TrainingArguments' warmup_steps",
     "train.steps": "TrainingArguments' max_steps",
+    "train.epochs": "TrainingArguments' num_train_epochs",
     "train.micro_batch": "TrainingArguments' per_device_train_batch_size",
     "train.accumulation": "TrainingArguments' gradient_accumulation_steps",
     "train.global_batch": "TrainingArguments' gradient_accumulation_steps, times ranks",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.config.plain import config_from_dict, config_to_dict
+from shardwise.config.rules import validate_rules
 from shardwise.config.schema import RunConfig
 from shardwise.config.typed import validate_types
 from shardwise.errors import ExitCode, UserError
@@ -241,6 +242,17 @@ class Plan:
     def with_choices(self, **choices: Choice[Any]) -> Plan:
         """The same plan with other decisions."""
         return replace(self, choices={**self.choices, **choices})
+
+    def with_steps(self, steps: int) -> Plan:
+        """The same plan for so many steps."""
+        train = replace(self.config.train, steps=steps)
+        return replace(self, config=replace(self.config, train=train))
+
+    def validate_steps(self) -> None:
+        """Raise where a setting does not go with the steps that epochs became. Nobody could judge
+        that before."""
+        train = replace(self.config.train, epochs=None)
+        validate_rules(replace(self.config, train=train))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for plan.json."""

@@ -24,8 +24,10 @@ class DataSize:
 class WholeRun:
     """All steps of a run together. Start, evaluations and saves are left out of its time."""
 
-    steps: int
-    tokens: int
+    steps: int | None
+    """None where it follows from epochs over data that was not read yet."""
+
+    tokens: int | None
     seconds: float | None
     usd: float | None
     epochs: float | None
@@ -38,11 +40,13 @@ class WholeRun:
 
 def whole_run(plan: Plan, data: DataSize) -> WholeRun:
     """The run that the configuration asks for, over such data."""
-    steps = plan.config.train.steps
-    tokens = steps * plan.tokens_per_step
+    passes = plan.config.train.epochs
+    knows_steps = passes is None or data.tokens is not None
+    steps = plan.config.train.steps if knows_steps else None
+    tokens = None if steps is None else steps * plan.tokens_per_step
     forecast = plan.forecast
     seconds = usd = None
-    if forecast is not None:
+    if forecast is not None and steps is not None and tokens is not None:
         seconds = steps * (forecast.step_s + (forecast.reference_s or 0.0))
         rate = forecast.usd_per_billion_tokens
         usd = None if rate is None else rate * tokens / 1e9 * seconds / (steps * forecast.step_s)
@@ -51,18 +55,25 @@ def whole_run(plan: Plan, data: DataSize) -> WholeRun:
         tokens=tokens,
         seconds=seconds,
         usd=usd,
-        epochs=None if data.tokens is None else tokens / data.tokens,
+        epochs=_passes(plan, tokens, data),
         data=data.words,
         checkpoint_bytes=checkpoint_bytes(plan),
         checkpoints_kept=plan.config.checkpoint.keep,
     )
 
 
+def _passes(plan: Plan, tokens: int | None, data: DataSize) -> float | None:
+    """Passes over the data: those that were asked for, or as many as the tokens are."""
+    if plan.config.train.epochs is not None:
+        return plan.config.train.epochs
+    return None if tokens is None or data.tokens is None else tokens / data.tokens
+
+
 def whole_run_rows(run: WholeRun) -> list[tuple[str, str]]:
     """(what, figure): the same names for every run, in the same order."""
     return [
-        ("steps", f"{run.steps:,}"),
-        ("tokens", format_count(run.tokens)),
+        ("steps", "-" if run.steps is None else f"{run.steps:,}"),
+        ("tokens", "-" if run.tokens is None else format_count(run.tokens)),
         ("time", "-" if run.seconds is None else format_duration(run.seconds)),
         ("cost", "-" if run.usd is None else f"USD {run.usd:,.0f}"),
         ("epochs", f"{'-' if run.epochs is None else f'{run.epochs:.3g}'} ({run.data})"),

@@ -23,6 +23,7 @@ from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
 from shardwise.training.documents import masks_by_position
+from shardwise.training.epochs import settle_epochs
 from shardwise.training.evaluating import Evaluating
 from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.joining import OuterStep, no_outer_step, outer_step_of
@@ -88,8 +89,11 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
         session = build_session(
             plan, mesh, say, resuming=found is not None, carrier=timer if times else None
         )
+        session = settle_epochs(session, say)
         data = session.data.identity
-        accepted = None if found is None else accept_resume(plan, world, found, data)
+        if found is None and session.plan is not plan:
+            world.decide(lambda: _write_as_holder(session.plan, fence))
+        accepted = None if found is None else accept_resume(session.plan, world, found, data)
         loop = Loop(session, channels, timer, outer_step_of(session, channels))
         try:
             loop.run(accepted)

@@ -37,12 +37,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert done.settings["model.name"] == "tiny-llama"
 
 
-def test_without_steps_shares_and_epochs_are_dropped_with_the_setting_to_write(
+def test_without_steps_epochs_stay_and_shares_are_dropped_with_the_setting_to_write(
     tmp_path: Path,
 ) -> None:
     done = migrated(tmp_path, {"warmup_ratio": 0.1, "num_train_epochs": 3, "learning_rate": 1e-4})
     assert "train.steps" in why(done, "warmup_ratio")
-    assert "train.steps" in why(done, "num_train_epochs")
+    assert done.settings["train.epochs"] == 3 and "train.steps" not in done.settings
 
 
 @pytest.mark.parametrize(

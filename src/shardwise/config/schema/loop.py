@@ -60,6 +60,11 @@ class TrainConfig:
     steps: int = 1000
     """Optimizer steps of the whole run; the learning-rate schedule spans them."""
 
+    epochs: float | None = None
+    """Passes over the training data, instead of `train.steps`. The steps are counted from the
+    sequences once the data was read, and the last one is filled up from the next pass. Not for
+    `synthetic` data, which has no end."""
+
     global_batch: int | Auto = "auto"
     """Sequences in one optimizer step over all ranks = micro_batch x accumulation x ranks."""
 
