@@ -200,7 +200,11 @@ def _other_tokens(
     saved: str | None, data: str | None, changes: tuple[Change, ...]
 ) -> Iterator[str]:
     """Why the tokens are not those of the checkpoint, as far as is known."""
-    renamed = [str(change) for change in changes if change.name in NAMES]
+    renamed = [
+        str(change)
+        for change in changes
+        if change.name in NAMES or change.name.startswith("data.mixture")
+    ]
     if saved is None:
         yield from renamed
     elif data is not None and data != saved:

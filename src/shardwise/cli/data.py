@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.config.load import load_config
+from shardwise.config.mixture import datasets_of
 from shardwise.errors import UserError, printable
 
 if TYPE_CHECKING:
-    from shardwise.config.schema import DataConfig
+    from shardwise.config.schema import DataConfig, ModelConfig, RunConfig
     from shardwise.data.masking import Example
     from shardwise.data.survey import Survey
     from shardwise.data.template import ChatTemplate
@@ -43,6 +44,8 @@ def show(
 ) -> None:
     """Render conversations with the chat template, and show which tokens are trained on.
 
+    Of a mixture it also shows the share of each dataset, and how often the run reads it.
+
     These tokens are green on a terminal, and in ⟦brackets⟧ elsewhere or where NO_COLOR is set.
 
     \b
@@ -51,12 +54,29 @@ def show(
       shardwise data show run.yaml data.seq_len=4096 --samples 10
     Next: shardwise train run.yaml
     """
+    chosen = load_config(config, overrides or [])
+    if chosen.data.mixture:
+        _show_shares(chosen)
+    if chosen.data.format == "text" and chosen.data.mixture:
+        return
+    for each in datasets_of(chosen.data):
+        if each.name:
+            typer.echo(f"dataset {printable(each.name)}")
+        _show_dataset(each.data, chosen.model, samples, rows)
+
+
+def _show_shares(config: RunConfig) -> None:
+    from shardwise.cli.show import run_of, show_mixture
+    from shardwise.launch.prepare import choose_plan
+
+    show_mixture(run_of(choose_plan(config)))
+
+
+def _show_dataset(data: DataConfig, model: ModelConfig, samples: int, rows: int | None) -> None:
     from shardwise.data.survey import survey_examples
     from shardwise.data.template import load_chat_template
     from shardwise.data.tokenizer import load_tokenizer
 
-    chosen = load_config(config, overrides or [])
-    data, model = chosen.data, chosen.model
     if data.format == "text":
         raise UserError(
             "data.format=text has no mask to show",

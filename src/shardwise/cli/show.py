@@ -18,7 +18,7 @@ from shardwise.plan.explain import (
 )
 from shardwise.plan.picture import picture_lines
 from shardwise.plan.plan import Plan
-from shardwise.plan.whole_run import WholeRun, whole_run, whole_run_rows
+from shardwise.plan.whole_run import WholeRun, mixture_rows, whole_run, whole_run_rows
 from shardwise.units import speed_unit
 
 _WIDTH = 80
@@ -39,7 +39,9 @@ def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
     typer.echo("speed and cost, expected")
     show_table(forecast_rows(plan, budget_tokens), width=_WIDTH)
     typer.echo("this run, without its start, evaluations and saves")
-    show_table(whole_run_rows(run_of(plan)), width=_WIDTH)
+    run = run_of(plan)
+    show_table(whole_run_rows(run), width=_WIDTH)
+    show_mixture(run)
     if top and plan.alternatives:
         typer.echo("considered besides")
         header = (speed_unit(plan.cluster.device), "memory", "plan, and why it lost")
@@ -47,6 +49,13 @@ def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
                 alternative_rows(plan, top)]  # fmt: skip
         show_table([header, *rows], width=_WIDTH)
     show_warnings(plan)
+
+
+def show_mixture(run: WholeRun) -> None:
+    """What each dataset of a mixture has in the run, where there is one."""
+    if run.mixture:
+        typer.echo("the mixture, by the weights of data.mixture")
+        show_table(mixture_rows(run), width=_WIDTH)
 
 
 def run_of(plan: Plan) -> WholeRun:

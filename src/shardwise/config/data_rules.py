@@ -26,7 +26,9 @@ DATA_RULES: tuple[Rule, ...] = (
     Rule(
         "conversations-are-records",
         "data.format",
-        lambda c: c.data.format == "text" or c.data.source in _SOURCES_OF_RECORDS,
+        lambda c: (
+            c.data.format == "text" or bool(c.data.mixture) or c.data.source in _SOURCES_OF_RECORDS
+        ),
         "data.source={c.data.source} has no records with keys",
         "write data.source=jsonl data.path=FILES (or parquet, datasets), or leave data.format out",
     ),

@@ -95,6 +95,8 @@ def _alternatives(hint: Any) -> list[str]:
     if origin is tuple:
         return [f"a list of {len(arguments)} {_PLURALS[arguments[0]]}"]
     if origin is dict:
+        if get_origin(arguments[1]) is dict:
+            return ["a mapping of names to mappings"]
         kinds = get_args(arguments[1]) or (arguments[1],)
         values = [_PLURALS[kind] for kind in kinds if kind in _PLURALS]
         return [f"a mapping of names to {' or '.join(values)}" if values else "a mapping"]

@@ -17,6 +17,7 @@ from shardwise.config.epoch_rules import EPOCH_RULES, knows_steps
 from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
+from shardwise.config.mixture import MIXTURE_RULES
 from shardwise.config.paging_rules import PAGING_RULES
 from shardwise.config.preference_rules import PREFERENCE_RULES
 from shardwise.config.reference import value_at
@@ -331,6 +332,7 @@ RULES: tuple[Rule, ...] = (
         "write model.revision=COMMIT_HASH, or model.name=DIR of a local copy",
     ),
     *DATA_RULES,
+    *MIXTURE_RULES,
     *ADAPTER_RULES,
     *DILOCO_RULES,
     *EPOCH_RULES,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from shardwise.config.mixture import Dataset, datasets_of
 from shardwise.config.schema import DataConfig
 from shardwise.data.examples import nothing_left, read_examples
 from shardwise.data.faults import FaultBudget
@@ -23,20 +26,39 @@ def validate_text(config: DataConfig) -> None:
     """
     if config.source == "synthetic":
         return
-    with readable_data():
-        # Conversations are read with their tokenizer, by `validate_conversations`.
-        if config.source == "text" or (config.format != "text" and config.source != "datasets"):
-            _validate_files(config)
-        elif config.format == "text":
-            _validate_first_record(config)
+    for each in datasets_of(config):
+        with of_dataset(each), readable_data():
+            _validate_dataset(each.data)
+
+
+@contextmanager
+def of_dataset(dataset: Dataset) -> Iterator[None]:
+    """Inside, errors name the dataset of the mixture."""
+    try:
+        yield
+    except UserError as error:
+        if not dataset.name:
+            raise
+        what = f"data.mixture.{dataset.name}: {error.what}"
+        raise UserError(what, why=error.why, fix=error.fix, code=error.code) from error
+
+
+def _validate_dataset(config: DataConfig) -> None:
+    # Conversations are read with their tokenizer, by `validate_conversations`.
+    if config.source == "text" or (config.format != "text" and config.source != "datasets"):
+        _validate_files(config)
+    elif config.format == "text":
+        _validate_first_record(config)
 
 
 def validate_conversations(config: DataConfig, tokenizer: Tokenizer) -> None:
     """Raise where no row becomes an example; rows are read up to the first that does."""
     template = load_chat_template(tokenizer, config.chat_template)
-    faults = FaultBudget(config.max_corrupt)
-    if next(read_examples(config, template, faults.skip_record), None) is None:
-        raise nothing_left(config, faults.named)
+    for each in datasets_of(config):
+        faults = FaultBudget(config.max_corrupt)
+        with of_dataset(each):
+            if next(read_examples(each.data, template, faults.skip_record), None) is None:
+                raise nothing_left(each.data, faults.named)
 
 
 def _validate_files(config: DataConfig) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardwise.config.mixture import datasets_of
 from shardwise.config.schema import DataConfig
+from shardwise.data.check import of_dataset
 from shardwise.data.conversations import StoredConversations, prepare_conversations
+from shardwise.data.mixture import MixedSequences
 from shardwise.data.pack import prepare_tokens
 from shardwise.data.progress import Say, silent
 from shardwise.data.sequences import SequenceSet, SyntheticSequences, TokenSequences
@@ -31,7 +36,29 @@ class DataSplits:
     token_digests: dict[str, str]
     """A hash of the tokens of each split; none where they are made up."""
     conversations: StoredConversations | None = None
-    """What became of conversations; None where there are none."""
+    """What became of conversations; None where there are none, or several datasets of them."""
+    mixed: tuple[MixedSplits, ...] = ()
+    """The datasets of a mixture; empty where there is none."""
+
+    @property
+    def num_sequences(self) -> int:
+        """The training sequences of one pass. A mixture has as many as all its datasets."""
+        if self.mixed:
+            return sum(len(each.splits.train) for each in self.mixed)
+        return len(self.train)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSplits:
+    """One dataset of a mixture."""
+
+    name: str
+    share: float
+    splits: DataSplits
+
+    def passes(self, num_sequences: float) -> float:
+        """How often it is read in a run of so many sequences of all datasets."""
+        return num_sequences * self.share / len(self.splits.train)
 
 
 def build_sequences(  # noqa: PLR0913  (what decides the tokens, and who hears of it)
@@ -53,6 +80,18 @@ def build_sequences(  # noqa: PLR0913  (what decides the tokens, and who hears o
         return _synthetic_splits(config, vocab_size, seed)
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
     validate_vocabulary(tokenizer, vocab_size)
+    found = []
+    for each in datasets_of(config):
+        with of_dataset(each):
+            splits = _splits_of(each.data, tokenizer, cache_root, verify, say)
+            found.append(MixedSplits(each.name, each.share, splits))
+    return _mix(found, seed, config.shuffle) if config.mixture else found[0].splits
+
+
+def _splits_of(
+    config: DataConfig, tokenizer: Tokenizer, cache_root: Path, verify: bool, say: Say
+) -> DataSplits:
+    """The sequences of one dataset."""
     if config.format != "text":
         return _conversation_splits(config, tokenizer, cache_root, verify, say)
     packed = prepare_tokens(config, tokenizer, cache_root, verify=verify, say=say)
@@ -74,6 +113,31 @@ def build_sequences(  # noqa: PLR0913  (what decides the tokens, and who hears o
             for name, file in (("train", packed.train), ("eval", packed.eval))
             if file is not None
         },
+    )
+
+
+def _mix(found: list[MixedSplits], seed: int, shuffle: bool) -> DataSplits:
+    """All datasets as one. The loss on what is held out is by the same weights."""
+    splits, shares = [each.splits for each in found], [each.share for each in found]
+    held_out = [each.eval for each in splits if each.eval is not None]
+    evaluated = None
+    if held_out:
+        length = sum(map(len, held_out))
+        evaluated = MixedSequences(held_out, shares, seed=0, shuffle=False, length=length)
+    identity = json.dumps([[each.share, each.splits.identity] for each in found])
+    return DataSplits(
+        train=MixedSequences([each.train for each in splits], shares, seed=seed, shuffle=shuffle),
+        eval=evaluated,
+        skipped=tuple(record for each in splits for record in each.skipped),
+        tokenizer_identity=splits[0].tokenizer_identity,
+        num_train_tokens=sum(each.num_train_tokens for each in splits),
+        identity=f"mixture:{hashlib.sha256(identity.encode()).hexdigest()}",
+        token_digests={
+            f"{split} of {each.name}": digest
+            for each in found
+            for split, digest in each.splits.token_digests.items()
+        },
+        mixed=tuple(found),
     )
 
 

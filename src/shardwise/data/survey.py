@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwise.config.mixture import datasets_of
 from shardwise.config.schema import DataConfig, ModelConfig
 from shardwise.data.examples import nothing_left, read_examples
 from shardwise.data.files import find_files
@@ -98,6 +99,13 @@ def survey_examples(
 
 def share_in_words(config: DataConfig, model: ModelConfig) -> str:
     """What the first rows say of all: how much is trained on, and how much is padding."""
+    if not config.mixture:
+        return _share_of_one(config, model)
+    words = ((each.name, _share_of_one(each.data, model)) for each in datasets_of(config))
+    return "; ".join(f"{name}: {told}" for name, told in words)
+
+
+def _share_of_one(config: DataConfig, model: ModelConfig) -> str:
     try:
         if config.source != "datasets":
             # A tokenizer of the hub takes long to be missed; files do not.

@@ -10,7 +10,7 @@ from shardwise.migrate.rules import KeyRule
 from shardwise.migrate.source import Source
 from shardwise.migrate.values import Convert, text
 
-_ONE = "a run has one dataset: put the records of all into one, or into files of one source"
+_ONE = "the first dataset is taken: name all of them in data.mixture, with a weight for each"
 
 
 def where(value: Any) -> dict[str, Any]:

@@ -19,6 +19,34 @@ class DataSize:
     words: str
     """How that is known, or why it is not."""
 
+    parts: tuple[PartSize, ...] = ()
+    """The datasets of a mixture; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSize:
+    """One dataset of a mixture."""
+
+    name: str
+    share: float
+    size: DataSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPart:
+    """What one dataset of a mixture has in a run."""
+
+    name: str
+    share: float
+    tokens: float | None
+    """Those that are read of it."""
+
+    epochs: float | None
+    """How often it is read."""
+
+    data: str
+    """What is known of its size."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
@@ -36,6 +64,8 @@ class WholeRun:
 
     checkpoint_bytes: int
     checkpoints_kept: int
+    mixture: tuple[MixedPart, ...] = ()
+    """By dataset; empty where there is one."""
 
 
 def whole_run(plan: Plan, data: DataSize) -> WholeRun:
@@ -59,7 +89,31 @@ def whole_run(plan: Plan, data: DataSize) -> WholeRun:
         data=data.words,
         checkpoint_bytes=checkpoint_bytes(plan),
         checkpoints_kept=plan.config.checkpoint.keep,
+        mixture=tuple(_mixed(part, tokens) for part in data.parts),
     )
+
+
+def _mixed(part: PartSize, tokens: int | None) -> MixedPart:
+    own, held = None if tokens is None else tokens * part.share, part.size.tokens
+    passes = None if own is None or not held else own / held
+    return MixedPart(
+        name=part.name, share=part.share, tokens=own, epochs=passes, data=part.size.words
+    )
+
+
+def mixture_rows(run: WholeRun) -> list[tuple[str, str, str, str, str]]:
+    """(dataset, share, tokens, epochs, size) of each dataset, below their names."""
+    rows = [
+        (
+            part.name,
+            f"{part.share:.1%}",
+            "-" if part.tokens is None else format_count(part.tokens),
+            "-" if part.epochs is None else f"{part.epochs:.3g}",
+            part.data,
+        )
+        for part in run.mixture
+    ]
+    return [("dataset", "share", "tokens", "epochs", "what it holds"), *rows]
 
 
 def _passes(plan: Plan, tokens: int | None, data: DataSize) -> float | None:

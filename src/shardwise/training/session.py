@@ -165,7 +165,8 @@ def build_loader(session: Session) -> BatchLoader:
         session.data.train,
         order=length_order(plan, session.data),
         seed=plan.settings.train.seed,
-        shuffle=plan.settings.data.shuffle,
+        # A mixture is shuffled in itself.
+        shuffle=plan.settings.data.shuffle and not session.data.mixed,
         global_batch=plan.decided.global_batch,
         micro_batch=plan.decided.micro_batch,
         accumulation=plan.decided.accumulation,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from shardwise.data.splits import DataSplits
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.parallel.float8 import float8_layers
@@ -25,6 +27,8 @@ def tell_session(session: Session, channels: Channels) -> None:
         channels.say(line)
     for record in data.skipped:
         channels.say(f"skipped record {record}")
+    for line in mixture_lines(data, plan):
+        channels.say(line)
     found: dict[str, Any] = {}
     if data.conversations is not None:
         for line in data.conversations.in_words(plan.settings.data.seq_len):
@@ -33,10 +37,24 @@ def tell_session(session: Session, channels: Channels) -> None:
             share = f"{order.padding_share():.1%} of the first ones"
             channels.say(f"batches are of similar lengths: {share} is padding")
         found = data.conversations.counts
+    if data.mixed:
+        found["mixture"] = {each.name: each.share for each in data.mixed}
     channels.events.write(
         "data", tokens=data.num_train_tokens, tokenizer=data.tokenizer_identity,
         skipped=list(data.skipped), **found,
     )  # fmt: skip
+
+
+def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:
+    """The share of each dataset of a mixture, and how often the run reads it."""
+    num_sequences = plan.settings.train.steps * plan.decided.global_batch
+    for each in data.mixed:
+        size = f"{len(each.splits.train):,} sequences, {each.splits.num_train_tokens:,} tokens"
+        passes = each.passes(num_sequences)
+        yield f"data {each.name}: {each.share:.1%} of what is read; {size}, read {passes:.3g} times"
+        if each.splits.conversations is not None:
+            for line in each.splits.conversations.in_words(plan.settings.data.seq_len):
+                yield f"data {each.name}: {line}"
 
 
 def tell_step(report: StepReport, channels: Channels, device: str) -> None:

@@ -68,7 +68,7 @@ def test_axolotl(tmp_path: Path) -> None:
     }
     assert {key: done.settings.get(key) for key in expected} == expected
     assert done.settings["adapter.base"] == "nf4"
-    assert "one dataset" in why(done, "datasets[1].path")
+    assert "data.mixture" in why(done, "datasets[1].path")
     assert fate(done, "adam_beta1") == "assumed"
 
 

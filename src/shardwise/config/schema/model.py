@@ -55,6 +55,12 @@ class DataConfig:
     """Files, directories or globs for `text`, `jsonl` and `parquet`; the directory or id for
     `datasets`."""
 
+    mixture: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Several datasets in place of `data.source` and `data.path`: a name for each, its `weight`,
+    and its own `path`, `source` (where the path does not tell it), `field`, `name` and `split`.
+    Sequences are read in proportion to the weights, whatever the sizes; a small dataset is read
+    again, in another order."""
+
     field: str = "text"
     """The key (jsonl) or column (parquet, datasets) that holds the text."""
 
