@@ -79,8 +79,8 @@ def test_a_plan_and_data_show_say_what_each_dataset_has(shardwise: Run, folder: 
         (["data.mixture.rows.source=csv"], "rows: its source is csv, which is none of text, jsonl"),
         (["data.mixture.rows.wieght=1"], "rows: unknown key `wieght`"),
         (["data.mixture={a: {path: dir, weight: 1}}"], "dir does not tell its source: add source"),
-        (["data.mixture.rows.path=none.jsonl"], "data.mixture.rows: data.path 'none.jsonl' match"),
-        (["data.mixture.rows.field=text"], "data.mixture.rows: data.source=jsonl has no text"),
+        (["data.mixture.rows.path=none.jsonl"], "rows: data.mixture.rows.path 'none.jsonl' match"),
+        (["data.mixture.rows.field=text"], "rows: data.mixture.rows.source=jsonl has no text"),
         (["data.path=some.txt", "data.source=text"], "each of its datasets has a path of its own"),
     ],
 )

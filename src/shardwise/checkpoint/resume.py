@@ -41,7 +41,7 @@ NAMES = (
     "data.eval_fraction",
 )
 # These decide which text is evaluated.
-HELD_OUT = ("data.eval_fraction", "data.eval_sequences")
+HELD_OUT = ("data.eval_fraction", "data.eval_path", "data.eval_split", "data.eval_sequences")
 # What the numbers of adapters mean depends on these.
 ADAPTER = ("method", "targets", "base", "rank", "alpha", "rslora", "dora", "modules_to_save")
 # The place of a run is no part of what it trains.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from shardwise.config.held_out import has_held_out
 from shardwise.config.rule import Rule, at_least
 from shardwise.config.schema import RunConfig
 
 
 def _evaluates(config: RunConfig) -> bool:
-    return config.train.eval_every > 0 and config.data.eval_fraction > 0
+    return config.train.eval_every > 0 and has_held_out(config.data)
 
 
 _NEEDS = "the run does not evaluate between its steps"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+from shardwise.config.held_out import held_out_of
 from shardwise.config.rule import Rule
 from shardwise.config.schema import DataConfig, RunConfig
 from shardwise.config.suffixes import source_of_file
@@ -30,6 +31,9 @@ class Dataset:
     data: DataConfig
     """The section with its own source in place of the mixture."""
 
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What a user writes for the settings of this section, where that is something else."""
+
 
 def datasets_of(data: DataConfig) -> tuple[Dataset, ...]:
     """All datasets of a section whose rules hold. Without a mixture there is one."""
@@ -37,9 +41,21 @@ def datasets_of(data: DataConfig) -> tuple[Dataset, ...]:
         return (Dataset("", 1.0, data),)
     total = sum(each["weight"] for each in data.mixture.values())
     return tuple(
-        Dataset(name, said["weight"] / total, _section_of(data, said))
+        Dataset(name, said["weight"] / total, _section_of(data, said), _settings_of(name))
         for name, said in data.mixture.items()
     )
+
+
+def read_datasets(data: DataConfig) -> Iterator[Dataset]:
+    """All that are trained on, and what is held out where it has data of its own."""
+    yield from datasets_of(data)
+    if (held_out := held_out_of(data)) is not None:
+        names = {"data.path": "data.eval_path", "data.split": "data.eval_split"}
+        yield Dataset("held-out", 0.0, held_out, names)
+
+
+def _settings_of(name: str) -> dict[str, str]:
+    return {f"data.{key}": f"data.mixture.{name}.{key}" for key in _OWN}
 
 
 def _section_of(data: DataConfig, said: dict[str, Any]) -> DataConfig:

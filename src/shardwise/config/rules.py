@@ -15,6 +15,7 @@ from shardwise.config.data_rules import DATA_RULES
 from shardwise.config.diloco_rules import DILOCO_RULES
 from shardwise.config.epoch_rules import EPOCH_RULES, knows_steps
 from shardwise.config.eval_rules import EVAL_RULES
+from shardwise.config.held_out import HELD_OUT_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
 from shardwise.config.mixture import MIXTURE_RULES
@@ -156,6 +157,7 @@ RULES: tuple[Rule, ...] = (
         path_rule,
         (
             *("name", "runs_dir", "model.name", "model.weights_from", "data.path"),
+            "data.eval_path",
             *("data.tokenizer", "data.chat_template", "cluster.prices"),
         ),
     ),
@@ -333,6 +335,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *DATA_RULES,
     *MIXTURE_RULES,
+    *HELD_OUT_RULES,
     *ADAPTER_RULES,
     *DILOCO_RULES,
     *EPOCH_RULES,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardwise.config.mixture import Dataset, datasets_of
+from shardwise.config.mixture import Dataset, read_datasets
 from shardwise.config.schema import DataConfig
 from shardwise.data.examples import nothing_left, read_examples
 from shardwise.data.faults import FaultBudget
@@ -26,21 +27,27 @@ def validate_text(config: DataConfig) -> None:
     """
     if config.source == "synthetic":
         return
-    for each in datasets_of(config):
+    for each in read_datasets(config):
         with of_dataset(each), readable_data():
             _validate_dataset(each.data)
 
 
 @contextmanager
 def of_dataset(dataset: Dataset) -> Iterator[None]:
-    """Inside, errors name the dataset of the mixture."""
+    """Inside, errors name the dataset, and the settings that a user writes for it."""
     try:
         yield
     except UserError as error:
         if not dataset.name:
             raise
-        what = f"data.mixture.{dataset.name}: {error.what}"
-        raise UserError(what, why=error.why, fix=error.fix, code=error.code) from error
+        what, why, fix = (_renamed(text, dataset) for text in (error.what, error.why, error.fix))
+        raise UserError(f"{dataset.name}: {what}", why=why, fix=fix, code=error.code) from error
+
+
+def _renamed(text: str, dataset: Dataset) -> str:
+    for name, own in dataset.settings.items():
+        text = re.sub(rf"\b{re.escape(name)}\b", own, text)
+    return text
 
 
 def _validate_dataset(config: DataConfig) -> None:
@@ -54,7 +61,7 @@ def _validate_dataset(config: DataConfig) -> None:
 def validate_conversations(config: DataConfig, tokenizer: Tokenizer) -> None:
     """Raise where no row becomes an example; rows are read up to the first that does."""
     template = load_chat_template(tokenizer, config.chat_template)
-    for each in datasets_of(config):
+    for each in read_datasets(config):
         faults = FaultBudget(config.max_corrupt)
         with of_dataset(each):
             if next(read_examples(each.data, template, faults.skip_record), None) is None:

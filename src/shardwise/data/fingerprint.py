@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from shardwise.config.mixture import datasets_of
+from shardwise.config.mixture import read_datasets
 from shardwise.config.schema import DataConfig
 from shardwise.data.dataset import open_dataset
 from shardwise.data.files import find_files
@@ -23,12 +23,14 @@ _TOKENIZER_FILES = (*TOKENIZER_FILES, "special_tokens_map.json", "merges.txt")
 
 def fingerprint_data(config: DataConfig) -> dict[str, Any]:
     """Counts and hashes by name. Paths do not count: copies may lie elsewhere on each node."""
-    if config.mixture:
-        return {
-            f"{name} in {each.name}": value
-            for each in datasets_of(config)
-            for name, value in fingerprint_data(each.data).items()
-        }
+    return {
+        f"{name} in {each.name}" if each.name else name: value
+        for each in read_datasets(config)
+        for name, value in _of_one(each.data).items()
+    }
+
+
+def _of_one(config: DataConfig) -> dict[str, Any]:
     match config.source:
         case "synthetic":
             return {}

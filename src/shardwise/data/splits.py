@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwise.config.mixture import datasets_of
+from shardwise.config.held_out import held_out_of
+from shardwise.config.mixture import read_datasets
 from shardwise.config.schema import DataConfig
 from shardwise.data.check import of_dataset
 from shardwise.data.conversations import StoredConversations, prepare_conversations
@@ -81,11 +82,23 @@ def build_sequences(  # noqa: PLR0913  (what decides the tokens, and who hears o
     tokenizer = load_tokenizer(config.tokenizer, model_name, revision=model_revision)
     validate_vocabulary(tokenizer, vocab_size)
     found = []
-    for each in datasets_of(config):
+    for each in read_datasets(config):
         with of_dataset(each):
             splits = _splits_of(each.data, tokenizer, cache_root, verify, say)
             found.append(MixedSplits(each.name, each.share, splits))
-    return _mix(found, seed, config.shuffle) if config.mixture else found[0].splits
+    held_out = None if held_out_of(config) is None else found.pop().splits
+    trained = _mix(found, seed, config.shuffle) if config.mixture else found[0].splits
+    return trained if held_out is None else _with_held_out(trained, held_out)
+
+
+def _with_held_out(trained: DataSplits, held_out: DataSplits) -> DataSplits:
+    """The training data of one and, as what is held out, that of the other."""
+    return replace(
+        trained,
+        eval=held_out.train,
+        skipped=trained.skipped + held_out.skipped,
+        token_digests=trained.token_digests | {"eval": held_out.token_digests["train"]},
+    )
 
 
 def _splits_of(

@@ -48,7 +48,7 @@ TOPICS = (
 )
 # Settings that are compared by content, or that belong to one host.
 _NOT_COMPARED = ("runs_dir", "cluster.prices", "observe.prometheus_host")
-_PATHS = ("model.weights_from", "adapter.weights_from", "data.path")
+_PATHS = ("model.weights_from", "adapter.weights_from", "data.path", "data.eval_path")
 _NAMES_OR_PATHS = ("model.name", "data.tokenizer")
 _PACKAGES = (
     *("transformers", "tokenizers", "safetensors", "numpy", "datasets"),

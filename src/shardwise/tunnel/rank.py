@@ -139,7 +139,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
 def _synthetic_data(plan: Plan) -> DataSplits:
     settings = plan.settings
     return build_sequences(
-        replace(settings.data, source="synthetic", mixture={}, eval_fraction=0.0),
+        replace(settings.data, source="synthetic", mixture={}, eval_fraction=0.0, eval_path=None),
         # Rank 0 has the first rows of a divided vocabulary. Tokens of other ranks would be zeros
         # here, and the gradient of a norm of zeros grows at every norm, to infinity in 80 blocks.
         vocab_size=plan.model.vocab_size // plan.decided.tensor,

@@ -89,7 +89,7 @@ class TrainConfig:
     patience: int = 0
     """How many evaluations in a row may pass without a fall of the held-out loss. After that many
     the run saves and ends. 0: it goes on to its last step. It needs `train.eval_every` and
-    `data.eval_fraction`."""
+    held-out data (`data.eval_fraction` or `data.eval_path`)."""
 
     min_gain: float = 0.0
     """With `patience`: the least fall of the held-out loss that counts, in nats. Smaller ones add

@@ -113,6 +113,13 @@ class DataConfig:
     """Share of the documents or conversations that is held out for the evaluation loss, 0 to
     0.5."""
 
+    eval_path: str | list[str] | None = None
+    """Held-out data of its own, read as `data.path` is, in place of `eval_fraction`."""
+
+    eval_split: str | None = None
+    """The split of a `datasets` source that is held out, in place of `eval_fraction`; of
+    `eval_path` where that is given too."""
+
     eval_sequences: int = 64
     """How many held-out sequences one evaluation reads at most."""
 
