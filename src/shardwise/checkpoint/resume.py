@@ -156,6 +156,7 @@ def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
 
 
 def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
+    _validate_optimizer(plan, old["config"])
     lost = [entry for entry in entries if entry.state != "partial"]
     if not lost or plan.settings.checkpoint.begin_anew:
         return
@@ -289,3 +290,16 @@ def _shown(value: Any) -> str:
     if value is None:
         return "unset"
     return value if isinstance(value, str) else show_value(value)
+def _validate_optimizer(plan: Plan, old: Values) -> None:
+    """Raise where the state in the checkpoint is another optimizer's."""
+    now = plan.settings.optim.name
+    before = dict(old.get("optim", {})).get("name", "adamw" if old else now)
+    if before != now:
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints with optim.name={before}, and this run has {now}",
+            why="an optimizer cannot go on from the state of another one",
+            fix=f"write optim.name={before}, or give the run another name: "
+            f"name={free_name(plan.run_dir).name}",
+        )
+
+

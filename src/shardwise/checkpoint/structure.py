@@ -31,6 +31,7 @@ from shardwise.model.weights import Portion
 _STATE = "optim.state."
 # Adam's moments may be fp32 or bf16, and a run may change from one to the other.
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+_FACTORS = ("row_var", "col_var")
 _MOST_NAMED = 5
 
 
@@ -145,11 +146,18 @@ def _state_faults(state: Index, params: Mapping[str, Tensor]) -> Iterator[str]:
             yield f"{name} is the state of no parameter"
         elif name.endswith("_scale") and stored.shape[:-1] == tuple(params[owner].shape[:-1]):
             continue  # of blocks of a row
+        elif name.endswith(_FACTORS) and _is_factor(stored.shape, tuple(params[owner].shape)):
+            continue
         elif stored.shape not in ((), tuple(params[owner].shape)):
             yield (
                 f"{name} has shape {list(stored.shape)}, its parameter's is "
                 f"{list(params[owner].shape)}"
             )
+
+
+def _is_factor(stored: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a shape is that of Adafactor's numbers for the rows or the columns of a matrix."""
+    return stored in ((*whole[:-1], 1), (*whole[:-2], 1, whole[-1]))
 
 
 def _site_faults(

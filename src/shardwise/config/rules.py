@@ -19,6 +19,7 @@ from shardwise.config.held_out import HELD_OUT_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
 from shardwise.config.mixture import MIXTURE_RULES
+from shardwise.config.optimizer_rules import OPTIMIZER_RULES
 from shardwise.config.paging_rules import PAGING_RULES
 from shardwise.config.preference_rules import PREFERENCE_RULES
 from shardwise.config.reference import value_at
@@ -344,6 +345,7 @@ RULES: tuple[Rule, ...] = (
     *PREFERENCE_RULES,
     *LAUNCH_RULES,
     *KUBERNETES_RULES,
+    *OPTIMIZER_RULES,
     *SKYPILOT_RULES,
     Rule(
         "profile-within-steps",

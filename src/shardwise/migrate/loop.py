@@ -110,7 +110,11 @@ def _optimizer(value: Any, _: Source) -> Outcome:
         return _small_adamw(has_8_bits="8bit" in word, is_paged="paged" in word)
     if "adamw" in word:
         return changed({}, "AdamW with fp32 moments; optim.state=bf16 halves their memory")
-    return changed({}, "AdamW is the only optimizer; rates that suit another may not suit it")
+    if "muon" in word or "adafactor" in word:
+        name = "muon" if "muon" in word else "adafactor"
+        why = f"torch's {name.capitalize()}, whose update may be scaled otherwise: check optim.lr"
+        return changed({"optim.name": name}, why)
+    return changed({}, "AdamW is used; rates that suit another optimizer may not suit it")
 
 
 def _small_adamw(*, has_8_bits: bool, is_paged: bool) -> Outcome:

@@ -1,4 +1,5 @@
-"""The bytes of Adam's two moments, and where they are."""
+"""The bytes of an optimizer's state, which are Adam's two moments for most runs, and where they
+are."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.paging import NUM_PAGES, PAGE_NUMBERS
 from shardwise.plan.decisions import Choice, Decisions
+from shardwise.plan.rank_share import num_expert_blocks
 from shardwise.units import format_bytes
 
 # Of both moments of a parameter, in fp32.
 ADAM_BYTES = 8
+# Of Muon's one, and of each of Adafactor's factors.
+MOMENTUM_BYTES = 4
 
 
 def adam_bytes(decided: Decisions) -> float:
@@ -19,10 +23,34 @@ def adam_bytes(decided: Decisions) -> float:
     return by_state.get(decided.optimizer_state, ADAM_BYTES)
 
 
-def adam_on_device(shard_params: int, decided: Decisions) -> int:
-    """Bytes of a rank's moments on its device: of two pages, where the rest is in host memory."""
+def state_bytes(model: ModelSpec, decided: Decisions) -> float:
+    """Bytes of the optimizer's state for each trained parameter, by the mean."""
+    if decided.optimizer == "muon":
+        share = matrix_params(model) / model.trained_params
+        return MOMENTUM_BYTES * share + ADAM_BYTES * (1 - share)
+    if decided.optimizer == "adafactor":
+        # A number for each row and one for each column of matrices about this wide.
+        return 2 * MOMENTUM_BYTES / model.hidden_size
+    return adam_bytes(decided)
+
+
+def matrix_params(model: ModelSpec) -> int:
+    """Trained parameters that Muon updates: the matrices of blocks that are no stacks of
+    experts."""
+    if model.adapter is not None:
+        return model.trained_params
+    dense = model.total_params - model.embedding_params - model.tail_params
+    return max(0, dense - model.expert_params * num_expert_blocks(model))
+
+
+def state_on_device(model: ModelSpec, shard_params: int, decided: Decisions) -> int:
+    """Bytes of a rank's state on its device: of two pages, where the rest is in host memory."""
     if decided.offload:
         return 0
+    if decided.optimizer == "adafactor":  # every rank has all of it
+        return int(model.trained_params * state_bytes(model, decided))
+    if decided.optimizer == "muon":
+        return int(shard_params * state_bytes(model, decided))
     most = NUM_PAGES * PAGE_NUMBERS if decided.offload_optimizer else shard_params
     return int(min(shard_params, most) * adam_bytes(decided))
 

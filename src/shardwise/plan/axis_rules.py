@@ -135,6 +135,17 @@ def _divides_sequences(asked: Question) -> Iterator[UserError]:
     yield from check_context(*asked.about)
 
 
+def _updates_whole_matrices(asked: Question) -> Iterator[UserError]:
+    optimizer = asked.config.optim.name
+    cut = [name for name in ("tensor", "expert") if getattr(asked.axes, name) > 1]
+    if optimizer != "adamw" and cut:
+        yield UserError(
+            f"optim.name={optimizer} with several ranks along `{cut[0]}` was not tried",
+            why="it updates whole matrices, and ranks along that axis have parts of them",
+            fix=f"write {' '.join(f'mesh.{name}=1' for name in cut)}, or optim.name=adamw",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     _supported,
     _divides_sites,
@@ -142,6 +153,7 @@ RULES: tuple[Rule, ...] = (
     _divides_blocks,
     _deals_experts,
     _divides_sequences,
+    _updates_whole_matrices,
 )
 
 

@@ -63,12 +63,8 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "loss_chunk_tokens": decide(
             config, "loss_chunk_tokens", chunk, f"{chunk} x {model.vocab_size} logits at a time"
         ),
-        "fused_optimizer": decide(
-            config,
-            "fused_optimizer",
-            config.optim.state != "int8",
-            "optim.state=int8 is plain torch" if config.optim.state == "int8" else why_fused,
-        ),
+        "optimizer": decide(config, "optimizer", "adamw", "what most recipes are made for"),
+        "fused_optimizer": _choose_fused(config, why_fused),
         "optimizer_state": decide(config, "optimizer_state", "fp32", why_state),
         "decay_embeddings": decide(config, "decay_embeddings", True, "like all other matrices"),
         "kernels": _choose_kernels(config, cluster),
@@ -94,6 +90,16 @@ def offloaded_bytes(model: ModelSpec, cluster: ClusterSpec) -> float:
         states += 2 * (model.total_params - model.adapter.packed_params)
         states += model.adapter.packed_bytes
     return states * min(1.0, cluster.devices_per_node / cluster.world_size)
+
+
+def _choose_fused(config: RunConfig, why: str) -> Choice[bool]:
+    """Whether one kernel updates all parameters."""
+    optim = config.optim
+    plain = "optim.state=int8" if optim.state == "int8" else ""
+    plain = plain or (f"optim.name={optim.name}" if optim.name != "adamw" else "")
+    if plain:
+        return decide(config, "fused_optimizer", False, f"{plain} is plain torch")
+    return decide(config, "fused_optimizer", True, why)
 
 
 def _choose_overlap(config: RunConfig) -> Choice[bool]:

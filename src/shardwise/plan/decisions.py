@@ -105,6 +105,7 @@ class Decisions:
     accumulation: Annotated[int, "train.accumulation"] = 1
     global_batch: Annotated[int, "train.global_batch"] = 1
     accumulate: Annotated[str, "memory.accumulate"] = "unsharded"
+    optimizer: Annotated[str, "optim.name"] = "adamw"
     fused_optimizer: Annotated[bool, "optim.fused"] = False
     optimizer_state: Annotated[str, "optim.state"] = "fp32"
     decay_embeddings: Annotated[bool, "optim.decay_embeddings"] = True

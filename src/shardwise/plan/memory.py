@@ -20,7 +20,7 @@ from __future__ import annotations
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.activations import Activations, activations_of
-from shardwise.plan.adam import adam_on_device
+from shardwise.plan.adam import state_on_device
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
 from shardwise.plan.moment import Moment
 from shardwise.plan.plan import MemoryEstimate
@@ -142,7 +142,7 @@ def _estimate_at(
         frozen=frozen * on_device,
         grads=grads + int(moment.grads),
         outer=shard_params * decided.outer_bytes,
-        optimizer=adam_on_device(shard_params, decided),
+        optimizer=state_on_device(model, shard_params, decided),
         gathered=int(moment.gathered),
         buffers=int(moment.buffers),
         activations=int(moment.activations),

@@ -14,7 +14,7 @@ from shardwise.facts.flops import efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.activations import waiting_in_host
-from shardwise.plan.adam import ADAM_BYTES
+from shardwise.plan.adam import ADAM_BYTES, matrix_params
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.rank_share import num_shards, stored_params, trained_share
@@ -30,6 +30,8 @@ from shardwise.plan.traffic import (
 __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
 
 _PCIE_BYTES_PER_S = 25e9
+# Of a parameter: it, its gradient and its update are read and written some times.
+_ADAFACTOR_BYTES = 48
 _HOST_ADAM_BYTES_PER_S = 60e9
 # Copies of activations between device and page-locked memory, each way, over 16 lanes of PCIe 5.
 _ACTIVATION_BYTES_PER_S = 50e9
@@ -111,7 +113,8 @@ def estimate_time(
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_idle_share(model, decided) * busy,
-        optimizer=_optimizer_seconds(trained, decided, rates, software),
+        optimizer=_optimizer_seconds(trained, decided, rates, software)
+        + _whole_matrix_seconds(model, decided, rates),
         offload=_offload_seconds(stored, decided, software, layers * forward)
         + passes * _exposed_activation_seconds(model, decided, layers * forward, layers * backward),
         other=software.step_s
@@ -223,6 +226,18 @@ def _optimizer_seconds(
         return update
     # Moments come and go at once, each over its own direction of PCIe.
     return max(update, ADAM_BYTES * shard_params / _ACTIVATION_BYTES_PER_S)
+
+
+def _whole_matrix_seconds(model: ModelSpec, decided: Decisions, rates: Rates) -> float:
+    """Updates of whole matrices, which every rank computes all of. Their gathers are left out."""
+    if decided.optimizer == "muon":
+        # Five steps of three products; the matrices of a block are about three times as wide as
+        # high.
+        flops = 5 * (4 + 2 / 3) * model.hidden_size * matrix_params(model)
+        return flops / rates.matmul_flops.get("bf16", min(rates.matmul_flops.values()))
+    if decided.optimizer == "adafactor":
+        return _ADAFACTOR_BYTES * model.trained_params / rates.memory_bytes_per_s
+    return 0.0
 
 
 def _offload_seconds(

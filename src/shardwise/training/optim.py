@@ -126,22 +126,26 @@ class OnePassAdamW(ShardAdamW):
         return moment if self.state_dtype is None else bare(moment).to(self.state_dtype)
 
 
-def build_optimizer(
-    model: nn.Module, plan: Plan, usual: type[ShardAdamW] = ShardAdamW
-) -> torch.optim.AdamW:
-    """AdamW with weight decay for matrices and none for vectors (norms, biases); of the class
-    `usual`, unless the plan wants other moments or our kernel."""
-    optim = plan.settings.optim
+def param_groups(model: nn.Module, plan: Plan) -> list[dict[str, Any]]:
+    """What is trained: matrices, which decay, and vectors (norms, biases), which do not."""
     params = [p for p in model.parameters() if p.requires_grad]
     spared = set() if plan.decided.decay_embeddings else _embeddings(model)
     decayed = [p for p in params if p.dim() >= 2 and p not in spared]
     kept = set(params) - set(decayed)
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": decayed, "weight_decay": plan.settings.optim.weight_decay},
         {"params": [p for p in params if p in kept], "weight_decay": 0.0},
     ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(
+    model: nn.Module, plan: Plan, usual: type[ShardAdamW] = ShardAdamW
+) -> torch.optim.AdamW:
+    """AdamW of the class `usual`, unless the plan wants other moments or our kernel."""
+    optim = plan.settings.optim
     settings: dict[str, Any] = {
-        "params": [group for group in groups if group["params"]],
+        "params": param_groups(model, plan),
         "lr": optim.lr,
         "betas": optim.betas,
         "eps": optim.eps,
@@ -157,7 +161,7 @@ def build_optimizer(
     return (OnePassAdamW if one_pass else usual)(**settings)
 
 
-def allocate_state(optimizer: torch.optim.AdamW) -> None:
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate Adam's moments on a GPU before the first step.
 
     At its end they would lie between freed activations, and never move: the space around them
@@ -183,7 +187,7 @@ def _check_kernels(plan: Plan) -> None:
 
 
 def step_if_finite(
-    optimizer: torch.optim.AdamW, norm: Tensor, clip_norm: float | None, loss_scale: float = 1.0
+    optimizer: torch.optim.Optimizer, norm: Tensor, clip_norm: float | None, loss_scale: float = 1.0
 ) -> None:
     """One update with clipped gradients, where their norm is finite.
 

@@ -21,6 +21,7 @@ from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.plan.plan import Plan
 from shardwise.training.optim import ShardAdamW, build_optimizer
 from shardwise.training.paged import PagedAdamW
+from shardwise.training.whole import build_whole
 
 Part = list[tuple[dict[str, Any], list[Tensor], list[Tensor]]]
 """Of each group of settings: parameters that are updated together, and their gradients."""
@@ -104,8 +105,10 @@ class OverlappedAdamW(ShardAdamW):
         return wait
 
 
-def build_for(model: nn.Module, units: UnitMap, plan: Plan) -> torch.optim.AdamW:
+def build_for(model: nn.Module, units: UnitMap, plan: Plan) -> torch.optim.Optimizer:
     """The optimizer of a plan, in pages or beside forward where the plan says so."""
+    if plan.decided.optimizer != "adamw":
+        return build_whole(model, plan)
     if plan.decided.offload_optimizer:
         return build_optimizer(model, plan, PagedAdamW)
     if not plan.decided.overlap_optimizer:

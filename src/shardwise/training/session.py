@@ -64,7 +64,7 @@ class Session:
     plan: Plan
     model: Any
     units: UnitMap
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     data: DataSplits
     device: torch.device
     mesh: Mesh

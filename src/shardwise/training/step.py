@@ -104,7 +104,7 @@ class Stepper:
     def __init__(
         self,
         model: Any,
-        optimizer: torch.optim.AdamW,
+        optimizer: torch.optim.Optimizer,
         plan: Plan,
         mesh: Mesh,
         on_phase: Callable[[str], None] = lambda phase: None,

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 
 from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
+from shardwise.errors import UserError
 from shardwise.model.blocks import UnitMap
 from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import Mesh, build_mesh
@@ -111,6 +112,12 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     because each rank receives its own rows, and no trial of a few tokens would hold.
     """
     plan, model = shell.plan, shell.model
+    if plan.decided.optimizer != "adamw":
+        raise UserError(
+            f"the tunnel runs no optim.name={plan.decided.optimizer}",
+            why="it gathers matrices in the update, which is not emulated",
+            fix="write optim.name=adamw for the tunnel; forward and backward are the same",
+        )
     if layers := float8_layers(model, shell.units, plan):
         say("; ".join(line.strip() for line in float8_table(layers, plan)))
         if plan.cluster.device == "cpu":

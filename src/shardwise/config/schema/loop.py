@@ -10,7 +10,13 @@ from shardwise.config.schema.words import Auto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adamw", "muon", "adafactor"] = "adamw"
+    """`muon`: torch's Muon for the matrices of blocks, half of AdamW's state there, and AdamW for
+    embeddings, the head, vectors and stacked experts; its updates are scaled so that `lr` and
+    `weight_decay` are AdamW's. `adafactor`: torch's, with hardly any state. Both gather each matrix
+    for its update, and every rank computes all updates."""
 
     lr: float = 3e-4
     """Peak learning rate."""
