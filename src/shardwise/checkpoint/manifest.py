@@ -24,7 +24,7 @@ FORMAT = 1
 _FILE_NAME = re.compile(r"rank-\d{5}\.bin|tensors\.json|plan\.json")
 # What older versions did not write.
 _LATER_TEXTS = ("data", "base")
-_LATER = (*_LATER_TEXTS, "held_out")
+_LATER = (*_LATER_TEXTS, "held_out", "shift")
 # A manifest has a few kilobytes per rank; anything larger is not one.
 _MAX_BYTES = 64 * 2**20
 
@@ -68,6 +68,15 @@ class Manifest:
     held_out: HeldOut | None = None
     """What evaluations had found by this step. None where there was none."""
 
+    shift: int | None = None
+    """Sequences that every batch begins after the place that its number says, or before, where it
+    is negative. None where the batch has always had one size."""
+
+    @property
+    def next_sequence(self) -> int:
+        """How many sequences were read."""
+        return self.position * self.global_batch + (self.shift or 0)
+
     @property
     def total_bytes(self) -> int:
         """The bytes of all files but the manifest."""
@@ -107,9 +116,7 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         if not _FILE_NAME.fullmatch(name):
             raise ValueError(f"lists a file that no checkpoint has: {name!r}")
     values["files"] = {name: Fingerprint(**entry) for name, entry in values["files"].items()}
-    for name in ("step", "position", "tokens", "global_batch", "seed", "world_size"):
-        if type(values[name]) is not int or values[name] < (name == "world_size"):
-            raise ValueError(f"{name} is {values[name]!r}")
+    _validate_counts(values)
     if not _is_number(values["created"]):
         raise ValueError(f"created is {values['created']!r}")
     if values["loss"] is not None and not _is_number(values["loss"]):
@@ -124,6 +131,14 @@ def _manifest_of(data: Mapping[str, Any]) -> Manifest:
         if type(entry.bytes) is not int or entry.bytes < 0 or type(entry.sha256) is not str:
             raise ValueError(f"a file is described as {entry!r}")
     return Manifest(**values)
+
+
+def _validate_counts(values: Mapping[str, Any]) -> None:
+    for name in ("step", "position", "tokens", "global_batch", "seed", "world_size"):
+        if type(values[name]) is not int or values[name] < (name == "world_size"):
+            raise ValueError(f"{name} is {values[name]!r}")
+    if values["shift"] is not None and type(values["shift"]) is not int:
+        raise ValueError(f"shift is {values['shift']!r}")
 
 
 def _validate_texts(versions: Any, *texts: Any) -> None:

@@ -30,6 +30,7 @@ ORDER = (
     *("data.seq_len", "data.shuffle", "data.group_lengths"),
     *("train.seed", "train.global_batch"),
 )
+_BATCH = "train.global_batch"
 # These name the tokens. The same tokens may have other names, so their hash decides.
 NAMES = (
     "data.source",
@@ -49,6 +50,7 @@ PLACE = ("name", "runs_dir")
 # Fields of config.json that do not describe the model.
 NOT_THE_MODEL = ("transformers_version", "_name_or_path")
 _MOST_NAMED = 5
+_RESTARTS = "it keeps weights, optimizer and step, and reads the data from its start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Resumption:
     restarts_data: bool
     """The data is read from its start: it is other data, or in another order."""
 
+    global_batch: int
+    """Sequences of a batch from here on."""
+
     remembers_data: bool
     """False where the checkpoint is too old to say which tokens it was trained on."""
 
@@ -79,6 +84,22 @@ class Resumption:
     def position(self) -> int:
         """The global batch that is read next."""
         return 0 if self.restarts_data else self.checkpoint.manifest.position
+
+    @property
+    def shift(self) -> int:
+        """What the place of every batch is shifted by, so that the next one begins behind the
+        sequences that were read."""
+        return self.next_sequence - self.position * self.global_batch
+
+    @property
+    def next_sequence(self) -> int:
+        """The first sequence that is read."""
+        return 0 if self.restarts_data else self.checkpoint.manifest.next_sequence
+
+    @property
+    def changes_batch(self) -> bool:
+        """Whether batches go on with another size."""
+        return not self.restarts_data and self.global_batch != self.checkpoint.manifest.global_batch
 
     @property
     def forgets_held_out(self) -> bool:
@@ -135,14 +156,17 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
     new = json.loads(json.dumps(plan.to_dict()))
     _validate_model(plan, old["hf_config"])
     _validate_adapter(plan, old["config"])
+    _validate_optimizer(plan, old["config"])
     _validate_moments(plan, old["config"])
     validate_base(found, plan)
     changes = tuple(_changes(found, old, new))
-    broken = [str(change) for change in changes if change.name in ORDER]
+    fixed = [name for name in ORDER if name != _BATCH or not plan.settings.train.batch_may_change]
+    broken = [str(change) for change in changes if change.name in fixed]
     broken += _other_tokens(found.manifest.data, data, changes)
     if broken and plan.settings.data.on_change == "refuse":
         raise _refusal(found, plan, broken)
-    return Resumption(found, changes, bool(broken), found.manifest.data is not None)
+    batch, remembers = plan.decided.global_batch, found.manifest.data is not None
+    return Resumption(found, changes, bool(broken), batch, remembers)
 
 
 def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
@@ -156,7 +180,6 @@ def _unverified(found: Checkpoint, damage: Damaged) -> UserError:
 
 
 def _validate_begin(plan: Plan, entries: Sequence[Entry]) -> None:
-    _validate_optimizer(plan, old["config"])
     lost = [entry for entry in entries if entry.state != "partial"]
     if not lost or plan.settings.checkpoint.begin_anew:
         return
@@ -216,13 +239,16 @@ def _refusal(found: Checkpoint, plan: Plan, broken: list[str]) -> UserError:
     why = "the data would not go on where it stopped"
     if found.manifest.data is None:
         why += "; this checkpoint is too old to tell whether other names stand for the same text"
+    on = f"write data.on_change=restart: {_RESTARTS}"
+    if all(line.startswith(f"{_BATCH}: ") for line in broken):
+        on = "write train.batch_may_change=true: it reads on behind what was read, in batches of "
+        on += f"{plan.decided.global_batch}"
     return UserError(
         f"{plan.run_dir} cannot go on at step {found.step} with other data:"
         + "".join(f"\n    {change}" for change in broken),
         why=why,
         fix=f"set this back, or give the run another name: name={free_name(plan.run_dir).name}, or "
-        "write data.on_change=restart: it keeps weights, optimizer and step, and reads the data "
-        "from its start",
+        f"{on}",
     )
 
 
@@ -264,6 +290,19 @@ def _validate_adapter(plan: Plan, old: Values) -> None:
         )
 
 
+def _validate_optimizer(plan: Plan, old: Values) -> None:
+    """Raise where the state in the checkpoint is another optimizer's."""
+    now = plan.settings.optim.name
+    before = dict(old.get("optim", {})).get("name", "adamw" if old else now)
+    if before != now:
+        raise UserError(
+            f"{plan.run_dir} holds checkpoints with optim.name={before}, and this run has {now}",
+            why="an optimizer cannot go on from the state of another one",
+            fix=f"write optim.name={before}, or give the run another name: "
+            f"name={free_name(plan.run_dir).name}",
+        )
+
+
 def _validate_moments(plan: Plan, old: Values) -> None:
     """Raise where Adam's moments are codes in one of the two runs alone."""
     now = plan.settings.optim.state
@@ -290,16 +329,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return "unset"
     return value if isinstance(value, str) else show_value(value)
-def _validate_optimizer(plan: Plan, old: Values) -> None:
-    """Raise where the state in the checkpoint is another optimizer's."""
-    now = plan.settings.optim.name
-    before = dict(old.get("optim", {})).get("name", "adamw" if old else now)
-    if before != now:
-        raise UserError(
-            f"{plan.run_dir} holds checkpoints with optim.name={before}, and this run has {now}",
-            why="an optimizer cannot go on from the state of another one",
-            fix=f"write optim.name={before}, or give the run another name: "
-            f"name={free_name(plan.run_dir).name}",
-        )
-
-

@@ -71,6 +71,8 @@ class Progress:
     """The identity of the training tokens."""
 
     held_out: HeldOut | None = None
+    shift: int | None = None
+    """Sequences that the place of every batch is shifted by, where its size has changed."""
 
 
 @dataclass(frozen=True, slots=True)

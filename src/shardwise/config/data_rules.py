@@ -70,6 +70,13 @@ DATA_RULES: tuple[Rule, ...] = (
         "write memory.compile=false, or leave data.group_lengths out",
     ),
     Rule(
+        "batches-of-lengths-stay",
+        "train.batch_may_change",
+        lambda c: not c.train.batch_may_change or not c.data.group_lengths,
+        "data.group_lengths makes whole batches of sequences of similar lengths",
+        "leave train.batch_may_change out, or leave data.group_lengths out",
+    ),
+    Rule(
         "one-conversation-needs-no-mask",
         "data.document_mask",
         lambda c: c.data.packing != "one" or not c.data.document_mask or c.data.format == "pairs",

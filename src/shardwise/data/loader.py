@@ -64,6 +64,10 @@ class BatchLoader:
     num_ranks: int
     """The data-parallel size."""
 
+    shift: int = 0
+    """Sequences that the place of every batch is shifted by, where earlier ones had another size.
+    """
+
     order: LengthOrder | None = None
     """Batches of similar lengths, each as long as its longest sequence on all ranks; None for
     sequences in their usual order and at full length."""
@@ -89,7 +93,7 @@ class BatchLoader:
                 )
                 for start in range(0, mine, self.micro_batch)
             ]
-        first = index * self.global_batch + self.rank * mine
+        first = self.shift + index * self.global_batch + self.rank * mine
         return [
             self._read(range(start, start + self.micro_batch))
             for start in range(first, first + mine, self.micro_batch)

@@ -89,7 +89,7 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
         session = build_session(
             plan, mesh, say, resuming=found is not None, carrier=timer if times else None
         )
-        session = settle_epochs(session, say)
+        session = settle_epochs(session, found, say)
         data = session.data.identity
         if found is None and session.plan is not plan:
             world.decide(lambda: _write_as_holder(session.plan, fence))
@@ -184,7 +184,7 @@ class Loop:
         again."""
         first = self.reached.position
         pin = self.session.device.type == "cuda"
-        loader = build_loader(self.session)
+        loader = build_loader(self.session, self.reached.shift)
         # Skipped batches are read beyond the steps that are left, so the range is open.
         with prefetching(loader, first, first + 2**40, pin_memory=pin) as batches:
             window = self._window(batches)
@@ -274,7 +274,7 @@ class Loop:
             if found is None or before.rollbacks >= self.plan.settings.train.max_nonfinite:
                 raise refuse_rollback(self.plan, before, why_no_way_back(before, found))
             self._restore(found)
-        position = before.position
+        position, self.reached.shift = before.position, before.shift
         self.reached.position, self.reached.rollbacks = position, before.rollbacks + 1
         self.say(f"ALERT: rolled back to step {found.step}; going on with batch {position}")
         self.events.write("rollback", step=found.step, position=position)
@@ -346,6 +346,7 @@ class Loop:
         self.reached.position, self.reached.held_out = accepted.position, accepted.held_out
         announce_resume(accepted, self.channels)
 
+        self.reached.shift = accepted.shift
     def _restore(self, found: Checkpoint) -> None:
         self.reached = restore(found, self.session, self.stepper.scale)
         self.saving.saved_step = found.step

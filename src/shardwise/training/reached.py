@@ -13,6 +13,10 @@ class Reached:
 
     step: int = 0
     position: int = 0
+    shift: int = 0
+    """Sequences that the place of every batch is shifted by: not 0 once a batch had another size.
+    """
+
     tokens: int = 0
     """Tokens that the weights have learnt from."""
 

@@ -40,6 +40,7 @@ def restore(found: Checkpoint, session: Session, scale: LossScale) -> Reached:
     return Reached(
         step=found.step,
         position=manifest.position,
+        shift=manifest.shift or 0,
         tokens=manifest.tokens,
         last_loss=manifest.loss,
         held_out=manifest.held_out or HeldOut(),
@@ -96,6 +97,12 @@ def announce_resume(accepted: Resumption, channels: Channels) -> None:
     if accepted.restarts_data:
         data = "restarted"
         say("the data is read from its start, as data.on_change=restart says")
+    if accepted.changes_batch:
+        say(
+            f"a batch has {accepted.global_batch} sequences from here on, and had "
+            f"{found.manifest.global_batch}; reading goes on behind the "
+            f"{found.manifest.next_sequence:,} sequences that were read"
+        )
     if accepted.forgets_held_out:
         say("the held-out text is another one: the best step is looked for anew")
     say(f"resumed at step {found.step} from {found.path}")
@@ -104,6 +111,7 @@ def announce_resume(accepted: Resumption, channels: Channels) -> None:
         step=found.step,
         written_by=found.manifest.world_size,
         position=accepted.position,
+        sequence=accepted.next_sequence,
         data=data,
         changes=[str(change) for change in accepted.changes],
     )

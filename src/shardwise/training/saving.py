@@ -101,6 +101,7 @@ class Saving:
             position=reached.position,
             tokens=reached.tokens,
             loss=reached.last_loss,
+            shift=reached.shift or None,
             loss_scale=self.scale.to_dict(),
             data=self.data,
             held_out=None if reached.held_out.step is None else reached.held_out,

@@ -158,11 +158,12 @@ def fill_model(
         refresh_scales(model, plan)
 
 
-def build_loader(session: Session) -> BatchLoader:
-    """This rank's part of every global batch."""
+def build_loader(session: Session, shift: int = 0) -> BatchLoader:
+    """This rank's part of every global batch, whose place is shifted by so many sequences."""
     plan = session.plan
     return BatchLoader(
         session.data.train,
+        shift=shift,
         order=length_order(plan, session.data),
         seed=plan.settings.train.seed,
         # A mixture is shuffled in itself.

@@ -97,12 +97,13 @@ def tell_skip(plan: Plan, reached: Reached, grad_norm: float, channels: Channels
     what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"
     channels.say(
         f"ALERT: {what} in batch {batch} at step {reached.step + 1}; skipped "
+    first = batch * size + reached.shift
         f"({reached.bad_in_a_row} in a row)"
     )
     channels.events.write(
         "nonfinite",
         step=reached.step + 1,
         batch=batch,
-        sequences=[batch * size, (batch + 1) * size],
+        sequences=[first, first + size],
         in_a_row=reached.bad_in_a_row,
     )

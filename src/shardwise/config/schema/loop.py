@@ -74,6 +74,10 @@ class TrainConfig:
     global_batch: int | Auto = "auto"
     """Sequences in one optimizer step over all ranks = micro_batch x accumulation x ranks."""
 
+    batch_may_change: bool = False
+    """Whether a resume may have another global batch. It then reads on behind the sequences that
+    were read, and the log says so. Otherwise it is refused: it is another run."""
+
     micro_batch: int | Auto = "auto"
     """Sequences in one forward pass of one rank."""
 
