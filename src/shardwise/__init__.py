@@ -16,10 +16,23 @@ if TYPE_CHECKING:
     from shardwise.api import train
     from shardwise.config.load import load_config
     from shardwise.launch.prepare import choose_plan
+    from shardwise.metrics.callbacks import Evaluated, Saved, StepLogged
     from shardwise.parallel.apply import parallelize
 
-__all__ = ["__version__", "choose_plan", "load_config", "parallelize", "train"]
+__all__ = [
+    "Evaluated",
+    "Saved",
+    "StepLogged",
+    "__version__",
+    "choose_plan",
+    "load_config",
+    "parallelize",
+    "train",
+]
 _HOMES = {
+    "Evaluated": "shardwise.metrics.callbacks",
+    "Saved": "shardwise.metrics.callbacks",
+    "StepLogged": "shardwise.metrics.callbacks",
     "choose_plan": "shardwise.launch.prepare",
     "load_config": "shardwise.config.load",
     "parallelize": "shardwise.parallel.apply",

@@ -133,6 +133,10 @@ def _is_pattern(text: str) -> bool:
         return False
 
 
+def _names_function(text: str) -> bool:
+    return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
+
+
 def _port_is_one(c: RunConfig) -> bool:
     port = c.observe.prometheus_port
     return port is None or 1 <= port <= 65535
@@ -341,11 +345,11 @@ RULES: tuple[Rule, ...] = (
     *DILOCO_RULES,
     *EPOCH_RULES,
     *EVAL_RULES,
+    *OPTIMIZER_RULES,
     *PAGING_RULES,
     *PREFERENCE_RULES,
     *LAUNCH_RULES,
     *KUBERNETES_RULES,
-    *OPTIMIZER_RULES,
     *SKYPILOT_RULES,
     Rule(
         "profile-within-steps",
@@ -354,6 +358,13 @@ RULES: tuple[Rule, ...] = (
         "with observe.profile_steps={c.observe.profile_steps} it goes past the end of the run "
         "(train.steps={c.train.steps}) or past its stop (train.stop_after={c.train.stop_after})",
         _earlier_profile,
+    ),
+    Rule(
+        "callbacks-are-named",
+        "observe.callbacks",
+        lambda c: all(map(_names_function, c.observe.callbacks)),
+        "each of them must name a module and a function in it",
+        "write observe.callbacks=[MODULE:FUNCTION], such as watch:on_moment for watch.py",
     ),
     Rule(
         "prometheus-port-is-one",

@@ -10,6 +10,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import user_path, why_no_path
 from shardwise.launch.prepare import validate_sinks
 from shardwise.launch.room import validate_free_space
+from shardwise.metrics.callbacks import load_callback
 from shardwise.plan.float8 import validate_torchao
 from shardwise.plan.inputs import check_bytes, warn_of_vocabulary
 from shardwise.plan.plan import Plan
@@ -138,6 +140,12 @@ def check_extras(plan: Plan) -> list[Finding]:
     ]
 
 
+def check_callbacks(plan: Plan) -> list[Finding]:
+    """Whether the user's own functions can be imported."""
+    names = plan.config.observe.callbacks
+    return [found for name in names for found in _found_by(partial(load_callback, name))]
+
+
 def check_run_directory(plan: Plan) -> list[Finding]:
     """Whether files can be created, written and renamed in the run directory, and checkpoints
     have room."""
@@ -194,6 +202,7 @@ CHECKS: tuple[Check, ...] = (
     check_attention,
     check_split,
     check_extras,
+    check_callbacks,
     check_run_directory,
     check_ports,
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwise.lease.lease import UNFENCED, Fence
+from shardwise.metrics.callbacks import Callbacks
 from shardwise.metrics.events import EventLog
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.signals import StopRequest
@@ -20,6 +21,8 @@ class Channels:
     stop: StopRequest
     heartbeat: Heartbeat
     fence: Fence = UNFENCED
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """The user's own functions; none but on the first rank."""
 
     @property
     def wants_stop(self) -> bool:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from shardwise.data.loader import eval_batches
+from shardwise.metrics.callbacks import Evaluated
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import format_scores
 from shardwise.training.channels import Channels
@@ -72,6 +73,10 @@ class Evaluating:
             what, found = f"{self.settings.data.unit}s: {told}", {"preference": asdict(scores)}
         self.channels.say(f"eval at step {reached.step}: loss {loss:.4f} on held-out {what}")
         self.channels.events.write("eval", step=reached.step, loss=loss, best=is_best, **found)
+        run_dir = self.session.plan.run_dir
+        self.channels.callbacks.tell(
+            Evaluated(run_dir=run_dir, step=reached.step, loss=loss, is_best=is_best)
+        )
 
     def is_worth_saving(self, reached: Reached) -> bool:
         """Whether this step is the best so far, and the best is to be kept."""

@@ -13,6 +13,7 @@ from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import UNFENCED, Fence
+from shardwise.metrics.callbacks import Callbacks
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport
@@ -75,7 +76,8 @@ def run(plan: Plan, say: Say, fence: Fence = UNFENCED, heartbeat: Heartbeat | No
     world = mesh.world
     heartbeat = heartbeat or Heartbeat(world.rank, Phase.READING)
     with stop_requests() as stop, _open_events(plan, world, say, fence) as events:
-        channels = Channels(events, say, stop, heartbeat, fence)
+        own = Callbacks(plan.settings.observe.callbacks if world.is_first else ())
+        channels = Channels(events, say, stop, heartbeat, fence, own)
         torch.use_deterministic_algorithms(plan.settings.train.deterministic)
         prepare_matmuls(plan)
         world.decide(lambda: validate_resume(plan))
@@ -344,9 +346,9 @@ class Loop:
     def _resume(self, accepted: Resumption) -> None:
         self._restore(accepted.checkpoint)
         self.reached.position, self.reached.held_out = accepted.position, accepted.held_out
+        self.reached.shift = accepted.shift
         announce_resume(accepted, self.channels)
 
-        self.reached.shift = accepted.shift
     def _restore(self, found: Checkpoint) -> None:
         self.reached = restore(found, self.session, self.stepper.scale)
         self.saving.saved_step = found.step
@@ -360,7 +362,7 @@ class Loop:
         rate = learning_rate(self.plan.settings.optim, step - 1, self.plan.settings.train.steps)
         report: StepReport = window.report(step, self.reached.tokens, rate, batches.wait_s)
         self.reached.last_loss = report.loss
-        tell_step(report, self.channels, self.plan.cluster.device)
+        tell_step(report, self.channels, self.plan)
         # Sites would wait for each other between outer steps.
         if self.plan.settings.observe.collectives and self.session.outer is None:
             tell_collectives(self.timer, step, report.step_s, self.channels)

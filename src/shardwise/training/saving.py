@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
+from shardwise.checkpoint.store import final_path
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import LostLease
+from shardwise.metrics.callbacks import Saved
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Phase
 from shardwise.training.overlapped import settle
@@ -99,9 +101,9 @@ class Saving:
         progress = Progress(
             step=reached.step,
             position=reached.position,
+            shift=reached.shift or None,
             tokens=reached.tokens,
             loss=reached.last_loss,
-            shift=reached.shift or None,
             loss_scale=self.scale.to_dict(),
             data=self.data,
             held_out=None if reached.held_out.step is None else reached.held_out,
@@ -169,6 +171,10 @@ class Saving:
             if outcome.error is None:
                 self.channels.say(f"saved step {outcome.step} ({times})")
                 self.channels.events.write("checkpoint", **outcome.to_dict())
+                path = final_path(self.plan.run_dir / "checkpoints", outcome.step)
+                self.channels.callbacks.tell(
+                    Saved(run_dir=self.plan.run_dir, step=outcome.step, path=path)
+                )
             else:
                 self.saved_step = None
                 self.channels.say(f"ALERT: step {outcome.step} was not saved: {outcome.error}")

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.data.splits import DataSplits
+from shardwise.metrics.callbacks import StepLogged
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.parallel.float8 import float8_layers
@@ -57,10 +58,13 @@ def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:
                 yield f"data {each.name}: {line}"
 
 
-def tell_step(report: StepReport, channels: Channels, device: str) -> None:
+def tell_step(report: StepReport, channels: Channels, plan: Plan) -> None:
     """Print the line of a logged step."""
-    channels.say(format_line(report, device))
+    channels.say(format_line(report, plan.cluster.device))
     channels.events.write("step", **asdict(report))
+    figures = ("step", "num_steps", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s")
+    named = {name: getattr(report, name) for name in figures}
+    channels.callbacks.tell(StepLogged(run_dir=plan.run_dir, **named))
 
 
 def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels: Channels) -> None:
@@ -93,11 +97,11 @@ def tell_skip(plan: Plan, reached: Reached, grad_norm: float, channels: Channels
     """Report a batch without a finite loss and gradient. It has changed nothing but the
     position."""
     batch, size = reached.position - 1, plan.decided.global_batch
+    first = batch * size + reached.shift
     is_norm = not math.isfinite(grad_norm)
     what = f"gradient norm {grad_norm}" if is_norm else "a loss that is not finite"
     channels.say(
         f"ALERT: {what} in batch {batch} at step {reached.step + 1}; skipped "
-    first = batch * size + reached.shift
         f"({reached.bad_in_a_row} in a row)"
     )
     channels.events.write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwise.config.schema.words import Auto
@@ -90,6 +90,10 @@ class ObserveConfig:
     """Record the stack of every allocation of GPU memory, so that an out-of-memory error leaves a
     snapshot for pytorch.org/memory_viz. Recording takes time at each allocation, so it is meant for
     debugging, not for long runs."""
+
+    callbacks: list[str] = field(default_factory=list)
+    """Functions of yours, as `module:function`, that the first rank calls with each logged step,
+    evaluation and complete checkpoint. An exception in one ends the run."""
 
     tensorboard: bool = False
     """Write the curves of events.jsonl to RUN/tensorboard too."""
