@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from shardwise.api import train
     from shardwise.config.load import load_config
     from shardwise.launch.prepare import choose_plan
-    from shardwise.metrics.callbacks import Evaluated, Saved, StepLogged
+    from shardwise.metrics.callbacks import CheckpointSaved, Evaluated, StepLogged
     from shardwise.parallel.apply import parallelize
 
 __all__ = [
+    "CheckpointSaved",
     "Evaluated",
-    "Saved",
     "StepLogged",
     "__version__",
     "choose_plan",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 _HOMES = {
     "Evaluated": "shardwise.metrics.callbacks",
-    "Saved": "shardwise.metrics.callbacks",
+    "CheckpointSaved": "shardwise.metrics.callbacks",
     "StepLogged": "shardwise.metrics.callbacks",
     "choose_plan": "shardwise.launch.prepare",
     "load_config": "shardwise.config.load",

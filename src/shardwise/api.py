@@ -28,7 +28,8 @@ def train(
     torchrun (RANK is set) this process is one rank and starts no others.
 
     `callbacks` are functions, or their names as `module:function`, that the first rank calls with a
-    StepLogged, an Evaluated or a Saved, beside those of `observe.callbacks`. Ranks import them.
+    StepLogged, an Evaluated or a CheckpointSaved, beside those of `observe.callbacks`. Ranks import
+    them.
     """
     adopt_launcher(os.environ)
     if is_rank(os.environ):

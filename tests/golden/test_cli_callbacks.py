@@ -4,6 +4,7 @@ errors."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 from commands import rank_environment, run_forked
+from shardwise.config.load import load_config
+from shardwise.errors import UserError
+from shardwise.launch.preflight import validate_run
+from shardwise.launch.prepare import choose_plan
 
 Run = Callable[..., Any]
 CONFIG = """\
@@ -30,7 +35,7 @@ import shardwise
 def note(moment):
     with open("seen.jsonl", "a") as file:
         file.write(json.dumps([type(moment).__name__, moment.step, os.environ["RANK"]]) + "\\n")
-    if isinstance(moment, shardwise.Saved):
+    if isinstance(moment, shardwise.CheckpointSaved):
         assert moment.path.is_dir() and moment.path.parent.parent == moment.run_dir
 
 def fail(moment):
@@ -60,6 +65,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
+    """The error of what the command does before it starts a rank."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError) as caught:
+        validate_run(choose_plan(load_config("run.yaml", ["name=refused", *words])))
+    return " ".join(str(caught.value).split())
+
+
 def seen(folder: Path) -> list[tuple[str, int]]:
     lines = [json.loads(line) for line in (folder / "seen.jsonl").read_text().splitlines()]
     assert {rank for *_, rank in lines} == {"0"}
@@ -74,7 +87,7 @@ def test_the_first_rank_calls_them_and_an_exception_ends_the_run(
     found = seen(folder)
     assert [step for kind, step in found if kind == "StepLogged"] == [1, 2, 4]
     assert [step for kind, step in found if kind == "Evaluated"] == [0, 2, 4]
-    assert [step for kind, step in found if kind == "Saved"] == [2, 4]
+    assert [step for kind, step in found if kind == "CheckpointSaved"] == [2, 4]
     words = ("name=fails", "observe.callbacks=[watch:fail]")
     done = shardwise("train", "run.yaml", *words, cwd=folder, expect=2)
     assert "the callback watch:fail failed at step 2" in done.stderr
@@ -93,16 +106,18 @@ def test_python_takes_functions_that_ranks_can_import(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says", "code"),
+    ("name", "says"),
     [
-        ("watch", "each of them must name a module and a function in it", 2),
-        ("nowhere:note", "the callback nowhere:note cannot be imported", 4),
-        ("watch:none", "the callback watch:none cannot be imported", 4),
-        ("watch:number", "the callback watch:number is no function, but int", 2),
+        ("watch", "each of them must name a module and a function in it"),
+        ("nowhere:note", "the callback nowhere:note cannot be imported"),
+        ("watch:none", "the callback watch:none cannot be imported"),
+        ("watch:number", "the callback watch:number is no function, but int"),
     ],
 )
 def test_what_cannot_be_called_is_an_error_before_ranks_start(
-    shardwise: Run, folder: Path, name: str, says: str, code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
-    done = shardwise("train", "run.yaml", f"observe.callbacks=[{name}]", cwd=folder, expect=code)
-    assert says in done.stderr and "fix: " in done.stderr
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "watch", raising=False)
+    said = refused(folder, monkeypatch, [f"observe.callbacks=[{name}]"])
+    assert says in said and "fix: " in said

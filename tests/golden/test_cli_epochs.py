@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from shardwise.config.load import load_config
 from shardwise.data.order import index_at
+from shardwise.errors import UserError
+from shardwise.launch.preflight import validate_run
+from shardwise.launch.prepare import choose_plan
 
 Run = Callable[..., Any]
 CONFIG = """\
@@ -31,6 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run.yaml").write_text(CONFIG)
     (folder / "some.txt").write_text(TEXT)
     return folder
+
+
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
+    """The error of what the command does before it starts a rank."""
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError) as caught:
+        validate_run(choose_plan(load_config("run.yaml", ["name=refused", *words])))
+    return " ".join(str(caught.value).split())
 
 
 def test_epochs_are_counted_once_the_data_was_read(
@@ -63,15 +75,22 @@ def test_a_pass_reads_every_sequence_once() -> None:
         (["train.steps=7"], "train.steps=7 says how long the run is, too"),
         (["train.epochs=0"], "it must be above 0"),
         (["data={source: synthetic, path: null}"], "data.source=synthetic has no end"),
-        (["optim.warmup_steps=9"], "optim.warmup_steps is 9, but the whole run has train.steps=4"),
-        (["train.stop_after=5"], "it must lie between 1 and train.steps=4"),
     ],
 )
 def test_what_epochs_do_not_go_with_is_an_error(
-    shardwise: Run, folder: Path, words: list[str], says: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
 ) -> None:
-    done = shardwise("train", "run.yaml", "name=refused", *words, cwd=folder, expect=2)
-    assert says in done.stderr and "fix: " in done.stderr
+    said = refused(folder, monkeypatch, words)
+    assert says in said and "fix: " in said
+
+
+def test_settings_that_name_a_step_are_judged_once_the_steps_are_counted(
+    shardwise: Run, folder: Path
+) -> None:
+    words = ("name=refused", "optim.warmup_steps=9", "train.stop_after=5")
+    said = " ".join(shardwise("train", "run.yaml", *words, cwd=folder, expect=2).stderr.split())
+    assert "optim.warmup_steps is 9, but the whole run has train.steps=4" in said
+    assert "it must lie between 1 and train.steps=4" in said and "fix: " in said
 
 
 def test_a_plan_without_the_data_says_that_steps_are_not_known(

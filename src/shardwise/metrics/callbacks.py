@@ -48,7 +48,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class CheckpointSaved:
     """A checkpoint that is complete."""
 
     run_dir: Path
@@ -56,7 +56,7 @@ class Saved:
     path: Path
 
 
-Moment = StepLogged | Evaluated | Saved
+Moment = StepLogged | Evaluated | CheckpointSaved
 Callback = Callable[[Moment], object]
 
 
@@ -114,7 +114,7 @@ def name_of_callback(function: Callback | str) -> str:
         raise UserError(
             f"the callback {path} of {module} cannot be imported by ranks",
             why="they are processes of their own, and import functions by module and name",
-            fix="put the function into a file of its own, such as watch.py, and import it from "
-            "there",
+            fix="import the function from a file of its own, and name it so: "
+            "observe.callbacks=[MODULE:FUNCTION]",
         )
     return f"{module}:{path}"

@@ -6,7 +6,7 @@ from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
 from shardwise.checkpoint.store import final_path
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import LostLease
-from shardwise.metrics.callbacks import Saved
+from shardwise.metrics.callbacks import CheckpointSaved
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Phase
 from shardwise.training.overlapped import settle
@@ -173,7 +173,7 @@ class Saving:
                 self.channels.events.write("checkpoint", **outcome.to_dict())
                 path = final_path(self.plan.run_dir / "checkpoints", outcome.step)
                 self.channels.callbacks.tell(
-                    Saved(run_dir=self.plan.run_dir, step=outcome.step, path=path)
+                    CheckpointSaved(run_dir=self.plan.run_dir, step=outcome.step, path=path)
                 )
             else:
                 self.saved_step = None
