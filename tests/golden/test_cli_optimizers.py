@@ -118,3 +118,9 @@ def test_what_was_not_tried_with_another_optimizer_is_an_error(
 ) -> None:
     said = refused(folder, monkeypatch, ["optim.name=muon", *words])
     assert says in said and "fix: " in said
+
+
+def test_the_tunnel_says_that_it_runs_adamw_alone(shardwise: Run, folder: Path) -> None:
+    words = ("tunnel", "run.yaml", "--cluster", "2xCPU", "optim.name=muon")
+    said = shardwise(*words, cwd=folder, expect=2).stderr
+    assert "the tunnel runs no optim.name=muon" in said and "fix: write optim.name=adamw" in said

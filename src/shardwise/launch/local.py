@@ -44,9 +44,10 @@ def plan_and_run(config: RunConfig, show: Callable[[Plan], None] = lambda plan: 
     else:
         run_plan(plan)
         trained = plan
-    has_counted = trained.config.train.epochs is not None
+    if trained.config.train.epochs is None or os.environ.get("RANK", "0") != "0":
+        return trained
     # Ranks have counted the steps, and their first one has written them down.
-    return Plan.load(trained.run_dir / PLAN_NAME) if has_counted else trained
+    return Plan.load(trained.run_dir / PLAN_NAME)
 
 
 def run_plan(plan: Plan) -> None:
