@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from shardwise.files import bounded_lines, open_file, parse_json
 from shardwise.metrics.shapes import is_event, is_whole
@@ -47,23 +48,76 @@ class Record:
 
 def read_record(path: Path, *, end: int | None = None) -> Record:
     """The record of a run, or the first `end` bytes of it; OSError where it cannot be read."""
-    events: list[Event] = []
-    whole: list[Event] = []
-    num_lines, first_malformed = 0, None
+    if end is None:
+        return GrowingRecord(path).read_on()
     with open_file(path, _MAX_BYTES) as file:
-        stream: BinaryIO = file if end is None else io.BytesIO(file.read(end))
-        for number, line in enumerate(bounded_lines(stream, _MAX_LINE_BYTES), start=1):
-            if not line.strip():
-                continue
-            num_lines += 1
-            event = _parse_event(line)
-            if event is not None:
-                events.append(event)
-            if event is not None and is_whole(event):
-                whole.append(event)
-            elif first_malformed is None:
-                first_malformed = number
-    return Record(events, whole, num_lines, first_malformed)
+        lines = _Lines()
+        for line in bounded_lines(io.BytesIO(file.read(end)), _MAX_LINE_BYTES):
+            lines.take(line)
+    return lines.record()
+
+
+class GrowingRecord:
+    """The record of a run that goes on: each call reads only what was written since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._read_bytes = 0
+        self._lines = _Lines()
+
+    def read_on(self) -> Record:
+        """Everything that was written so far; OSError where it cannot be read."""
+        with open_file(self._path, _MAX_BYTES) as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._file or found.st_size < self._read_bytes:
+                # Another file is there now, or this one was cut.
+                self._file, self._read_bytes, self._lines = found.st_ino, 0, _Lines()
+            return self._take_from(file)
+
+    def _take_from(self, file: IO[bytes]) -> Record:
+        file.seek(self._read_bytes)
+        for line in bounded_lines(file, _MAX_LINE_BYTES):
+            if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+                # The rest of it may still come, so it is read again then.
+                self._read_bytes = file.tell() - len(line)
+                return self._lines.record(line)
+            self._lines.take(line)
+        self._read_bytes = file.tell()
+        return self._lines.record()
+
+
+class _Lines:
+    """What was made of the lines so far."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._whole: list[Event] = []
+        self._number = self._num_lines = 0
+        self._first_malformed: int | None = None
+
+    def take(self, line: bytes) -> None:
+        """One more line."""
+        self._number += 1
+        if not line.strip():
+            return
+        self._num_lines += 1
+        event = _parse_event(line)
+        if event is not None:
+            self._events.append(event)
+        if event is not None and is_whole(event):
+            self._whole.append(event)
+        elif self._first_malformed is None:
+            self._first_malformed = self._number
+
+    def record(self, unfinished: bytes = b"") -> Record:
+        """The record up to here, with a last line that has no end yet."""
+        found = _Lines()
+        found._events, found._whole = [*self._events], [*self._whole]
+        found._number, found._num_lines = self._number, self._num_lines
+        found._first_malformed = self._first_malformed
+        found.take(unfinished)
+        return Record(found._events, found._whole, found._num_lines, found._first_malformed)
 
 
 def read_events(path: Path, *, end: int | None = None) -> list[Event]:

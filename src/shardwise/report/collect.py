@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 from shardwise.checkpoint.store import Entry, list_entries
 from shardwise.errors import UserError
 from shardwise.files import read_bytes
-from shardwise.metrics.record import read_record
+from shardwise.metrics.goodput import goodput
+from shardwise.metrics.record import GrowingRecord
 from shardwise.plan.plan import Plan
 from shardwise.report.values import Event, number, of_kind, whole
 from shardwise.units import format_duration
@@ -20,6 +22,14 @@ from shardwise.units import format_duration
 _GO_BACK = ("start", "resume", "rollback")
 # The last of these says whether a run is at work.
 _LIFE = ("start", "restart", "stopped", "end")
+# What an event must have to be counted.
+_COUNTED = {
+    "start": ("step",),
+    "rollback": ("step",),
+    "step": ("step", "step_s", "data_share"),
+    "checkpoint": ("stage_s",),
+    "checkpoint_failed": ("stage_s",),
+}
 # The page shows the whole of it.
 _MAX_CONFIG_BYTES = 2**20
 
@@ -71,20 +81,38 @@ class RunRecord:
 
     def history(self, kind: str) -> list[Event]:
         """Events of one kind by step. Going back to a checkpoint removes the later ones."""
-        found: dict[int, Event] = {}
+        return self._histories.get(kind, [])
+
+    def times(self) -> list[float]:
+        """The times at which something happened, in the order of the record."""
+        return self._times
+
+    @cached_property
+    def spent(self) -> Mapping[str, float] | None:
+        """Seconds by kind of work; None before there is anything to count."""
+        counted = [event for event in self.events if _can_be_counted(event)]
+        if not any(event["event"] == "step" for event in counted):
+            return None
+        spent = goodput(counted)
+        return spent if sum(spent.values()) > 0 else None
+
+    @cached_property
+    def _times(self) -> list[float]:
+        return [at for event in self.events if (at := number(event, "time")) is not None]
+
+    @cached_property
+    def _histories(self) -> dict[str, list[Event]]:
+        found: defaultdict[str, dict[int, Event]] = defaultdict(dict)
         for event in self.events:
             step = whole(event, "step")
             if step is None:
                 continue
-            if event["event"] in _GO_BACK:
-                found = {at: kept for at, kept in found.items() if at <= step}
-            elif event["event"] == kind:
-                found[step] = event
-        return [found[step] for step in sorted(found)]
-
-    def times(self) -> list[float]:
-        """The times at which something happened, in the order of the record."""
-        return [at for event in self.events if (at := number(event, "time")) is not None]
+            if event["event"] not in _GO_BACK:
+                found[event["event"]][step] = event
+                continue
+            for kind, by_step in found.items():
+                found[kind] = {at: kept for at, kept in by_step.items() if at <= step}
+        return {kind: [at[step] for step in sorted(at)] for kind, at in found.items()}
 
 
 def collect_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -97,10 +125,10 @@ def collect_runs(paths: Sequence[Path]) -> list[RunRecord]:
     ]
 
 
-def collect_run(path: Path) -> RunRecord:
-    """Everything that a run directory tells."""
+def collect_run(path: Path, record: GrowingRecord | None = None) -> RunRecord:
+    """Everything that a run directory tells. Of a `record` that is kept only the news are read."""
     notes: list[str] = []
-    events = _read_events(path / "events.jsonl", notes)
+    events = _read_events(record or GrowingRecord(path / "events.jsonl"), notes)
     checkpoints = _list_checkpoints(path / "checkpoints", notes)
     return RunRecord(
         path=path,
@@ -163,9 +191,9 @@ def _list_checkpoints(root: Path, notes: list[str]) -> tuple[Entry, ...]:
         return ()
 
 
-def _read_events(path: Path, notes: list[str]) -> list[Event]:
+def _read_events(file: GrowingRecord, notes: list[str]) -> list[Event]:
     try:
-        record = read_record(path)
+        record = file.read_on()
     except FileNotFoundError:
         notes.append("there is no events.jsonl yet")
         return []
@@ -175,6 +203,11 @@ def _read_events(path: Path, notes: list[str]) -> list[Event]:
     if record.fault:
         notes.append(f"{record.fault}; what cannot be read in them is left out")
     return record.events
+
+
+def _can_be_counted(event: Event) -> bool:
+    needs = ("time", *_COUNTED.get(event["event"], ()))
+    return all(number(event, key) is not None for key in needs)
 
 
 def _modified_at(path: Path) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND
 from shardwise.plan.plan import Plan
 from shardwise.report.collect import RunRecord, first_of_starts
-from shardwise.report.plots import Band, Mark, Plot, PlotPoint, Series
+from shardwise.report.plots import MAX_POINTS, Band, Mark, Plot, PlotPoint, Series, thin
 from shardwise.report.values import Event, number, of_kind, short_seconds, whole
 from shardwise.units import GIB, format_count
 
@@ -114,12 +115,13 @@ def planned_memory(plan: Plan) -> int:
     return plan.memory.allocated if plan.cluster.device == "cuda" else plan.peak_bytes
 
 
-def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:
-    """Every curve with all runs on it."""
+def plots_of(runs: Sequence[RunRecord], limit: int = MAX_POINTS) -> Iterator[Plot]:
+    """Every curve with all runs on it, each with at most `limit` points."""
+    marks = tuple(mark for at, run in enumerate(runs) for mark in marks_of(run, at))
+    alone = len(runs) == 1
+    names = ["measured" if alone else run.name for run in runs]
     for curve in CURVES:
-        alone = len(runs) == 1
-        names = ["measured" if alone else run.name for run in runs]
-        series = [_series(curve, run, at, names[at]) for at, run in enumerate(runs)]
+        series = [_series(curve, run, at, names[at], limit) for at, run in enumerate(runs)]
         if curve.name in _HELD_OUT:
             held_out = ["held-out" if alone else f"{run.name} held-out" for run in runs]
             series += [_held_out(curve, run, at, held_out[at]) for at, run in enumerate(runs)]
@@ -131,7 +133,7 @@ def plots_of(runs: Sequence[RunRecord]) -> Iterator[Plot]:
             title=curve.title,
             series=found,
             bands=tuple(_bands(curve, runs)),
-            marks=tuple(mark for at, run in enumerate(runs) for mark in marks_of(run, at)),
+            marks=marks,
             note="" if found else curve.missing,
         )
 
@@ -181,15 +183,16 @@ def marks_of(run: RunRecord, colour: int) -> Iterator[Mark]:
             yield Mark(x=step, kind="restart", colour=colour, text=text)
 
 
-def _series(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:
+def _series(curve: Curve, run: RunRecord, colour: int, name: str, limit: int) -> Series:
     first = first_of_starts(run.events) if curve.warms else set()
-    points = []
-    for event in run.steps:
-        value = number(event, *curve.path)
-        if value is not None:
-            at = value / curve.unit
-            points.append(PlotPoint(event["step"], at, curve.show(value), id(event) in first))
-    return Series(name=name, points=tuple(points), colour=colour)
+    found = [
+        (event, value) for event in run.steps if (value := number(event, *curve.path)) is not None
+    ]
+    points = tuple(
+        PlotPoint(event["step"], value / curve.unit, curve.show(value), id(event) in first)
+        for event, value in thin(found, limit, itemgetter(1))
+    )
+    return Series(name=name, points=points, colour=colour, measured=len(found))
 
 
 def _held_out(curve: Curve, run: RunRecord, colour: int, name: str) -> Series:

@@ -14,7 +14,7 @@ from shardwise.report.late import lines_of
 from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.page import PageKind, WebPage, render_page, section
 from shardwise.report.plots import colour_class, draw_plot
-from shardwise.report.spent import draw_spent, goodput_share, spent_by
+from shardwise.report.spent import draw_spent, goodput_share
 from shardwise.report.timeline import draw_timeline
 from shardwise.report.values import number, of_kind, percent, plain, short_seconds, whole
 from shardwise.units import format_bytes, format_count
@@ -57,7 +57,7 @@ def _sections(runs: Sequence[RunRecord], now: float) -> Iterator[Html]:
     plots = [draw_plot(plot) for plot in plots_of(runs)]
     yield section("plots", "Measured beside planned", tag("div", *plots, class_="grid"))
     yield section("time", "Time line", draw_timeline(runs))
-    if any(spent_by(run) is not None for run in runs):
+    if any(run.spent is not None for run in runs):
         yield section("where", "Where the time went", draw_spent(runs))
     gates = [(run, gates_of(run)) for run in runs]
     if any(found for _, found in gates):

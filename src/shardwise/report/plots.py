@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
+from typing import TypeVar
 
 from shardwise.report.axis import Axis, axis_of, labels
 from shardwise.report.markup import Html, tag
@@ -18,6 +20,7 @@ _DIGIT = 6.9
 MAX_POINTS = 600
 NUM_COLOURS = 6
 _NUM_TICKS = 5
+_Point = TypeVar("_Point")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class Series:
     dashed: bool = False
     joined: bool = True
     """Whether a line joins the points."""
+
+    measured: int = 0
+    """How many points there were, where some are left out already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +121,7 @@ def draw_plot(plot: Plot) -> Html:
         reason = plot.note or "nothing was measured yet"
         empty = tag("p", reason, class_="empty", id=f"plot-{plot.name}", data_points=0)
         return tag("figure", tag("figcaption", plot.title), empty, class_="plot")
-    measured = sum(len(series.points) for series in plot.series)
+    measured = sum(max(series.measured, len(series.points)) for series in plot.series)
     drawn = sum(len(points) for _, points in thinned)
     notes = [plot.note] if plot.note else []
     if drawn < measured:
@@ -131,19 +137,25 @@ def draw_plot(plot: Plot) -> Html:
     )
 
 
-def thin(points: Sequence[PlotPoint], limit: int = MAX_POINTS) -> Sequence[PlotPoint]:
-    """At most `limit` points: of every stretch the lowest and the highest, in order."""
+def thin(
+    points: Sequence[_Point],
+    limit: int = MAX_POINTS,
+    height: Callable[[_Point], float] = attrgetter("y"),
+) -> Sequence[_Point]:
+    """At most `limit` points: of every stretch the lowest and the highest, in order; and the
+    newest."""
     if len(points) <= limit:
         return points
-    num_parts = limit // 2
-    edges = [len(points) * part // num_parts for part in range(num_parts + 1)]
-    kept: list[PlotPoint] = []
+    num_parts = (limit - 1) // 2
+    newest = len(points) - 1
+    edges = [newest * part // num_parts for part in range(num_parts + 1)]
+    heights = [height(point) for point in points]
+    kept: list[_Point] = []
     for first, last in pairwise(edges):
         part = range(first, last)
-        low = min(part, key=lambda place: points[place].y)
-        high = max(part, key=lambda place: points[place].y)
-        kept += [points[place] for place in sorted({low, high})]
-    return kept
+        extremes = {min(part, key=heights.__getitem__), max(part, key=heights.__getitem__)}
+        kept += [points[place] for place in sorted(extremes)]
+    return [*kept, points[newest]]
 
 
 def _svg(plot: Plot, thinned: Sequence[tuple[Series, Sequence[PlotPoint]]], drawn: int) -> Html:

@@ -4,41 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwise.metrics.goodput import goodput, productive_share
+from shardwise.metrics.goodput import productive_share
 from shardwise.report.bars import draw_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.markup import Html, table, tag
-from shardwise.report.values import Event, number, percent
+from shardwise.report.values import percent
 from shardwise.units import format_duration
-
-# What an event must have to be counted.
-_NEEDS = {
-    "start": ("step",),
-    "rollback": ("step",),
-    "step": ("step", "step_s", "data_share"),
-    "checkpoint": ("stage_s",),
-    "checkpoint_failed": ("stage_s",),
-}
-
-
-def spent_by(run: RunRecord) -> Mapping[str, float] | None:
-    """Seconds by kind; None before there is anything to count."""
-    whole = [event for event in run.events if _is_whole(event)]
-    if not any(event["event"] == "step" for event in whole):
-        return None
-    spent = goodput(whole)
-    return spent if sum(spent.values()) > 0 else None
 
 
 def goodput_share(run: RunRecord) -> float | None:
     """The productive share of a run's time."""
-    spent = spent_by(run)
-    return None if spent is None else productive_share(spent)
+    return None if run.spent is None else productive_share(run.spent)
 
 
 def draw_spent(runs: Sequence[RunRecord]) -> Html:
     """One bar per run, and a table of the same figures."""
-    found = [(run, spent) for run in runs if (spent := spent_by(run)) is not None]
+    found = [(run, spent) for run in runs if (spent := run.spent) is not None]
     if not found:
         return tag("p", "no steps were logged yet", class_="empty")
     kinds = list(found[0][1])
@@ -66,8 +47,3 @@ def _bar(name: str, spent: Mapping[str, float], at: int) -> Html:
 
 def _share(spent: Mapping[str, float], kind: str) -> str:
     return percent(spent[kind] / sum(spent.values()))
-
-
-def _is_whole(event: Event) -> bool:
-    needs = ("time", *_NEEDS.get(event["event"], ()))
-    return all(number(event, key) is not None for key in needs)
