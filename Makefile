@@ -124,7 +124,7 @@ chaos: $(READY) $(RAY)/.ready
 	  tests/dist/test_compile.py tests/dist/test_router_loss.py tests/golden/test_cli_observe.py \
 	  $(addprefix tests/unit/parallel/test_,experts.py gated_mlp.py offload.py) \
 	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py tests/dist/test_resume.py \
-	  tests/unit/parallel/test_saved.py tests/unit/report/test_chromium.py \
+	  tests/unit/parallel/test_saved.py $(addprefix tests/unit/report/test_,chromium.py ui_chromium.py) \
 	  tests/unit/kernels/test_cross_entropy.py tests/unit/launch/test_counted_models.py \
 	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py \
 	  $(addprefix tests/dist/test_,adapters.py tensor.py context.py expert_parallel.py tunnel.py) \

@@ -34,6 +34,7 @@ from shardwise.cli import (
     torchrun,
     train,
     tunnel,
+    ui,
     verify,
 )
 from shardwise.errors import ExitCode, UserError
@@ -74,6 +75,7 @@ app.command("doctor", context_settings=_OVERRIDES)(doctor.doctor)
 app.command("fabric", context_settings=_OVERRIDES)(fabric.fabric)
 app.command("profile")(profile.profile)
 app.command("report")(report.report)
+app.command("ui")(ui.ui)
 app.command("export")(export.export)
 app.command("generate")(generate.generate)
 app.command("migrate", context_settings=_OVERRIDES)(migrate.migrate)

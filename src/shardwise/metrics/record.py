@@ -102,7 +102,7 @@ class _Lines:
         if not line.strip():
             return
         self._num_lines += 1
-        event = _parse_event(line)
+        event = parse_event(line)
         if event is not None:
             self._events.append(event)
         if event is not None and is_whole(event):
@@ -130,7 +130,8 @@ def read_whole_events(path: Path, *, end: int | None = None) -> list[Event]:
     return read_record(path, end=end).whole
 
 
-def _parse_event(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
+    """The event of a line; None where it is none."""
     try:
         found = parse_json(line)
     except ValueError:

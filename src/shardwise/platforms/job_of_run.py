@@ -19,7 +19,7 @@ def state_of_job(run_dir: Path) -> tuple[Submission | None, JobState]:
     submission = find_submission(run_dir)
     if submission is not None:
         return submission, find_launcher(submission.platform).status(submission)
-    return None, _state_of_process(run_dir)
+    return None, state_of_process(run_dir)
 
 
 def stop_job(run_dir: Path) -> JobState:
@@ -55,7 +55,8 @@ def exclude_nodes(run_dir: Path, nodes: list[str]) -> Submission:
     return submission
 
 
-def _state_of_process(run_dir: Path) -> JobState:
+def state_of_process(run_dir: Path) -> JobState:
+    """Whether the process that started a run by hand lives."""
     record = newest_record(run_dir)
     if record is None or record.released:
         return JobState(state="ended", words="no process holds the run directory")

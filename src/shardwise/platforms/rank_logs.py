@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.errors import printable
-from shardwise.files import read_tail
+from shardwise.files import open_file, read_tail
 from shardwise.metrics.log_header import node_of
 from shardwise.metrics.record import Event
 
@@ -59,7 +59,7 @@ def nodes_of_ranks(attempt: Path) -> dict[int, str]:
     """The node of each rank, from the first line of its log."""
     found = {}
     for rank, path in rank_files(attempt).items():
-        with path.open("rb") as file:
+        with open_file(path) as file:
             node = node_of(file.readline(4096).decode(errors="replace"))
         if node is not None:
             found[rank] = node

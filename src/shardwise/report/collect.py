@@ -79,6 +79,12 @@ class RunRecord:
         is_complete = (whole(life[-1], "step") or 0) >= (self.num_steps or 0)
         return is_complete or self.planned_at <= (number(life[-1], "time") or 0.0)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the last start has said nothing of its end: it is at work, or dead."""
+        life = of_kind(self.events, *_LIFE)
+        return bool(life) and life[-1]["event"] in ("start", "restart")
+
     def history(self, kind: str) -> list[Event]:
         """Events of one kind by step. Going back to a checkpoint removes the later ones."""
         return self._histories.get(kind, [])
@@ -134,7 +140,7 @@ def collect_run(path: Path, record: GrowingRecord | None = None) -> RunRecord:
         path=path,
         name=path.resolve().name,
         plan=_read_plan(path / "plan.json", notes),
-        planned_at=_modified_at(path / "plan.json"),
+        planned_at=modified_at(path / "plan.json"),
         config=_read_text(path / "config.yaml", notes),
         events=tuple(events),
         checkpoints=checkpoints,
@@ -210,7 +216,8 @@ def _can_be_counted(event: Event) -> bool:
     return all(number(event, key) is not None for key in needs)
 
 
-def _modified_at(path: Path) -> float:
+def modified_at(path: Path) -> float:
+    """When a file was written; the beginning of time where there is none."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -13,7 +13,7 @@ from shardwise.report.gates import gates_of
 from shardwise.report.late import lines_of
 from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.page import PageKind, WebPage, render_page, section
-from shardwise.report.plots import colour_class, draw_plot
+from shardwise.report.plots import MAX_POINTS, colour_class, draw_plot
 from shardwise.report.spent import draw_spent, goodput_share
 from shardwise.report.timeline import draw_timeline
 from shardwise.report.values import number, of_kind, percent, plain, short_seconds, whole
@@ -26,15 +26,22 @@ def render_report(runs: Sequence[RunRecord], now: float, *, reload_s: float | No
     """The whole page. With `reload_s` it reloads itself after so many seconds."""
     page = WebPage(
         title=" and ".join(run.name for run in runs),
-        header=_header(runs, now, reload_s),
-        sections=_sections(runs, now),
+        header=_header(runs, reload_s),
+        sections=(drawn for _, drawn in sections_of(runs, [state_of(run, now) for run in runs])),
         reload_s=reload_s,
     )
     return render_page(REPORT, page, now)
 
 
-def _header(runs: Sequence[RunRecord], now: float, reload_s: float | None) -> Iterator[Html]:
-    yield tag("h1", *_names(runs))
+def _header(runs: Sequence[RunRecord], reload_s: float | None) -> Iterator[Html]:
+    yield tag("h1", *names_of(runs))
+    yield from headlines_of(runs)
+    if reload_s is not None:
+        yield tag("p", f"live: read again every {reload_s:g} s", class_="note")
+
+
+def headlines_of(runs: Sequence[RunRecord]) -> Iterator[Html]:
+    """The plan of each run in a line, and what could not be read."""
     for run in runs:
         if run.plan is not None:
             whose = f"{run.name}: " if len(runs) > 1 else ""
@@ -42,47 +49,55 @@ def _header(runs: Sequence[RunRecord], now: float, reload_s: float | None) -> It
     for run in runs:
         for note in run.notes:
             yield tag("p", f"{run.name}: {note}", class_="alert")
-    if reload_s is not None:
-        yield tag("p", f"live: read again every {reload_s:g} s", class_="note")
 
 
-def _names(runs: Sequence[RunRecord]) -> Iterator[Html]:
+def names_of(runs: Sequence[RunRecord]) -> Iterator[Html]:
+    """The runs' names, each with its colour where there are several."""
     for place, run in enumerate(runs):
         colour = tag("i", class_=f"key line {colour_class(place)}") if len(runs) > 1 else ""
         yield tag("span", colour, f" {run.name}")
 
 
-def _sections(runs: Sequence[RunRecord], now: float) -> Iterator[Html]:
-    yield section("summary", "Summary", _summary(runs, now))
-    plots = [draw_plot(plot) for plot in plots_of(runs)]
-    yield section("plots", "Measured beside planned", tag("div", *plots, class_="grid"))
-    yield section("time", "Time line", draw_timeline(runs))
+def sections_of(
+    runs: Sequence[RunRecord], states: Sequence[str], max_points: int = MAX_POINTS
+) -> Iterator[tuple[str, Html]]:
+    """(name, section) of everything that is told of these runs, each in its state."""
+    for name, title, content in _contents_of(runs, states, max_points):
+        yield name, section(name, title, content)
+
+
+def _contents_of(
+    runs: Sequence[RunRecord], states: Sequence[str], max_points: int
+) -> Iterator[tuple[str, str, Html]]:
+    yield "summary", "Summary", _summary(runs, states)
+    plots = [draw_plot(plot) for plot in plots_of(runs, max_points)]
+    yield "plots", "Measured beside planned", tag("div", *plots, class_="grid")
+    yield "time", "Time line", draw_timeline(runs)
     if any(run.spent is not None for run in runs):
-        yield section("where", "Where the time went", draw_spent(runs))
+        yield "where", "Where the time went", draw_spent(runs)
     gates = [(run, gates_of(run)) for run in runs]
     if any(found for _, found in gates):
         gated = [(run, _gates(found)) for run, found in gates]
-        yield section("gates", "Gates", _side_by_side(gated))
+        yield "gates", "Gates", side_by_side(gated)
     if any(run.history("collectives") for run in runs):
         timed = [(run, _collectives(run, place)) for place, run in enumerate(runs)]
-        yield section("collectives", "Collectives", _side_by_side(timed))
+        yield "collectives", "Collectives", side_by_side(timed)
     if any(run.history("profile") for run in runs):
         profiled = [(run, _profile(run)) for run in runs]
-        yield section("profile", "Profile", _side_by_side(profiled))
-    forecasts = [(run, _forecast(run)) for run in runs]
-    yield section("forecast", "Forecast", _side_by_side(forecasts))
+        yield "profile", "Profile", side_by_side(profiled)
+    yield "forecast", "Forecast", side_by_side([(run, _forecast(run)) for run in runs])
     if len(runs) > 1:
-        yield section("differences", "Where the plans differ", tables.differences_table(runs))
-    yield section("plan", "Plan", _side_by_side([(run, _plan(run)) for run in runs]))
+        yield "differences", "Where the plans differ", tables.differences_table(runs)
+    yield "plan", "Plan", side_by_side([(run, _plan(run)) for run in runs])
     kept = [(run, tables.checkpoints_table(run)) for run in runs]
-    yield section("checkpoints", "Checkpoints", _side_by_side(kept))
+    yield "checkpoints", "Checkpoints", side_by_side(kept)
     told = [(run, tables.happenings_table(run)) for run in runs]
-    yield section("happenings", "What happened", _side_by_side(told))
+    yield "happenings", "What happened", side_by_side(told)
     around = [(run, _environment(run)) for run in runs]
-    yield section("environment", "Environment", _side_by_side(around))
+    yield "environment", "Environment", side_by_side(around)
 
 
-def _side_by_side(parts: Sequence[tuple[RunRecord, Html]]) -> Html:
+def side_by_side(parts: Sequence[tuple[RunRecord, Html]]) -> Html:
     """One block per run, with the run's name where there are several."""
     if len(parts) == 1:
         return parts[0][1]
@@ -97,8 +112,8 @@ def _label(run: RunRecord, place: int) -> tuple[object, ...]:
     return tag("i", class_=f"key line {colour_class(place)}"), f" {run.name}"
 
 
-def _summary(runs: Sequence[RunRecord], now: float) -> Html:
-    columns = [list(_figures(run, now)) for run in runs]
+def _summary(runs: Sequence[RunRecord], states: Sequence[str]) -> Html:
+    columns = [list(_figures(run, state)) for run, state in zip(runs, states, strict=True)]
     if len(runs) == 1:
         tiles = [tag("div", tag("dt", what), tag("dd", figure)) for what, figure in columns[0]]
         return tag("dl", *tiles, class_="tiles")
@@ -106,10 +121,10 @@ def _summary(runs: Sequence[RunRecord], now: float) -> Html:
     return table(("", *(run.name for run in runs)), rows, name="summary-table")
 
 
-def _figures(run: RunRecord, now: float) -> Iterator[tuple[str, str]]:
+def _figures(run: RunRecord, state: str) -> Iterator[tuple[str, str]]:
     """(what, figure): the same rows for every run."""
     step, total = tables.last_of(run, "step"), run.num_steps
-    yield "state", state_of(run, now)
+    yield "state", state
     yield "steps", "-" if step is None else f"{step:.0f} of {total if total else '?'}"
     tokens = tables.last_of(run, "tokens")
     yield "tokens", "-" if tokens is None else format_count(tokens)

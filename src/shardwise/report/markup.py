@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
-_VOID = {"meta", "br", "input"}
+_VOID = {"meta", "br", "input", "link"}
 
 
 class Html(str):
@@ -19,8 +19,10 @@ def escape(value: object) -> Html:
     if isinstance(value, Html):
         return value
     # Control characters are errors in HTML, and names and messages come from files.
-    clean = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(value))
-    return Html(html.escape(clean))
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+    return Html(html.escape(text))
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:

@@ -27,8 +27,10 @@ class PageKind:
     option: str
     """What names the file."""
 
-    styles: tuple[str, ...] = ("page.css",)
-    scripts: tuple[str, ...] = ("page.js",)
+    styles: tuple[str, ...] = ("report/page.css",)
+    scripts: tuple[str, ...] = ("report/page.js",)
+    is_served: bool = False
+    """Whether a server of ours sends it, which its script may ask for more."""
 
     def wrote(self, start: bytes) -> bool:
         """Whether a file with this beginning is such a page."""
@@ -48,6 +50,9 @@ class WebPage:
     reload_s: float | None = None
     """It reloads itself after so many seconds."""
 
+    every_s: float | None = None
+    """Its script asks for news after so many seconds."""
+
 
 def render_page(kind: PageKind, page: WebPage, now: float | None = None) -> str:
     """The whole file."""
@@ -55,10 +60,12 @@ def render_page(kind: PageKind, page: WebPage, now: float | None = None) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(script)),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy_of(kind)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="generator", content=kind.generator),
         tag("meta", name="color-scheme", content="light dark"),
+        # Without it a browser asks the server for an icon.
+        tag("link", rel="icon", href="data:,") if kind.is_served else "",
         tag("title", f"{page.title}: {kind.generator}"),
         tag("style", style),
     )
@@ -71,6 +78,7 @@ def render_page(kind: PageKind, page: WebPage, now: float | None = None) -> str:
         "" if page.data is None else _data(page.data),
         tag("script", script),
         data_reload=page.reload_s,
+        data_every=page.every_s,
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -88,14 +96,16 @@ def _data(data: dict[str, Any]) -> Html:
 
 def _assets(names: tuple[str, ...]) -> Html:
     """Our own style or script. Neither contains what would close its element."""
-    folder = files("shardwise.report")
+    folder = files("shardwise")
     return Html("".join((folder / name).read_text(encoding="utf-8") for name in names))
 
 
-def _policy(script: str) -> str:
+def policy_of(kind: PageKind) -> str:
     """The content security policy: nothing is loaded, and no script runs but ours."""
+    script = _assets(kind.scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    served = "connect-src 'self'; img-src data:; " if kind.is_served else ""
     return (
-        "default-src 'none'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; {served}style-src 'unsafe-inline'; "
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     )

@@ -39,8 +39,8 @@ PLAN_PAGE = PageKind(
     "shardwise plan",
     "the page of a plan",
     "--html",
-    styles=("page.css", "plan.css"),
-    scripts=("page.js", "plan.js"),
+    styles=("report/page.css", "report/plan.css"),
+    scripts=("report/page.js", "report/plan.js"),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,8 +22,8 @@ def number(event: Any, *path: str) -> float | None:
         event = event.get(key) if is_mapping else None
     if type(event) is not float and (isinstance(event, bool) or not isinstance(event, int)):
         return None
-    # Compared before it is converted: an integer may have hundreds of digits.
-    return float(event) if -_LARGEST < event < _LARGEST and math.isfinite(event) else None
+    # Compared before it is converted: an integer may have hundreds of digits. NaN is not between.
+    return float(event) if -_LARGEST < event < _LARGEST else None
 
 
 def whole(event: Any, *path: str) -> int | None:

@@ -70,8 +70,12 @@ class Page:
 
     def open(self, file: Path) -> None:
         """Load a file and wait until it is there."""
+        self.visit(file.resolve().as_uri())
+
+    def visit(self, url: str) -> None:
+        """Load what is at an address and wait until it is there."""
         self.events.clear()
-        self.call("Page.navigate", url=file.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         self.wait_for("Page.loadEventFired")
 
     def look(self, width: int, *, scheme: str = "light", height: int = 900) -> None:
@@ -117,6 +121,15 @@ class Page:
         """Everything that was asked for since the page was opened."""
         sent = [each for each in self.events if each["method"] == "Network.requestWillBeSent"]
         return [each["params"]["request"]["url"] for each in sent]
+
+    def wait_until(self, expression: str, seconds: float = _ANSWER_S) -> None:
+        """Until a JavaScript expression is true."""
+        until = time.monotonic() + seconds
+        while not self.ask(f"!!({expression})"):
+            if time.monotonic() > until:
+                shown = self.ask("document.body.innerText")
+                raise TimeoutError(f"{expression} is not true: {shown}")
+            time.sleep(0.05)
 
     def wait_for(self, method: str) -> None:
         """Until an event has come."""

@@ -1,0 +1,1 @@
+"""A page over runs, served to this machine's browser while they go on."""
