@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwise.cli.find_run import run_or_name
 from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError, printable
 
@@ -26,7 +27,7 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="[FILE|RUN|NODE.json...] [KEY=VALUE]...",
-            help="A configuration and changes to it, a run directory, or what the doctors of "
+            help="A configuration and changes to it, a run or its name, or what the doctors of "
             "several nodes wrote. Without: this machine.",
             show_default=False,
         ),
@@ -83,8 +84,9 @@ def _examine(words: Sequence[str], logs: Sequence[Path]) -> tuple[str, Diagnosis
             return ", ".join(map(str, logs)), examine.examine_logs(logs)
         return "this machine", examine.examine_machine(os.environ)
     first, *rest = words
-    if Path(first).is_dir():
-        return first, examine.examine_run(Path(first), examine.read_logs(logs))
+    run = run_or_name(first)
+    if run.is_dir():
+        return str(run), examine.examine_run(run, examine.read_logs(logs))
     if rest and all(word.endswith(".json") for word in words):
         return "these nodes", examine.examine_nodes(list(map(Path, words)))
     found = examine.examine_config(Path(first), rest, os.environ)

@@ -39,7 +39,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class PagePart:
+class PageFragment:
     """One part of the page."""
 
     name: str
@@ -57,7 +57,7 @@ class PagePart:
 class _Drawn:
     runs: tuple[RunRecord, ...]
     states: tuple[str, ...]
-    parts: tuple[PagePart, ...]
+    parts: tuple[PageFragment, ...]
 
 
 class View:
@@ -79,27 +79,29 @@ class View:
             for part in self._parts(wanted)
         ]
 
-    def _parts(self, wanted: Wanted) -> Iterator[PagePart]:
+    def _parts(self, wanted: Wanted) -> Iterator[PageFragment]:
         now = self._clock()
-        yield PagePart("runs", self._overview.draw(now))
+        yield PageFragment("runs", self._overview.draw(now))
         found = {name: self._folder.run(name) for name in dict.fromkeys(wanted.runs)}
         for name, run in found.items():
             if run is None:
-                yield PagePart(f"gone-{name}", tag("p", f"there is no run {name}", class_="alert"))
+                yield PageFragment(
+                    f"gone-{name}", tag("p", f"there is no run {name}", class_="alert")
+                )
         runs = tuple(run for run in found.values() if run is not None)
         if not runs:
             return
         states = tuple(state_in_words(run, now) for run in runs)
-        yield PagePart("names", _header(runs, states, now))
+        yield PageFragment("names", _header(runs, states, now))
         for part in self._sections(runs, states):
             yield part
             if part.name == "plots":
-                yield PagePart("rank-of-log", draw_choice(runs, wanted.rank))
-                yield PagePart("log", self._logs.draw(runs, wanted.rank))
+                yield PageFragment("rank-of-log", draw_choice(runs, wanted.rank))
+                yield PageFragment("log", self._logs.draw(runs, wanted.rank))
 
     def _sections(
         self, runs: tuple[RunRecord, ...], states: tuple[str, ...]
-    ) -> tuple[PagePart, ...]:
+    ) -> tuple[PageFragment, ...]:
         """What the report shows too. It is drawn again only where a run has changed."""
         key = "\0".join(run.name for run in runs)
         drawn = self._drawn.kept(key, lambda: _draw(runs, states))
@@ -110,7 +112,9 @@ class View:
 
 
 def _draw(runs: tuple[RunRecord, ...], states: tuple[str, ...]) -> _Drawn:
-    parts = tuple(PagePart(name, drawn) for name, drawn in sections_of(runs, states, MAX_POINTS))
+    parts = tuple(
+        PageFragment(name, drawn) for name, drawn in sections_of(runs, states, MAX_POINTS)
+    )
     return _Drawn(runs, states, parts)
 
 
