@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwise.cli.named_run import GlobalBatch, MicroBatch, ModelName, SeqLen, split_words
+from shardwise.cli.named_run import (
+    GlobalBatch,
+    GpuGbps,
+    GpuGib,
+    GpuTflops,
+    MicroBatch,
+    ModelName,
+    SeqLen,
+    changes_of_gpu,
+    split_words,
+)
 from shardwise.cli.show import show_table
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
@@ -45,6 +55,9 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     cluster: Annotated[
         str | None, typer.Option(help="The GPUs, such as 2x8xH100.", show_default=False)
     ] = None,
+    gpu_tflops: GpuTflops = None,
+    gpu_gib: GpuGib = None,
+    gpu_gbps: GpuGbps = None,
     seq: SeqLen = None,
     stack: Annotated[
         str, typer.Option(help="What trains: megatron, torchtitan, nanotron, deepspeed, fsdp, …")
@@ -94,11 +107,12 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
         fix = "write --tokens-per-s NUMBER, the measured tokens/s of one GPU"
         raise UserError("--tokens-per-s is missing", fix=fix)
     config, words = split_words(config, overrides, model)
+    described = changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)
     if config is not None:
-        words = [*words, *([f"cluster.name={cluster}"] if cluster else [])]
+        words = [*words, *([f"cluster.name={cluster}"] if cluster else []), *described]
         _compare_with_plan(config, words, tokens_per_s, memory, as_json=as_json)
         return
-    _validate_no_memory(memory)
+    _validate_no_plan(memory, described)
     spec, place = _stated_model(model, words, cluster)
     stated = StatedRun(
         model=spec, cluster=place, tokens_per_s=tokens_per_s, seq=seq or 4096, stack=stack,
@@ -122,7 +136,15 @@ def _compare_with_plan(
         _tell_memory(plan, memory)
 
 
-def _validate_no_memory(memory: float | None) -> None:
+def _validate_no_plan(memory: float | None, described: list[str]) -> None:
+    """Raise for what only a plan can be asked, where there is none."""
+    if described:
+        raise UserError(
+            "there is no file, and a GPU that is not in the catalogue",
+            why="expectations of other stacks are fitted to published runs, and none had it",
+            fix="leave --gpu-tflops, --gpu-gib and --gpu-gbps out, or name a file: "
+            "shardwise compare run.yaml",
+        )
     if memory is not None:
         raise UserError(
             "--memory is compared with a plan, and there is no file",

@@ -36,6 +36,12 @@ MicroBatch = Annotated[
 GlobalBatch = Annotated[
     int | None, typer.Option(help="Sequences in one step of all ranks.", show_default=False)
 ]
+GpuTflops = Annotated[
+    float | None,
+    typer.Option(help="Of a GPU that is not in the catalogue: TFLOP/s.", show_default=False),
+]
+GpuGib = Annotated[float | None, typer.Option(help="Its memory in GiB.", show_default=False)]
+GpuGbps = Annotated[float | None, typer.Option(help="GB/s of its memory.", show_default=False)]
 Amount = Annotated[
     float | None,
     typer.Option(
@@ -79,3 +85,25 @@ def changes_of(
         "train.global_batch": global_batch,
     }
     yield from (f"{setting}={value}" for setting, value in named.items() if value is not None)
+
+
+def changes_of_gpu(tflops: float | None, gib: float | None, gbps: float | None) -> list[str]:
+    """The changes that describe a GPU which the catalogue does not know."""
+    given = {
+        "--gpu-tflops": ("cluster.peak_tflops", tflops),
+        "--gpu-gib": ("cluster.gpu_gib", gib),
+        "--gpu-gbps": ("cluster.gpu_gbps", gbps),
+    }
+    missing = [option for option, (_, value) in given.items() if value is None]
+    if len(missing) == len(given):
+        return []
+    if missing:
+        raise UserError(
+            f"a GPU is described without {' and '.join(missing)}",
+            why="--gpu-tflops, --gpu-gib and --gpu-gbps describe it together",
+            fix=f"write {' '.join(f'{option} {_EXAMPLES[option]}' for option in missing)}",
+        )
+    return [f"{setting}={value}" for setting, value in given.values()]
+
+
+_EXAMPLES = {"--gpu-tflops": "400", "--gpu-gib": "96", "--gpu-gbps": "1600"}

@@ -12,10 +12,14 @@ import typer
 from shardwise.cli.calibrate import calibrate_for
 from shardwise.cli.named_run import (
     GlobalBatch,
+    GpuGbps,
+    GpuGib,
+    GpuTflops,
     MicroBatch,
     ModelName,
     SeqLen,
     changes_of,
+    changes_of_gpu,
     read_amount,
     split_words,
 )
@@ -76,6 +80,9 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     overrides: Overrides = None,
     model: ModelName = None,
     cluster: Elsewhere = None,
+    gpu_tflops: GpuTflops = None,
+    gpu_gib: GpuGib = None,
+    gpu_gbps: GpuGbps = None,
     seq: SeqLen = None,
     micro_batch: MicroBatch = None,
     global_batch: GlobalBatch = None,
@@ -103,6 +110,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise plan run.yaml model=qwen3-30b-a3b
       shardwise plan run.yaml --set memory.checkpoint_activations=full
       shardwise plan run.yaml --cluster 8x8xH100 --for cheapest
+      shardwise plan run.yaml --cluster 8xX1 --gpu-tflops 400 --gpu-gib 96
+        --gpu-gbps 1600
       shardwise plan run.yaml --html plan.html
       shardwise plan --calibrate
       shardwise plan --calibrate run.yaml --cluster 2xCPU
@@ -119,7 +128,8 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
         global_batch=global_batch,
         has_file=config is not None,
     )
-    given = [*named, *words, *([f"cluster.name={cluster}"] if cluster else [])]
+    place = [f"cluster.name={cluster}"] if cluster else []
+    given = [*named, *words, *place, *changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)]
     _validate_together(quick=quick, calibrate=calibrate, html=html, beside=beside)
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)

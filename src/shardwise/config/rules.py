@@ -187,6 +187,8 @@ RULES: tuple[Rule, ...] = (
     *at_least(0, "train.compare_replicas_every"),
     *at_least(0, "train.router_aux_loss", "train.router_z_loss", "checkpoint.wait_for_room_s"),
     above_zero("cluster.peak_tflops", "989.4"),
+    above_zero("cluster.gpu_gib", "96"),
+    above_zero("cluster.gpu_gbps", "1600"),
     above_zero("train.hang_timeout_s", "900"),
     above_zero("optim.lr", "3e-4"),
     above_zero("optim.eps", "1e-8"),

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from shardwise.config.schema import Auto, ClusterConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.fabric import Fabric, Link, fabric_of
-from shardwise.facts.gpus import NODE, GpuSpec, find_gpu
+from shardwise.facts.gpus import NODE, GpuSpec
 from shardwise.facts.probe import ProbedGpu, probe_cpu, probe_gpus
+from shardwise.facts.stated_gpu import gpu_named, validate_not_described
 
 LOCAL = "local"
 _NAME = re.compile(r"\s*(\d+)\s*x\s*(?:(\d+)\s*x\s*)?(\S.*?)\s*", re.IGNORECASE)
@@ -117,9 +118,10 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
     """The cluster that the configuration means, in this environment."""
     environ = os.environ if environ is None else environ
     if config.name.strip().lower() == LOCAL:
+        validate_not_described(config)
         cluster = _as_launched(probe_cluster(environ), environ)
     else:
-        cluster = parse_cluster(config.name)
+        cluster = parse_cluster(config.name, config)
         if config.nvlink_domain == "auto":
             _validate_node(cluster)
     cluster = replace(
@@ -131,8 +133,12 @@ def resolve_cluster(config: ClusterConfig, environ: Mapping[str, str] | None = N
     return _with_domain(cluster, config.nvlink_domain)
 
 
-def parse_cluster(name: str) -> ClusterSpec:
-    """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this CPU."""
+def parse_cluster(name: str, config: ClusterConfig | None = None) -> ClusterSpec:
+    """`4x8xH100` is four nodes with eight H100 each; `2xCPU` is two ranks on this CPU.
+
+    `config` may describe a GPU that the catalogue does not know.
+    """
+    config = config or ClusterConfig(name=name)
     match = _NAME.fullmatch(name)
     if match is None:
         raise UserError(f"cannot read the cluster {name!r}", fix=f"{_FORM} or cluster.name={LOCAL}")
@@ -141,8 +147,9 @@ def parse_cluster(name: str) -> ClusterSpec:
     if num_nodes == 0 or devices_per_node == 0:
         raise UserError(f"the cluster {name!r} has no devices", fix=_FORM)
     if kind.lower() == "cpu":
+        validate_not_described(config)
         return _cpu_cluster(name, num_nodes, devices_per_node, "named")
-    gpu = find_gpu(kind, name[: match.start(3)].replace(" ", ""))
+    gpu = gpu_named(kind, name[: match.start(3)].replace(" ", ""), config)
     return ClusterSpec(
         name=name,
         num_nodes=num_nodes,

@@ -205,7 +205,8 @@ _NO_CUDA = (
 )
 
 
-def _validate_cuda(name: str) -> None:
+def validate_cuda(name: str) -> None:
+    """Raise for accelerators that run no torch.cuda."""
     for pattern, why in _NO_CUDA:
         if pattern.match(_key(name)):
             raise UserError(
@@ -219,12 +220,13 @@ def find_gpu(name: str, count: str = "1x") -> GpuSpec:
     """The catalogue's entry for a name that a user wrote, behind a `count` such as `4x8x`."""
     gpu = match_gpu(name)
     if gpu is None:
-        _validate_cuda(name)
+        validate_cuda(name)
         near = difflib.get_close_matches(_key(name), _BY_KEY, n=5, cutoff=0.5)
         names = list(dict.fromkeys(_BY_KEY[key].name for key in near))[:3]
         raise UserError(
             f"unknown GPU {name!r}",
-            why="the catalogue has " + ", ".join(gpu.name for gpu in GPUS),
+            why=f"the catalogue has {', '.join(gpu.name for gpu in GPUS)}; others are described by "
+            "cluster.peak_tflops, cluster.gpu_gib and cluster.gpu_gbps",
             fix=f"did you mean {' or '.join(f'cluster.name={count}{name}' for name in names)}?"
             if names
             else f"write cluster.name={count}KIND with one of these names",

@@ -17,7 +17,7 @@ def with_nodes(config: RunConfig, num_nodes: int) -> RunConfig:
     The global batch stays. How it is split over ranks and passes, and how many copies of the model
     there are, is planned anew.
     """
-    train, cluster = config.train, parse_cluster(config.cluster.name)
+    train, cluster = config.train, parse_cluster(config.cluster.name, config.cluster)
     if train.global_batch == "auto":
         raise UserError(
             "launch.elastic needs train.global_batch",
@@ -41,7 +41,7 @@ def as_launched(config: RunConfig, environ: Mapping[str, str] | None = None) -> 
     is_open = config.cluster.name.strip().lower() == LOCAL
     if not config.launch.elastic or is_open or "RANK" not in environ:
         return config
-    cluster = parse_cluster(config.cluster.name)
+    cluster = parse_cluster(config.cluster.name, config.cluster)
     world, per_node = int(environ["WORLD_SIZE"]), cluster.devices_per_node
     num_nodes = world // per_node
     is_fewer = world % per_node == 0 and 0 < num_nodes < cluster.num_nodes

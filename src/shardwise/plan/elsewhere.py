@@ -60,6 +60,7 @@ def other_kinds(plan: Plan) -> list[Elsewhere]:
     cluster = replace(
         plan.config.cluster,
         usd_per_gpu_hour="auto", peak_tflops="auto", interconnect="auto", nvlink_domain="auto",
+        gpu_gib="auto", gpu_gbps="auto",
     )  # fmt: skip
     config = replace(plan.config, cluster=cluster)
     for gpu in _kinds_like(own):

@@ -10,6 +10,7 @@ import pytest
 from test_cli_speed import loaded_after
 
 from commands import SHARDWISE, run_installed
+from shardwise.cli.main import app
 from shardwise.cli.named_run import read_amount
 from shardwise.errors import UserError
 from shardwise.facts.sources import preset_named
@@ -86,3 +87,63 @@ def test_a_hub_id_of_a_known_shape_is_that_preset(name: str, preset: str | None)
 def test_without_file_and_model_the_error_names_both() -> None:
     text = run_installed("plan", expect=2, command=(SHARDWISE,)).stderr
     assert "shardwise plan FILE" in text and "--model" in text
+
+
+# ---- a GPU that the catalogue does not know ----------------------------------------------------
+
+_X1 = ("--cluster", "2x8xX1", "--gpu-tflops", "400", "--gpu-gib", "96", "--gpu-gbps", "1600.5")
+
+
+def test_an_unknown_gpu_is_planned_as_it_is_described(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = json.loads(said(capsys, "plan", "--model", "llama-3.1-8b", *_X1, "--json"))
+    cluster, forecast = plan["cluster"], plan["forecast"]
+    assert cluster["memory_bytes"] == 96 * 2**30
+    assert cluster["gpu"]["memory_bandwidth"] == 1600.5e9
+    assert 0.1 < forecast["mfu"] < 0.7
+    assert plan["run"]["usd"] is None
+    assert plan["config"]["cluster"]["gpu_gib"] == 96  # so a run of this plan has the same
+    # The page looks at other sizes of this GPU, and at other kinds.
+    page = tmp_path / "plan.html"
+    said(capsys, "plan", "--model", "llama-3.1-8b", *_X1, "--html", str(page))
+    assert {"X1", "H100"} <= set(re.findall(r"\b\w+\b", page.read_text()))
+
+
+def test_a_file_is_compared_on_an_unknown_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: llama-3.1-8b\ndata: {source: synthetic}\ncluster: 8xH100\n")
+    text = said(capsys, "compare", str(file), "--tokens-per-s", "5000", *_X1)
+    assert "2x8xX1" in text and "expected" in text
+    assert refused("compare", "--model", "llama-3.1-8b", "--tokens-per-s", "9", *_X1).startswith(
+        "there is no file, and a GPU that is not in the catalogue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (_X1[:4], "a GPU is described without --gpu-gib and --gpu-gbps"),
+        (_X1[:6], "fix: write --gpu-gbps 1600"),
+        (("--cluster", "8xH100", *_X1[2:]), "H100 is in the catalogue, so cluster.gpu_gib"),
+        (("--cluster", "2xCPU", *_X1[2:]), "cluster.name=2xCPU names no GPU"),
+        (_X1[2:], "cluster.name=local names no GPU"),
+        (_X1[:2], "others are described by cluster.peak_tflops, cluster.gpu_gib and"),
+        ((*_X1[:4], "--gpu-gib", "0", "--gpu-gbps", "1"), "it must be above 0"),
+    ],
+)
+def test_a_description_is_whole_and_needed(words: tuple[str, ...], says: str) -> None:
+    assert says in refused("plan", "--model", "llama-3.1-8b", *words)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    app([*words], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        app([*words], standalone_mode=False)
+    return str(caught.value)

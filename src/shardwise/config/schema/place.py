@@ -28,6 +28,13 @@ class ClusterConfig:
     """Dense peak of one device in the format that the run computes in; MFU is a share of it. `auto`
     is the vendor's figure; devices that the catalogue does not know then have no MFU."""
 
+    gpu_gib: float | Auto = "auto"
+    """Memory of one GPU in GiB, as `nvidia-smi` shows it. It describes a GPU that the catalogue
+    does not know, together with `cluster.peak_tflops` and `cluster.gpu_gbps`."""
+
+    gpu_gbps: float | Auto = "auto"
+    """GB/s of the memory of such a GPU. Links between two of them are planned as PCIe."""
+
     usd_per_gpu_hour: float | Auto = "auto"
     """Price of one GPU for an hour; `auto` looks it up in `prices`."""
 
