@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwise.cli.stages import Stages
 from shardwise.config.load import load_config
 
 if TYPE_CHECKING:
@@ -64,9 +65,17 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     # The launcher sets the same for ranks, so reserved memory is what a rank reserves.
     os.environ.setdefault(*ALLOCATOR)
     # torch takes seconds to import, so faults of the file are reported before.
+    stages = Stages()
+    stages.tell("starting torch")
     from shardwise.tunnel.run import run_tunnel
 
-    result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps, trace=trace)
+    try:
+        result = run_tunnel(
+            plan, where=device, link_speed=link_speed, num_steps=steps, trace=trace,
+            tell=stages.tell,
+        )  # fmt: skip
+    finally:
+        stages.end()
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
     else:

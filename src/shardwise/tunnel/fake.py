@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
@@ -23,10 +25,22 @@ from shardwise.tunnel.world import rank_zero_of
 
 # What CPU offload keeps in host memory.
 _OFFLOADED: tuple[Class, ...] = ("params", "grads", "optimizer")
+Tell = Callable[[str], None]
 
 
-def run_fake(plan: Plan, links: Links) -> TunnelResult:
+def tell_nobody(stage: str) -> None:
+    """For callers that show no progress."""
+
+
+def run_fake(plan: Plan, links: Links, tell: Tell = tell_nobody) -> TunnelResult:
     """One optimizer step of the real code, after Adam has its state."""
+    with warnings.catch_warnings():
+        # What torch warns of is about tensors that are not there, and not about the run.
+        warnings.simplefilter("ignore")
+        return _run(plan, links, tell)
+
+
+def _run(plan: Plan, links: Links, tell: Tell) -> TunnelResult:
     here = plan_on(plan, "cpu", compiled=False).with_choices(
         offload_activations=Choice(0.0, "fake tensors have no memory to copy", "rule"),
         gather_in_place=Choice(False, "a first all-gather finds the memory to use", "rule"),
@@ -37,14 +51,17 @@ def run_fake(plan: Plan, links: Links) -> TunnelResult:
         links, StoppedClock(), on_buffer=lambda buffer: ledger.classify([buffer], "gathered")
     )
     with rank_zero_of(plan.world_size), steady_collector():
+        tell(f"building {plan.model.name} as rank 0 of {plan.world_size}")
         shell = shard_rank(here, emulator)
         groups = shell.mesh.groups
         with fake_tensors():
+            tell("giving it storage, an optimizer and data")
             rank = fill_rank(shell, notes.append, has_values=False)
             batches = [_without_values(batch) for batch in rank.loader.step_batches(0)]
             with OperatorObserver(Ledger(), Traffic(), links, groups):
+                tell("a first update, which makes the optimizer's state")
                 _make_first_update(rank)
-            _open_ledger(ledger, rank, batches)
+            _open_ledger(ledger, rank, batches, tell)
             with resizes_seen(ledger), OperatorObserver(ledger, emulator.traffic, links, groups):
                 rank.stepper.run(batches, here.settings.optim.lr)
     return TunnelResult(
@@ -77,7 +94,9 @@ def _make_first_update(rank: Rank) -> None:
     rank.stepper.update(rank.session.plan.settings.optim.lr, loss)
 
 
-def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
+def _open_ledger(
+    ledger: Ledger, rank: Rank, batches: list[MicroBatch], tell: Tell = tell_nobody
+) -> None:
     """Record what is allocated before the step, and follow the step."""
     model, optimizer = rank.session.model, rank.session.optimizer
     ledger.classify(model.buffers(), "other")
@@ -89,15 +108,21 @@ def _open_ledger(ledger: Ledger, rank: Rank, batches: list[MicroBatch]) -> None:
     def enter_head(*_: Any) -> None:
         ledger.moment = "loss"
 
+    number = 0
+
     def enter_backward(grad: Tensor) -> None:
         ledger.moment = "backward"
+        tell(f"one step: backward of pass {number} of {len(batches)}")
 
     def enter_update(*_: Any) -> None:
         ledger.moment = "update"
+        tell("one step: update")
         ledger.classify(rank.grads, "grads")
 
     def followed_loss(*batch: Tensor, **more: Any) -> Tensor:
-        ledger.moment = "forward"
+        nonlocal number
+        ledger.moment, number = "forward", number + 1
+        tell(f"one step: forward of pass {number} of {len(batches)}")
         loss: Tensor = sum_loss(*batch, **more)
         loss.register_hook(enter_backward)
         return loss

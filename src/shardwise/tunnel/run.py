@@ -11,7 +11,7 @@ import torch
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.probe import probe_cpu
 from shardwise.plan.plan import Plan
-from shardwise.tunnel.fake import run_fake
+from shardwise.tunnel.fake import Tell, run_fake, tell_nobody
 from shardwise.tunnel.links import Links
 from shardwise.tunnel.result import TunnelResult
 from shardwise.tunnel.timed import run_timed
@@ -21,9 +21,18 @@ Where = Literal["auto", "cuda", "cpu", "fake"]
 
 
 def run_tunnel(
-    plan: Plan, *, where: str, link_speed: float, num_steps: int, trace: Path | None = None
+    plan: Plan,
+    *,
+    where: str,
+    link_speed: float,
+    num_steps: int,
+    trace: Path | None = None,
+    tell: Tell = tell_nobody,
 ) -> TunnelResult:
-    """Rank 0 of the plan's run on `where`; `auto` is a GPU if there is one, else fake tensors."""
+    """Rank 0 of the plan's run on `where`; `auto` is a GPU if there is one, else fake tensors.
+
+    It tells of each stage when that begins.
+    """
     _validate(where, link_speed, num_steps)
     if trace is not None:
         _validate_trace(trace, where)
@@ -41,7 +50,7 @@ def run_tunnel(
                 fix="leave --device out: then the same step runs on fake tensors",
                 code=ExitCode.ENVIRONMENT,
             )
-    return run_fake(plan, links)
+    return run_fake(plan, links, tell)
 
 
 def _run_on_gpu(plan: Plan, links: Links, num_steps: int, trace: Path | None) -> TunnelResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -196,7 +197,19 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
         f"next: shardwise tunnel {config} --cluster 4xH100 --link-speed 1",
     ):
         assert text in done.stdout
-    assert "Traceback" not in done.stderr
+    # Progress, and no word of torch.
+    stages = [re.sub(r"^ *\d+\.\d s  ", "", line) for line in done.stderr.splitlines()]
+    assert stages[0] == "starting torch"
+    assert stages[1].endswith("as rank 0 of 4")
+    assert stages[2:4] == [
+        "giving it storage, an optimizer and data",
+        "a first update, which makes the optimizer's state",
+    ]
+    assert stages[-1] == "one step: update"
+    passes = [stage.removeprefix("one step: ") for stage in stages[4:-1]]
+    for number, (forward, backward) in enumerate(zip(passes[::2], passes[1::2], strict=True), 1):
+        assert forward == f"forward of pass {number} of {len(passes) // 2}"
+        assert backward == f"backward of pass {number} of {len(passes) // 2}"
 
 
 def test_shards_may_end_anywhere(tunnel: Tunnel) -> None:
