@@ -54,6 +54,28 @@ def mesh_candidates(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) ->
     return even
 
 
+@dataclass(frozen=True, slots=True)
+class StepForm:
+    """How a candidate makes a step. A search sorts hundreds, and looks at some."""
+
+    recompute: str | float
+    micro_batch: int
+    accumulation: int
+    global_batch: int
+    accumulate: str
+
+    def of(self, on_mesh: Decisions) -> Decisions:
+        """All decisions of the candidate in this form."""
+        return replace(
+            on_mesh,
+            checkpoint_activations=self.recompute,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            global_batch=self.global_batch,
+            accumulate=self.accumulate,
+        )
+
+
 def variants(
     config: RunConfig,
     model: ModelSpec,
@@ -62,8 +84,8 @@ def variants(
     candidate: Candidate,
 ) -> Iterator[Decisions]:
     """All decisions of a candidate: least recompute first, then the largest micro-batch."""
-    modes, micros = _modes(config, candidate), _micro_batches(config, cluster, candidate)
-    yield from _variants(config, model, basis, candidate, product(modes, micros))
+    decided = on_mesh(config, model, basis, candidate)
+    return (form.of(decided) for form in step_forms(config, cluster, candidate))
 
 
 def leanest(
@@ -74,14 +96,27 @@ def leanest(
     candidate: Candidate,
 ) -> list[Decisions]:
     """Of these the ones that take least memory: where none of them fits, no other does."""
+    decided = on_mesh(config, model, basis, candidate)
+    return [form.of(decided) for form in leanest_forms(config, cluster, candidate)]
+
+
+def step_forms(config: RunConfig, cluster: ClusterSpec, candidate: Candidate) -> Iterator[StepForm]:
+    """All forms of a candidate: least recompute first, then the largest micro-batch."""
+    modes, micros = _modes(config, candidate), _micro_batches(config, cluster, candidate)
+    return _forms(config, candidate, product(modes, micros))
+
+
+def leanest_forms(
+    config: RunConfig, cluster: ClusterSpec, candidate: Candidate
+) -> Iterator[StepForm]:
+    """Of these the ones that take least memory."""
     mode, ranks = _modes(config, candidate)[-1], candidate.mesh.data_ranks
     # The smallest micro-batch in one pass, and the smallest in several.
     smallest = {
         choose_batch(config.train, ranks, Choice(micro, "", "rule"))[0].value > 1: micro
         for micro in _micro_batches(config, cluster, candidate)
     }
-    ways = [(mode, micro) for micro in smallest.values()]
-    return list(_variants(config, model, basis, candidate, ways))
+    return _forms(config, candidate, [(mode, micro) for micro in smallest.values()])
 
 
 def _micro_batches(config: RunConfig, cluster: ClusterSpec, candidate: Candidate) -> list[int]:
@@ -95,18 +130,22 @@ def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
     return RECOMPUTE_MODES if candidate.recompute_allowed else ("none",)
 
 
-def _variants(
-    config: RunConfig,
-    model: ModelSpec,
-    basis: Choices,
-    candidate: Candidate,
-    ways: Iterable[tuple[str | float, int]],
-) -> Iterator[Decisions]:
-    """The decisions for such ways to recompute and micro-batches."""
-    train, mesh = config.train, candidate.mesh
-    own_kernels = basis["kernels"].value == "own"
+def _forms(
+    config: RunConfig, candidate: Candidate, ways: Iterable[tuple[str | float, int]]
+) -> Iterator[StepForm]:
+    """The forms for such ways to recompute and micro-batches."""
+    for mode, micro in ways:
+        ranks = candidate.mesh.data_ranks
+        passes, batch = choose_batch(config.train, ranks, Choice(micro, "", "rule"))
+        for accumulate in _ways_to_accumulate(config, passes.value):
+            yield StepForm(mode, micro, passes.value, batch.value, accumulate)
+
+
+def on_mesh(config: RunConfig, model: ModelSpec, basis: Choices, candidate: Candidate) -> Decisions:
+    """The decisions for a candidate's mesh, whatever the form of its step."""
+    mesh, own_kernels = candidate.mesh, basis["kernels"].value == "own"
     gathers = choose_gathers(config, model, mesh, own_kernels=own_kernels)
-    on_mesh = replace(
+    return replace(
         Decisions.of({**basis, **gathers}, config.data.seq_len),
         strategy=candidate.strategy,
         site=mesh.site,
@@ -118,17 +157,6 @@ def _variants(
         context=mesh.context,
         expert=mesh.expert,
     )
-    for mode, micro in ways:
-        passes, batch = choose_batch(train, mesh.data_ranks, Choice(micro, "", "rule"))
-        for accumulate in _ways_to_accumulate(config, passes.value):
-            yield replace(
-                on_mesh,
-                checkpoint_activations=mode,
-                micro_batch=micro,
-                accumulation=passes.value,
-                global_batch=batch.value,
-                accumulate=accumulate,
-            )
 
 
 def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Iterator[Candidate]:

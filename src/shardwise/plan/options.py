@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -20,8 +21,15 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.axes import InnerAxes, given_axes
 from shardwise.plan.axis_rules import Question, axes_error
-from shardwise.plan.candidates import Candidate, leanest, mesh_candidates, variants
-from shardwise.plan.decisions import Choices, Decisions
+from shardwise.plan.candidates import (
+    Candidate,
+    StepForm,
+    leanest_forms,
+    mesh_candidates,
+    on_mesh,
+    step_forms,
+)
+from shardwise.plan.decisions import Choices
 from shardwise.plan.search import Appraiser, Option, fits
 
 # Of the decision tree's meshes with other axes, so many that fit: the first, and one that shards
@@ -131,20 +139,23 @@ class Search:
     ) -> list[Option]:
         """For every way to recompute and to accumulate the micro-batches that fit, at `most` so
         many of the largest, or else the smallest one."""
-        about = (self.config, self.model, self.cluster, basis, candidate)
-        least = leanest(*about)
+        where = (self.config, self.cluster, candidate)
+        decided = on_mesh(self.config, self.model, basis, candidate)
+        least = [form.of(decided) for form in leanest_forms(*where)]
         if not any(map(appraiser.fits, least)):
-            return [appraiser.look_at(candidate, rank, decided) for decided in least]
-        kept: list[tuple[int, Decisions]] = []
-        for _, group in groupby(sorted(enumerate(variants(*about)), key=_way), key=_way):
+            return [appraiser.look_at(candidate, rank, each) for each in least]
+        # Only the forms that are looked at become decisions, which have sixty fields.
+        made = cache(lambda form: form.of(decided))
+        kept: list[tuple[int, StepForm]] = []
+        for _, group in groupby(sorted(enumerate(step_forms(*where)), key=_way), key=_way):
             sizes = sorted(group, key=lambda each: each[1].micro_batch)
             # Memory grows with the micro-batch.
             fitting = sizes[
-                : bisect_left(sizes, True, key=lambda each: not appraiser.fits(each[1]))
+                : bisect_left(sizes, True, key=lambda each: not appraiser.fits(made(each[1])))
             ]
             kept += (fitting if most is None else fitting[-most:]) or sizes[:1]
         kept.sort(key=lambda each: each[0])
-        return [appraiser.look_at(candidate, rank, decided) for _, decided in kept]
+        return [appraiser.look_at(candidate, rank, made(form)) for _, form in kept]
 
 
 def _sizes(given: int | str, most: int) -> list[int]:
@@ -154,6 +165,6 @@ def _sizes(given: int | str, most: int) -> list[int]:
     return [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
 
 
-def _way(numbered: tuple[int, Decisions]) -> tuple[str, str, bool]:
-    _, decided = numbered
-    return str(decided.checkpoint_activations), decided.accumulate, decided.accumulation > 1
+def _way(numbered: tuple[int, StepForm]) -> tuple[str, str, bool]:
+    _, form = numbered
+    return str(form.recompute), form.accumulate, form.accumulation > 1
