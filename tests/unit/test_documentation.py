@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwise.errors import ExitCode
 from shardwise.facts.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +65,12 @@ def test_the_quickstart_names_every_preset_and_no_other() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_say_cpu(page: Path) -> None:
     assert not re.search(r"\bprocessors?\b", _text(page), flags=re.IGNORECASE)
+
+
+def test_one_page_has_every_exit_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| (?:`(\w+)`)? ?\|", _text(ROOT / "docs/exit-codes.md"), re.M)
+    named = {name: int(code) for code, name in rows if name}
+    assert named == {code.name: int(code) for code in ExitCode}
+    assert {code for code, name in rows if not name} == {"1", "130"}
+    for page in PAGES:
+        assert "| exit code | meaning |" not in _text(page), f"{page.name} has a table of its own"
