@@ -186,7 +186,7 @@ def test_two_trainings_are_followed_to_their_end(page: Page, tmp_path: Path) -> 
     ]  # fmt: skip
     try:
         with served(tmp_path, every_s=0.5) as server:
-            visit(page, server)
+            visit(page, server, "document.querySelector('#part-runs')")
             for name in TWO_LIVE:
                 page.wait_until(has_row(name, "running"), 240)
             compare(page, *TWO_LIVE)
