@@ -39,11 +39,10 @@ class Row:
     overrides: tuple[str, ...]
     memory_gb: float
     tokens_per_s: float
-    missing: str = ""
-    """What the row needs that this project does not have yet."""
 
 
 FULL = ("shard.strategy=full_shard",)
+HSDP_TP = ("shard.strategy=hybrid_shard", "mesh.tensor=2")
 SIZING = (
     Row("7B, 8x A100, FULL_SHARD", "llama-2-7b", "8xA100-80GB", FULL, 36, 8200),
     Row("7B, 8x H100, FULL_SHARD", "llama-2-7b", "8xH100", FULL, 32, 14800),
@@ -74,8 +73,15 @@ SIZING = (
         46,
         2700,
     ),
-    Row("70B, 32x H100, HSDP x TP=2", "llama-3.1-70b", "4x8xH100", (), 38, 2900, missing="TP"),
-    Row("8x7B MoE, 16x H100, EP=4", "mixtral-8x7b", "2x8xH100", FULL, 62, 2200, missing="EP"),
+    Row("70B, 32x H100, HSDP x TP=2", "llama-3.1-70b", "4x8xH100", HSDP_TP, 38, 2900),
+    Row(
+        "8x7B MoE, 16x H100, EP=4",
+        "mixtral-8x7b",
+        "2x8xH100",
+        (*FULL, "mesh.expert=4"),
+        62,
+        2200,
+    ),
 )
 
 
@@ -88,7 +94,6 @@ class Cost:
     overrides: tuple[str, ...]
     hours: float
     usd: float
-    missing: str = ""
 
 
 OFFLOAD = (*FULL, "memory.offload=cpu")
@@ -97,7 +102,7 @@ COSTS = (
     Cost("FULL_SHARD + offload, 8x H100", "8xH100", OFFLOAD, 125, 3550),
     Cost("HYBRID_SHARD, 32x H100", "4x8xH100", ("shard.strategy=hybrid_shard",), 11, 1091),
     Cost("FULL_SHARD, 32x H100 (the planner's choice)", "4x8xH100", (), 11, 1091),
-    Cost("HSDP x TP=2, 32x H100", "4x8xH100", (), 10, 992, missing="TP"),
+    Cost("HSDP x TP=2, 32x H100", "4x8xH100", HSDP_TP, 10, 992),
 )
 QLORA = (*OFFLOAD, "adapter.method=lora", "adapter.base=nf4")
 ADAPTED_SIZING = (
@@ -134,8 +139,6 @@ def _cost_line(cost: Cost) -> tuple[str, ...]:
     devices = parse_cluster(cost.cluster).world_size
     implied = f"{1e9 / devices / 3600 / cost.hours:,.0f} tok/s/gpu"
     published = f"{cost.hours:.0f} h, USD {cost.usd:,.0f}"
-    if cost.missing:
-        return cost.label, published, implied, f"{cost.missing} is not built yet"
     row = Row(cost.label, "llama-3.1-70b", cost.cluster, cost.overrides, 0, 0)
     plan, refusal = _plan_of(row)
     if plan is None or plan.forecast is None:
@@ -149,14 +152,13 @@ def _cost_line(cost: Cost) -> tuple[str, ...]:
 
 def _line(row: Row) -> tuple[str, ...]:
     published = f"{row.tokens_per_s:,.0f} tok/s, {row.memory_gb:.0f} GB"
-    plan, refusal = (None, f"{row.missing} is not built yet") if row.missing else _plan_of(row)
+    plan, refusal = _plan_of(row)
     spec = plan.model if plan else spec_from_config(row.model, PRESETS[row.model])
     ceiling, reach = _ceiling(row, spec)
-    planned = "-" if row.missing else _planned(plan)
     return (
         row.label,
         published,
-        planned,
+        _planned(plan),
         f"{ceiling:,.0f}",
         refusal or _verdict(row, ceiling, reach),
     )
