@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import cast
 
@@ -16,6 +17,8 @@ from torch.distributed.tensor import DeviceMesh, DTensor
 from shardwise.internals.functions import norm_of_each
 from shardwise.parallel.float8 import own_part
 
+# Fewer numbers in host memory are not worth threads.
+_MANY = 2**24
 _NOTHING: Mapping[Tensor, ProcessGroup] = MappingProxyType({})
 
 
@@ -41,12 +44,22 @@ def total_norm(
 
 def _whole_norms(parts: list[Tensor], groups: Sequence[ProcessGroup]) -> Tensor:
     """The norm of each gradient, of which ranks along `groups` hold other parts."""
-    norms = torch.stack(norm_of_each(parts))
+    norms = torch.stack(_norms_of(parts))
     for group in groups:
         squares = norms**2
         dist.all_reduce(squares, group=group)
         norms = squares**0.5
     return norms
+
+
+def _norms_of(parts: list[Tensor]) -> list[Tensor]:
+    """The norm of each tensor. torch computes one of them in one thread on a host, so with offload
+    each thread has a tensor of its own: the same numbers, sooner."""
+    threads = min(torch.get_num_threads(), len(parts))
+    if threads == 1 or parts[0].device.type != "cpu" or sum(p.numel() for p in parts) < _MANY:
+        return norm_of_each(parts)
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda part: norm_of_each([part])[0], parts))
 
 
 def _is_sharded(grad: Tensor) -> bool:
