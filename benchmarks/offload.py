@@ -10,6 +10,10 @@ each compiled block with CPUOffloadPolicy and bf16 compute, torch's fused AdamW 
 every micro-batch's gradients reduced. Random tokens and weights, one GPU. Each run is a process of
 its own; FILE is written after each. `plain` makes half of the steps, because they take long.
 
+The log of a run has the seconds of each phase: build, page-locked shards, fill, optimizer state,
+first step, steps, and of each step what the host did when. Every 20 seconds it has the stacks of
+all threads. So a run that does not end says where it waits.
+
 An update beside the next forward shows from the second measured step on. The second command
 measures nothing: it leaves the compiler's results on disk.
 """
@@ -17,11 +21,14 @@ measures nothing: it leaves the compiler's results on disk.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -38,6 +45,65 @@ from shardwise.units import GIB
 
 RUNS = ("ours", "plain", "none")
 _SEQ_LEN = {False: 4096, True: 64}
+_STACKS_EVERY_S = 20
+# Of the log of a run that did not end.
+_LAST_LINES = 60
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of each phase of a run, said as they end."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+    _doing: str = ""
+    _parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """One phase. Inside another one it is a part of it."""
+        start = time.perf_counter()
+        print(f"{name} ...", flush=True)
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        print(f"{name}: {self.seconds[name]:.2f} s, {_host_memory()}", flush=True)
+
+    def begin(self, part: str) -> None:
+        """What the host does now in a step."""
+        now = time.perf_counter()
+        self._parts[self._doing] += now - self._since
+        self._doing, self._since = part, now
+
+    def end_step(self, number: int) -> None:
+        """Say what the host did in a step."""
+        self.begin("")
+        self._parts.pop("", None)
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self._parts.items())
+        print(f"step {number}: the host's seconds: {parts}", flush=True)
+        self._parts.clear()
+
+    def watch(self, module: Any, name: str, says: str) -> None:
+        """Let a function of a module be a phase."""
+        function = getattr(module, name)
+
+        def watched(*args: Any, **named: Any) -> Any:
+            with self.phase(says):
+                return function(*args, **named)
+
+        setattr(module, name, watched)
+
+
+def _host_memory() -> str:
+    """What this process has in host memory, and how much of it torch has page-locked."""
+    import torch
+
+    text = f"{_host_gib():.1f} GiB of host memory"
+    if torch.cuda.is_initialized() and hasattr(torch.cuda, "host_memory_stats"):
+        stats = torch.cuda.host_memory_stats()
+        locked = stats.get("allocated_bytes.current", 0) / GIB
+        took = stats.get("host_alloc_time.total", 0) / 1e6
+        text += f", {locked:.1f} GiB page-locked in {took:.1f} s"
+    return text
 
 
 def plan(given: argparse.Namespace, *, offload: bool) -> Plan:
@@ -58,6 +124,7 @@ def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
     """The steps of training, with the optimizer that training has."""
     import torch
 
+    import shardwise.training.session as session_room
     from shardwise.training.overlapped import build_for
     from shardwise.training.step import Stepper
     from shardwise.training.surroundings import fast_attention, prepare_matmuls
@@ -67,7 +134,14 @@ def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
     from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
     from shardwise.tunnel.world import rank_zero_of
 
-    found = plan(given, offload=offload)
+    phases = Phases()
+    with phases.phase("plan"):
+        found = plan(given, offload=offload)
+    for name, says in (
+        ("allocate_shards", "shards, page-locked with offload"),
+        ("initialise_weights", "first values"),
+    ):
+        phases.watch(session_room, name, says)
     on_gpu = given.device == "cuda"
     here = plan_on(found, given.device, compiled=on_gpu)
     prepare_matmuls(here)
@@ -75,17 +149,25 @@ def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
         Links.of(found.cluster.fabric, inf), CudaClock() if on_gpu else HostClock(), free=True
     )
     with rank_zero_of(1):
-        rank = fill_rank(shard_rank(here, emulator), print, has_values=True)
+        with phases.phase("build"):
+            shell = shard_rank(here, emulator)
+        with phases.phase("fill"):
+            rank = fill_rank(shell, print, has_values=True)
         session = rank.session
-        optimizer = build_for(session.model, session.units, here)
-        stepper = Stepper(session.model, optimizer, here, session.mesh)
+        with phases.phase("optimizer state"):
+            optimizer: Any = build_for(session.model, session.units, here)
+            for param in session.model.parameters():
+                optimizer.state_of(param)
+        stepper = Stepper(session.model, optimizer, here, session.mesh, on_phase=phases.begin)
 
         def step(number: int) -> None:
+            phases.begin("data")
             batches = rank.loader.step_batches(number)
             stepper.run([batch.pinned() for batch in batches] if on_gpu else batches, 0.0)
+            phases.end_step(number)
 
         with fast_attention(torch.device(given.device)):
-            found_here = timed(step, given, given.steps, stepper.settle)
+            found_here = timed(step, given, given.steps, stepper.settle, phases)
             return found_here | {"plan_tok_s": _tokens_per_s(found)}
 
 
@@ -96,6 +178,7 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    phases = Phases()
     on_gpu, fields = given.device == "cuda", {**PRESETS[given.model], "use_cache": False}
     if given.layers:
         fields["num_hidden_layers"] = given.layers
@@ -113,12 +196,13 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
             block.compile()
         fully_shard(block, **how)
     fully_shard(model, **how)
-    model.to_empty(device="cpu")
+    with phases.phase("shards, page-locked"):
+        model.to_empty(device="cpu")
     rotary = model.model.rotary_emb
     rotary.inv_freq = type(rotary)(config).inv_freq.to(given.device)
     # A CPU makes random numbers by one thread.
     noise = 0.02 * torch.randn(2**20)
-    with torch.no_grad():
+    with phases.phase("first values"), torch.no_grad():
         for param in model.parameters():
             own = param.to_local()
             _repeat(noise, own) if own.dim() > 1 else own.fill_(1)
@@ -127,14 +211,18 @@ def measure_plain(given: argparse.Namespace) -> dict[str, Any]:
 
     def step(number: int) -> None:
         for _ in range(given.accumulation):
+            phases.begin("forward")
             tokens = torch.randint(config.vocab_size, shape, device=given.device)
             loss = model(input_ids=tokens, labels=tokens).loss
+            phases.begin("backward")
             (loss / given.accumulation).backward()
+        phases.begin("update")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        phases.end_step(number)
 
-    return timed(step, given, max(1, given.steps // 2), lambda: None)
+    return timed(step, given, max(1, given.steps // 2), lambda: None, phases)
 
 
 def _repeat(noise: Any, own: Any) -> None:
@@ -147,6 +235,7 @@ def timed(
     given: argparse.Namespace,
     num_steps: int,
     settle: Callable[[], None],
+    phases: Phases,
 ) -> dict[str, Any]:
     """Seconds of each step after the first, whatever is left to do at the end among them."""
     import torch
@@ -154,20 +243,20 @@ def timed(
     from shardwise.metrics.meters import peak_memory
 
     wait = torch.cuda.synchronize if given.device == "cuda" else nullcontext
-    start = time.perf_counter()
-    step(0)
-    settle()
-    wait()
-    first = time.perf_counter()
-    for number in range(1, 1 + num_steps):
-        step(number)
-    settle()
-    wait()
-    step_s = (time.perf_counter() - first) / num_steps
+    with phases.phase("first step"):
+        step(0)
+        settle()
+        wait()
+    with phases.phase("steps"):
+        for number in range(1, 1 + num_steps):
+            step(number)
+        settle()
+        wait()
+    step_s = phases.seconds["steps"] / num_steps
     tokens = given.micro_batch * given.accumulation * _SEQ_LEN[given.device == "cpu"]
     peak = peak_memory(torch.device(given.device))
     return {
-        "first_s": first - start,
+        "phases_s": {name: round(seconds, 2) for name, seconds in phases.seconds.items()},
         "step_s": step_s,
         "tok_s": tokens / step_s,
         "reserved_gib": peak.reserved / GIB,
@@ -186,6 +275,15 @@ def _tokens_per_s(found: Plan) -> float | None:
     return found.forecast.tokens_per_s if found.forecast else None
 
 
+def with_stacks(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The stacks of all threads go into the log while it works."""
+    faulthandler.dump_traceback_later(_STACKS_EVERY_S, repeat=True)
+    try:
+        return work()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def main() -> None:
     given = parse()
     os.environ.setdefault(*ALLOCATOR)
@@ -197,7 +295,10 @@ def main() -> None:
         "none": partial(measure_ours, given, offload=False),
         "plain": partial(measure_plain, given),
     }
-    calls = [Call(works[name], given.logs / f"offload-{name}.log") for name in given.runs]
+    calls = [
+        Call(partial(with_stacks, works[name]), given.logs / f"offload-{name}.log")
+        for name in given.runs
+    ]
     results: dict[str, Any] = {
         "machine": {"gpu": given.gpu, "driver": driver(), **versions()},
         "asked": {
@@ -210,6 +311,9 @@ def main() -> None:
         name = given.runs[index]
         results["runs"][name] = answer.value or {"problem": answer.problem}
         print(f"{name}: {results['runs'][name]} ({answer.took_s:.0f} s)", flush=True)
+        log = calls[index].log.read_text("utf-8").splitlines() if answer.took_s else []
+        said = [line for line in log if line.startswith("step ")] if answer.value else log
+        print("\n".join(said[-_LAST_LINES:]), flush=True)
         if given.json:
             given.json.write_text(f"{json.dumps(results, indent=1)}\n", encoding="utf-8")
     speeds = {name: run["tok_s"] for name, run in results["runs"].items() if "tok_s" in run}
