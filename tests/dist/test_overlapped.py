@@ -86,13 +86,21 @@ def train_late(world: int, settings: Settings) -> Trained | None:
     ("world", "settings"),
     [
         (2, {**FULL, "train.accumulation": 2, "model.name": "tiny-qwen"}),
+        (2, {**OFFLOAD, "shard.strategy": "shard_grad_op", "train.accumulation": 2}),
         pytest.param(
             *(2, {**FULL, "shard.forward_prefetch": 1, "memory.checkpoint_activations": "full"}),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["tied", "prefetched"],
+    ids=["tied", "held", "prefetched"],
 )
 def test_updates_that_come_late_change_no_bit(ranks: Pools, world: int, settings: Settings) -> None:
     usual = ranks(world).run(train, world, {**settings, **PLAIN})[0]
     assert_same(ranks(world).run(train_late, world, settings)[0], usual)
+
+
+def test_parameters_that_stay_gathered_between_passes_change_no_bit(ranks: Pools) -> None:
+    settings: Settings = {"optim.clip_norm": 0.1, "train.accumulation": 2}
+    held = {**settings, **OFFLOAD, "shard.strategy": "shard_grad_op"}
+    on_device = ranks(2).run(train, 2, {**settings, "shard.strategy": "shard_grad_op"})[0]
+    assert_same(ranks(2).run(train, 2, held)[0], on_device)

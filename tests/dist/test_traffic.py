@@ -86,3 +86,16 @@ def test_kept_parameters_are_gathered_once(ranks: Callable[[int], Ranks]) -> Non
     assert kept[gather] == NUM_UNITS
     # The last unit is never freed between forward and backward, and backward needs no embedding.
     assert freed[gather] == 2 * NUM_UNITS - 2
+
+
+def test_parameters_in_host_memory_are_gathered_once_a_step(
+    ranks: Callable[[int], Ranks],
+) -> None:
+    gather = "c10d::_allgather_base_"
+    kept: Settings = {"shard.strategy": "shard_grad_op"}
+    offload: Settings = {"memory.offload": "cpu"}
+    assert count(ranks, 2, {**kept, **offload}, 4, "unsharded")[gather] == NUM_UNITS
+    assert count(ranks, 2, kept, 4, "unsharded")[gather] == 4 * NUM_UNITS
+    # Where parameters are freed after forward, there is no room to hold them.
+    freed = count(ranks, 2, {**FULL, **offload}, 4, "unsharded")
+    assert freed[gather] == 4 * (2 * NUM_UNITS - 2)

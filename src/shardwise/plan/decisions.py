@@ -153,6 +153,12 @@ class Decisions:
         return self.reshard_after_forward is False
 
     @property
+    def holds_gathered(self) -> bool:
+        """Parameters come from host memory once a step: they stay gathered from one micro-batch to
+        the next."""
+        return self.offload and self.keeps_gathered and self.accumulation > 1
+
+    @property
     def accumulates_unsharded(self) -> bool:
         """Whole gradients are kept from one micro-batch to the next."""
         return self.accumulate == "unsharded" and self.accumulation > 1

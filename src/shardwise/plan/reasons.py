@@ -113,5 +113,6 @@ def _why_accumulate(best: Option, model: ModelSpec) -> str:
         return "no accumulation: gradients are reduced once anyway"
     whole = format_bytes(4 * model.trained_params)
     if best.decided.accumulates_unsharded:
-        return f"{whole} of whole gradients fit; reduced once, on the last pass"
+        copied = ", and copied to the host once" if best.decided.offload else ""
+        return f"{whole} of whole gradients fit; reduced once, on the last pass{copied}"
     return f"{whole} of whole gradients would not fit, or gain nothing; reduced every pass"

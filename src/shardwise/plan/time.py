@@ -21,6 +21,7 @@ from shardwise.plan.rank_share import num_shards, stored_params, trained_share
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
     block_traffic,
+    collectives_of,
     copied_bytes,
     expert_seconds,
     exposed_seconds,
@@ -33,6 +34,9 @@ _PCIE_BYTES_PER_S = 25e9
 # Of a parameter: it, its gradient and its update are read and written some times.
 _ADAFACTOR_BYTES = 48
 _HOST_ADAM_BYTES_PER_S = 60e9
+# Gradients that FSDP2 adds to earlier ones in host memory. It copies them to new memory that is not
+# page-locked, waits, and adds. A core writes new memory at 1.2 GB/s, and adds at 4.4.
+_ADDED_BYTES_PER_S = 1e9
 # Copies of activations between device and page-locked memory, each way, over 16 lanes of PCIe 5.
 _ACTIVATION_BYTES_PER_S = 50e9
 
@@ -249,9 +253,13 @@ def _offload_seconds(
         return 0.0
     stored = software.packed_width if software.unpack_passes else None
     width = stored or DTYPE_BYTES[decided.param_dtype]
-    seconds = 2 * width * decided.accumulation * shard_params / _PCIE_BYTES_PER_S
+    counts = collectives_of(decided, software)
+    gathers = counts.in_forward + counts.in_backward
+    seconds = gathers * width * shard_params / _PCIE_BYTES_PER_S
     if software.frozen:
         return seconds
+    if not decided.accumulates_unsharded:
+        seconds += (decided.accumulation - 1) * 4 * shard_params / _ADDED_BYTES_PER_S
     adam = 32 * shard_params / _HOST_ADAM_BYTES_PER_S
     if decided.overlap_optimizer:
         adam = max(0.0, adam - forward)

@@ -47,8 +47,8 @@ def collectives_of(decided: Decisions, software: Software) -> Collectives:
     """Counts of a whole step."""
     passes = decided.accumulation
     # The stages of a pipeline keep their parameters gathered from the first micro-batch to the
-    # last.
-    held = decided.pipeline > 1 and decided.keeps_gathered
+    # last, as a rank does that has them in host memory.
+    held = (decided.pipeline > 1 and decided.keeps_gathered) or decided.holds_gathered
     once = decided.accumulates_unsharded or num_shards(decided) == 1
     return Collectives(
         in_forward=1 if held else passes,

@@ -65,6 +65,7 @@ class OneByOne:
         self.aux_coefficient = plan.decided.router_aux_loss
         self.z_coefficient = plan.decided.router_z_loss
         self.reduces_every_pass = plan.decided.accumulate == "sharded"
+        self.holds_gathered = plan.decided.holds_gathered
         # Where tokens travel to experts, these ranks have divided them before.
         self.tensor = plan.decided.tensor if plan.decided.expert == 1 else 1
         self.on_phase = on_phase
@@ -121,3 +122,6 @@ class OneByOne:
         """Gradients are reduced in the last pass. Replicas never exchange them before it."""
         self.model.set_requires_gradient_sync(last or self.reduces_every_pass)
         self.model.set_requires_all_reduce(last)
+        if self.holds_gathered:
+            # The next pass needs them again, and each time they would cross PCIe.
+            self.model.set_reshard_after_backward(last)
