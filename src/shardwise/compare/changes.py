@@ -13,6 +13,7 @@ from typing import Any
 from shardwise.compare.question import SpeedQuestion
 from shardwise.facts.gpus import NODE
 from shardwise.plan.block_time import block_seconds
+from shardwise.plan.host_time import host_seconds
 
 
 def _decide(question: SpeedQuestion, **changes: Any) -> SpeedQuestion:
@@ -162,8 +163,9 @@ def is_throttled(question: SpeedQuestion) -> float:
 
 def waits_for_host(question: SpeedQuestion) -> float:
     """Launches show where the kernels of a block are short."""
-    block = block_seconds(question.model, question.decided, question.rates, question.software)
-    return 0.02 + 0.3 * min(1.0, block.launch / (block.forward + block.backward))
+    about = (question.model, question.decided, question.rates, question.software)
+    block, host = block_seconds(*about), host_seconds(*about)
+    return 0.02 + 0.3 * min(1.0, host / (block.forward + block.backward))
 
 
 def waits_for_memory(question: SpeedQuestion) -> float:

@@ -30,7 +30,6 @@ _RING_FACTOR = 1.2
 # counted block is to a forecast what it is beside this one.
 _HIDDEN, _FFN_VECTORS = 4096, 3 * 14336
 _COUNTED_BYTES = {True: 492_584, False: 1_890_432}
-_COUNTED_KERNELS = {True: 34, False: 109}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ class BlockTime:
     selective: float
     """What `selective` checkpointing computes again of that."""
 
-    launch: float
     last_matmul: float
     """Seconds of forward matmuls whose result nothing in the block's backward needs."""
 
@@ -74,6 +72,12 @@ class BlockTime:
     def backward(self) -> float:
         """All of it, without recompute."""
         return self.matmul_backward + self.attention_backward + self.elementwise_backward
+
+
+def runs_float8(model: ModelSpec, decided: Decisions, software: Software) -> bool:
+    """Whether matmuls of trained weights are in float8."""
+    converts = software.converts_experts and decided.linear in FLOAT8_FORMATS
+    return converts or computes_float8(model, decided)
 
 
 def block_seconds(
@@ -124,14 +128,12 @@ class _Seconds:
         ends = sum(each.rows * each.count * (each.inner + each.width) for each in work.matmuls)
         besides = decided.tokens * (self._float8_bytes + self._adapter_bytes(ends))
         besides += 2 * software.unpack_passes * self._packed(weights)
-        kernels = whole.kernels / _COUNTED_KERNELS[decided.compile]
         return BlockTime(
             *self._matmuls(matmul, self._trained(work)),
             *self._attention(work.attentions),
             elementwise_forward=self._memory(decided.tokens * scale * forward + besides / 3),
             elementwise_backward=self._memory(decided.tokens * scale * backward + besides * 2 / 3),
             selective=self._memory(decided.tokens * scale * again),
-            launch=kernels * self._llama_launch,
             last_matmul=matmul * work.last_flops / max(1.0, work.matmul_flops),
         )
 
@@ -160,14 +162,12 @@ class _Seconds:
             elementwise_forward=self._memory(moved / 3),
             elementwise_backward=self._memory(moved * 2 / 3),
             selective=self._memory(again),
-            launch=self._llama_launch,
             last_matmul=matmul * min(1.0, ffn * model.hidden_size / weights),
         )
 
     @property
     def _float8(self) -> bool:
-        converts = self.software.converts_experts and self.decided.linear in FLOAT8_FORMATS
-        return converts or computes_float8(self.model, self.decided)
+        return runs_float8(self.model, self.decided, self.software)
 
     def _memory(self, moved: float) -> float:
         # Tensor parallelism splits all of it: the feed-forward by channels, norms and residuals by
@@ -274,11 +274,6 @@ class _Seconds:
         hidden_passes, ffn_passes = self._passes
         moved = hidden_passes * _HIDDEN + ffn_passes * _FFN_VECTORS
         return moved / _COUNTED_BYTES[self.decided.compile]
-
-    @property
-    def _llama_launch(self) -> float:
-        each = self.software.block_kernels * (1 if self.decided.compile else 2)
-        return each * self.rates.launch_s
 
     @property
     def _float8_bytes(self) -> float:

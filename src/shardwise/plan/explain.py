@@ -8,6 +8,9 @@ from shardwise.plan.axes import mesh_in_words
 from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
 from shardwise.units import format_bytes, format_count, format_duration, speed_unit
 
+# Of a step that the GPU waits for the host: below it nothing is said.
+_LATE_SHARE = 0.02
+
 
 def headline(plan: Plan) -> str:
     """One line: model, cluster, mesh, batch."""
@@ -72,12 +75,27 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         enough = format_count(forecast.tokens_to_hide)
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))
+        rows += _host_rows(forecast)
     tokens = budget_tokens or 1e9
     hours = forecast.hours_per_billion_tokens * tokens / 1e9
     cost = "no price known; set cluster.usd_per_gpu_hour"
     if forecast.usd_per_billion_tokens is not None:
         cost = f"USD {forecast.usd_per_billion_tokens * tokens / 1e9:,.0f}"
     return [*rows, (f"{format_count(tokens)} tokens", f"{format_duration(hours * 3600)}, {cost}")]
+
+
+def _host_rows(forecast: Forecast) -> list[tuple[str, str]]:
+    """What to do where the GPU waits for the host."""
+    share = forecast.terms["launch"] / forecast.step_s
+    if share < _LATE_SHARE:
+        return []
+    return [
+        (
+            "host",
+            f"the GPU waits {share:.0%} of a step for the host to launch its kernels; a larger "
+            "train.micro_batch or data.seq_len gives each of them more to do",
+        )
+    ]
 
 
 def _outer_rows(plan: Plan) -> list[tuple[str, str]]:

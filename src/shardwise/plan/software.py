@@ -78,6 +78,13 @@ class Software:
     block_kernels: float = 60.0
     """Launches for a block, forward and backward, compiled; twice as many without."""
 
+    tensor_launches: float = 0.0
+    """What FSDP2's hooks take the host for each parameter of a block, forward and backward, as so
+    many launches."""
+
+    unpack_launches: float = 0.0
+    """What operators on a packed weight take the host for each use, in the same way."""
+
     overlaps: bool = True
     """Launches and collectives run beside compute. On a CPU they do not: it does everything in
     turn, and FSDP2 waits for each of gloo's collectives."""
@@ -170,6 +177,12 @@ _HEADS: Heads = {
     "flex_attention": {64: 0.54, 128: 0.70, _WIDEST: 0.36},
     "flash_attention_4": {64: 0.90, 128: 1.10, 192: 0.90, _WIDEST: 0.69},
 }
+# Of the host beside an H200, in launches of 6 us: 20 us for each kernel of a block (a matmul takes
+# 19 to 28), and what two steps left that waited for the host: QLoRA of 8B at 2048 tokens,
+# recomputed, 9.9 ms a block, and a float8 base at 8192 tokens, 15.9 ms.
+_BLOCK_LAUNCHES = 34 * 20 / 6
+_TENSOR_LAUNCHES = 320 / 6
+_UNPACK_LAUNCHES = {"nf4": 150 / 6, "float8": 700 / 6}
 # Our own kernels copy into a reduce-scatter and compute AdamW, the loss and SwiGLU's backward. The
 # two ends of a step were measured with them, on models of 1B to 13B.
 OURS = Software(
@@ -219,13 +232,19 @@ def _of_packed(adapter: AdapterSpec, model: ModelSpec, decided: Decisions) -> di
     """What weights in four bits or eight change."""
     if not adapter.packed_params:
         return {}
+    floats = {"unpack_launches": _UNPACK_LAUNCHES["nf4"]}
     if adapter.packing == "nf4":
-        return {"unpack_passes": _UNPACK_PASSES}
+        return {**floats, "unpack_passes": _UNPACK_PASSES}
     if not multiplies_base(decided):
-        return {"unpack_passes": _FLOAT8_UNPACK_PASSES, "packed_width": 1.0}
+        return {**floats, "unpack_passes": _FLOAT8_UNPACK_PASSES, "packed_width": 1.0}
     experts = model.expert_params * model.num_layers / adapter.packed_params
     passes = experts * _FLOAT8_UNPACK_PASSES + (1 - experts) * _TURN_PASSES
-    return {"unpack_passes": passes, "packed_width": 1.0, "float8_passes": _BASE_CASTS}
+    return {
+        "unpack_passes": passes,
+        "packed_width": 1.0,
+        "float8_passes": _BASE_CASTS,
+        "unpack_launches": _UNPACK_LAUNCHES["float8"],
+    }
 
 
 def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
@@ -233,6 +252,7 @@ def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
     if device != "cuda":
         return ON_CPU if model.adapter is None else replace(ON_CPU, frozen=True)
     base = OURS if decided.own_kernels else Software(heads=_HEADS)
+    base = replace(base, block_kernels=_BLOCK_LAUNCHES, tensor_launches=_TENSOR_LAUNCHES)
     if decided.slice_tokens is None:
         base = replace(base, loss_passes=_WHOLE_PASSES)
     if model.adapter is not None:

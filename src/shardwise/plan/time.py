@@ -17,6 +17,7 @@ from shardwise.plan.activations import waiting_in_host
 from shardwise.plan.adam import ADAM_BYTES, matrix_params
 from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.host_time import host_seconds
 from shardwise.plan.rank_share import num_shards, stored_params, trained_share
 from shardwise.plan.software import OURS, Software
 from shardwise.plan.traffic import (
@@ -98,10 +99,13 @@ def estimate_time(
     tensor = layers * tensor_seconds(model, fabric, decided, software)
     expert = layers * expert_seconds(model, fabric, decided, software)
     forward, backward = block.forward, block.backward + again
-    # Launches run ahead of the device, and cost time only where a block's kernels are shorter.
-    short = max(0.0, block.launch - (forward + backward) * software.overlaps)
-    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     copied = software.copy_factor * copied_bytes(model, decided, software)
+    host = host_seconds(model, decided, rates, software)
+    # The host runs ahead of the device, and costs time only where a micro-batch's kernels are
+    # shorter than their launches.
+    once = loss + head_matmul + copied / rates.memory_bytes_per_s / passes
+    short = max(0.0, host - (forward + backward + once / layers) * software.overlaps)
+    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
     stored = stored_params(model, decided) / decided.pipeline
     trained = trained_share(model, decided) / decided.pipeline
     return TimeEstimate(

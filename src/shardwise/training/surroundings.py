@@ -51,7 +51,8 @@ def host_keeps_up(plan: Plan) -> bool:
     matmuls = _OF_A_BLOCK * plan.model.num_layers
     matmuls += _OF_AN_ADAPTER * (adapter.num_layers if adapter else 0)
     host_s = plan.decided.accumulation * matmuls * _HOST_S
-    return plan.forecast.step_s > _BESIDES * host_s
+    busy_s = plan.forecast.step_s - plan.forecast.terms["launch"]
+    return busy_s > _BESIDES * host_s
 
 
 def seed_step(seed: int, position: int, token_rank: int) -> None:

@@ -147,3 +147,12 @@ def refused(*words: str) -> str:
     with pytest.raises(UserError) as caught:
         app([*words], standalone_mode=False)
     return str(caught.value)
+
+
+def test_a_plan_says_where_the_gpu_waits_for_the_host() -> None:
+    small = ("--model", "llama-3.2-1b", "--cluster", "8xH200", "--seq", "512")
+    late = run_installed("plan", *small, "--micro-batch", "1").stdout
+    share, why = value_of("host", late).split(" of a step ", 1)
+    assert 0.3 < int(share.removeprefix("the GPU waits ").rstrip("%")) / 100 < 0.95
+    assert why.startswith("for the host to launch")
+    assert "  host " not in run_installed("plan", *small, "--micro-batch", "32").stdout

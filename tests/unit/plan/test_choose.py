@@ -440,8 +440,8 @@ def test_batch_is_micro_times_accumulation_times_ranks(
 
 def test_an_automatic_micro_batch_stays_below_the_token_cap(plan_of: PlanOf) -> None:
     plan = plan_of("cluster.name=8xH100", "data.seq_len=8192", "train.global_batch=1024")
-    assert plan.decided.micro_batch * 8192 == 16384
-    assert plan.decided.accumulation == 64
+    assert plan.decided.micro_batch * 8192 == 32768
+    assert plan.decided.accumulation == 32
 
 
 @pytest.mark.parametrize(

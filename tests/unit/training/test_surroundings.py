@@ -47,6 +47,9 @@ def test_matmuls_keep_it_where_the_host_would_be_late(tmp_path: Path) -> None:
     plan = choose_plan(load_config(file, ()), {})
     assert plan.forecast is not None and host_keeps_up(plan)
     assert not host_keeps_up(replace(plan, forecast=replace(plan.forecast, step_s=0.1)))
+    # A step that is long because the GPU waits for the host has no time to spare.
+    late = {**plan.forecast.terms, "launch": plan.forecast.step_s - 0.1}
+    assert not host_keeps_up(replace(plan, forecast=replace(plan.forecast, terms=late)))
 
 
 @pytest.mark.parametrize(
