@@ -19,6 +19,13 @@ def chunk_cat_by_torch(tensors: Sequence[Tensor], dim: int, num_chunks: int, out
     torch._chunk_cat(list(tensors), dim, num_chunks, out=out)
 
 
+def copy_to_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each tensor's numbers to the target at the same place, all in one kernel, which gets
+    their addresses as arguments."""
+    shaped = [target.view(source.shape) for target, source in zip(targets, sources, strict=True)]
+    torch._foreach_copy_(shaped, list(sources))
+
+
 def scaled_matmul(
     left: Tensor, right: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, *, fast: bool
 ) -> Tensor:

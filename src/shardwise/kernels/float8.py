@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef, custom_op
+from torch.library import CustomOpDef, custom_op, register_fake
 
+from shardwise.kernels.operators import on_gpu, operator
 from shardwise.kernels.swiglu import swiglu, swiglu_grads
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
@@ -27,7 +28,7 @@ def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return (torch.finfo(dtype).max / amax.double().clamp(min=_LEAST)).float()
 
 
-@custom_op("shardwise::amax", mutates_args=(), device_types="cpu")
+@operator("amax")
 def amax_of(x: Tensor) -> Tensor:
     """The largest magnitude of a matrix.
 
@@ -37,7 +38,7 @@ def amax_of(x: Tensor) -> Tensor:
     return x.abs().amax().float()
 
 
-@custom_op("shardwise::float8_cast", mutates_args=(), device_types="cpu")
+@operator("float8_cast")
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix in float8."""
     most = torch.finfo(dtype).max
@@ -102,12 +103,12 @@ def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape[1], x.shape[0], dtype=dtype)
 
 
-@amax_of.register_fake
+@register_fake(amax_of)
 def _(x: Tensor) -> Tensor:
     return x.new_empty((), dtype=torch.float32)
 
 
-@cast.register_fake
+@register_fake(cast)
 def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=dtype)
 
@@ -155,14 +156,18 @@ def _(
 # ---- on a GPU ---------------------------------------------------------------------------------
 
 
-def _by_triton(operator: CustomOpDef, name: str) -> None:
+def _by_triton(made: Any, name: str) -> None:
     """The Triton kernel of this name, imported when a GPU needs it."""
 
-    @operator.register_kernel("cuda")
     def kernel(*given: Any) -> Any:
         from shardwise.kernels import float8_triton
 
         return getattr(float8_triton, name)(*given)
+
+    if isinstance(made, CustomOpDef):
+        made.register_kernel("cuda")(kernel)
+    else:
+        on_gpu(made)(kernel)
 
 
 _by_triton(amax_of, "amax_of")

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import register_fake
 
 from shardwise.facts.float8_rows import row_bytes, width_of
 from shardwise.internals.functions import scaled_matmul
 from shardwise.kernels.float8 import BACKWARD, FORWARD, amax_of, cast
+from shardwise.kernels.operators import on_gpu, operator
 
 LEAST = 1e-12  # as for scales of other float8 tensors
 _BIAS, _DIGITS = 127, 23  # of the exponent of fp32
@@ -62,7 +63,7 @@ def codes_of(packed: Tensor) -> Tensor:
     return packed[..., : width_of(packed.shape[-1])].view(FORWARD)
 
 
-@custom_op("shardwise::float8_steps", mutates_args=(), device_types="cpu")
+@operator("float8_steps")
 def steps_of(packed: Tensor) -> Tensor:
     """What each row is multiplied by.
 
@@ -73,21 +74,21 @@ def steps_of(packed: Tensor) -> Tensor:
     return (exponents << _DIGITS).view(torch.float32)
 
 
-@custom_op("shardwise::float8_floats", mutates_args=(), device_types="cpu")
+@operator("float8_floats")
 def floats_of(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     """The weights of packed rows, where they are not multiplied as they are; `after` is as for
     NF4."""
     return (codes_of(packed).float() * steps_of(packed)[..., None]).to(dtype)
 
 
-@custom_op("shardwise::float8_row_product", mutates_args=(), device_types="cpu")
+@operator("float8_row_product")
 def product(x8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     """x8 * by @ codes.T; the columns are still to be multiplied by the steps."""
     # A CPU has the format but not the arithmetic, so it computes the same numbers in fp32.
     return ((x8.float() * by) @ codes_of(packed).float().t()).to(dtype)
 
 
-@custom_op("shardwise::float8_cast_columns", mutates_args=(), device_types="cpu")
+@operator("float8_cast_columns")
 def cast_columns(grad: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """A gradient times the steps of its columns in float8, and what that is to be multiplied by."""
     scaled = grad.float() * steps
@@ -96,7 +97,7 @@ def cast_columns(grad: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     return (scaled * scale).clamp(-most, most).to(BACKWARD), by
 
 
-@custom_op("shardwise::float8_row_grad", mutates_args=(), device_types="cpu")
+@operator("float8_row_grad")
 def input_grad(grad8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     """grad8 * by @ codes."""
     return ((grad8.float() * by) @ codes_of(packed).float()).to(dtype)
@@ -131,27 +132,27 @@ class Float8Product(torch.autograd.Function):
 # ---- what the compiler must know ------------------------------------------------------------
 
 
-@steps_of.register_fake
+@register_fake(steps_of)
 def _(packed: Tensor) -> Tensor:
     return packed.new_empty(packed.shape[:-1], dtype=torch.float32)
 
 
-@floats_of.register_fake
+@register_fake(floats_of)
 def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     return packed.new_empty(*packed.shape[:-1], width_of(packed.shape[-1]), dtype=dtype)
 
 
-@product.register_fake
+@register_fake(product)
 def _(x8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     return x8.new_empty(x8.shape[0], packed.shape[0], dtype=dtype)
 
 
-@cast_columns.register_fake
+@register_fake(cast_columns)
 def _(grad: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(grad, dtype=BACKWARD), grad.new_empty((), dtype=torch.float32)
 
 
-@input_grad.register_fake
+@register_fake(input_grad)
 def _(grad8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     return grad8.new_empty(grad8.shape[0], width_of(packed.shape[-1]), dtype=dtype)
 
@@ -160,33 +161,33 @@ def _(grad8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
 # The Triton kernels are imported where a GPU needs them.
 
 
-@steps_of.register_kernel("cuda")
+@on_gpu(steps_of)
 def _(packed: Tensor) -> Tensor:
     from shardwise.kernels import float8_rows_triton
 
     return float8_rows_triton.steps_of(packed)
 
 
-@floats_of.register_kernel("cuda")
+@on_gpu(floats_of)
 def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     from shardwise.kernels import float8_rows_triton
 
     return float8_rows_triton.floats_of(packed, dtype)
 
 
-@product.register_kernel("cuda")
+@on_gpu(product)
 def _(x8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     return scaled_matmul(x8, codes_of(packed).t(), (by, torch.ones_like(by)), dtype, fast=True)
 
 
-@cast_columns.register_kernel("cuda")
+@on_gpu(cast_columns)
 def _(grad: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     from shardwise.kernels import float8_rows_triton
 
     return float8_rows_triton.cast_columns(grad, steps)
 
 
-@input_grad.register_kernel("cuda")
+@on_gpu(input_grad)
 def _(grad8: Tensor, by: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
     from shardwise.kernels import float8_rows_triton
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import register_fake
 
 from shardwise.facts.nf4 import BLOCK, STEP_BYTES, row_bytes, width_of
+from shardwise.kernels.operators import on_gpu, operator
 
 # As published with QLoRA: quantiles of a normal distribution, with an exact zero.
 CODE_BOOK = (
@@ -46,7 +47,7 @@ def pack(rows: Tensor) -> Tensor:
     return made
 
 
-@custom_op("shardwise::nf4_floats", mutates_args=(), device_types="cpu")
+@operator("nf4_floats")
 def floats_of(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     """The weights of packed rows.
 
@@ -64,7 +65,7 @@ def floats_of(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -
     return (values * scales[..., None]).flatten(-2).to(dtype)
 
 
-@floats_of.register_fake
+@register_fake(floats_of)
 def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     return packed.new_empty(*packed.shape[:-1], width_of(packed.shape[-1]), dtype=dtype)
 
@@ -72,7 +73,7 @@ def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor
 # This module imports Triton, which is missing where there is no GPU.
 
 
-@floats_of.register_kernel("cuda")
+@on_gpu(floats_of)
 def _(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:
     from shardwise.kernels import nf4_triton
 

@@ -17,6 +17,13 @@ def test_chunks_of_all_tensors_lie_row_by_row() -> None:
     assert out.tolist() == [[0, 1, 2, 3, 0, 1], [4, 5, 0, 0, 2, 3]]
 
 
+def test_tensors_are_copied_and_cast_to_their_places() -> None:
+    sources = [torch.arange(6.0, dtype=torch.bfloat16).view(3, 2), torch.ones(1).bfloat16()]
+    row = torch.zeros(7)
+    functions.copy_to_each(row.split([6, 1]), sources)
+    assert row.tolist() == [0, 1, 2, 3, 4, 5, 1]
+
+
 def test_an_amount_is_added_to_each_in_place() -> None:
     tensors: list[Tensor] = [torch.zeros(()), torch.ones(())]
     functions.add_to_each(tensors, [torch.tensor(2.0), torch.tensor(3.0)])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwise.internals.fsdp2 import replace_copy
+from shardwise.kernels import unit_copies
 from shardwise.kernels.unit_copies import chunk_cat, split_with_sizes_copy
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -33,6 +34,17 @@ def test_every_rank_gets_its_rows(device: str, world: int, dtype: torch.dtype) -
     found, expected = room(tensors, world, dtype), room(tensors, world, dtype)
     chunk_cat(tensors, 0, world, out=found)
     torch._chunk_cat(tensors, 0, world, out=expected)
+    assert torch.equal(found, expected)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("most", [0, 2**23])
+def test_few_numbers_and_many_are_the_same(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(unit_copies, "_FEW", most)
+    tensors = gradients("cuda", torch.bfloat16)
+    found, expected = room(tensors, 1, torch.float32), room(tensors, 1, torch.float32)
+    chunk_cat(tensors, 0, 1, out=found)
+    torch._chunk_cat(tensors, 0, 1, out=expected)
     assert torch.equal(found, expected)
 
 
