@@ -144,6 +144,16 @@ def apply_to_unit(
     module.set_custom_reduce_scatter(cast(Any, comm))
 
 
+def reduce_alone(module: FSDPModule, plan: Plan) -> None:
+    """Set up the reductions of a rank that is alone: in place, unless gradients go on to the host.
+
+    FSDP2 copies those on the stream that reduces, behind the event after which it frees the input.
+    In place that is the memory that is being copied, and compute would write to it meanwhile.
+    """
+    if not plan.decided.offload:
+        reduce_in_place(module, torch.device(plan.cluster.device))
+
+
 def reduce_in_place(module: FSDPModule, device: torch.device) -> None:
     """Give the input and the output of a reduction one buffer, for a rank that is alone. The sum is
     then the input itself, and FSDP2 has nothing to copy.

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from shardwise.parallel.comm import reduce_in_place
+from shardwise.parallel.comm import reduce_alone
 from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
@@ -44,7 +43,7 @@ def shard_experts(
             )
             if over.size() == 1:
                 # There is nothing to sum, and FSDP2 would divide all gradients by 1.
-                reduce_in_place(cast(FSDPModule, module), torch.device(plan.cluster.device))
+                reduce_alone(cast(FSDPModule, module), plan)
         if experts:
             _gather_with(block, [cast(FSDPModule, module) for module in experts])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -17,7 +16,7 @@ from shardwise.kernels.own import uses_own
 from shardwise.kernels.unit_copies import chunk_cat
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.model.packed import is_packed
-from shardwise.parallel.comm import Carrier, apply_carrier, reduce_in_place
+from shardwise.parallel.comm import Carrier, apply_carrier, reduce_alone
 from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.expert_units import shard_experts
 from shardwise.parallel.gather import copy_unless_there, gathers_in_place, keep_shards
@@ -73,7 +72,7 @@ def apply_sharding(
     if mesh.fsdp.size() == 1:
         for module in sharded_modules(model):
             # There is nothing to sum, and FSDP2 would divide all gradients by 1.
-            reduce_in_place(module, torch.device(plan.cluster.device))
+            reduce_alone(module, plan)
     apply_carrier(model, units, plan, mesh, carrier, buffer)
     if mesh.fsdp.size() == 1:
         return

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from shardwise.parallel.comm import ComputeMemory
+from shardwise.parallel.comm import ComputeMemory, reduce_alone
 
 
 class Stream:
@@ -84,3 +85,15 @@ def test_a_cpu_has_no_streams() -> None:
     shared = ComputeMemory(torch.empty)
     made = shared((3,), dtype=torch.float32, device=torch.device("cpu"))
     assert made.shape == (3,) and made.dtype == torch.float32
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_what_the_host_still_copies_is_not_the_memory_of_an_input(offload: bool) -> None:
+    """FSDP2 frees the input of a reduction before the output has left for the host."""
+    given: list[Any] = []
+    module: Any = SimpleNamespace(set_custom_reduce_scatter=given.append)
+    plan: Any = SimpleNamespace(
+        decided=SimpleNamespace(offload=offload), cluster=SimpleNamespace(device="cpu")
+    )
+    reduce_alone(module, plan)
+    assert len(given) == (0 if offload else 1)
