@@ -35,7 +35,7 @@ FAULTS = {
               "memory.pin_memory=false"),
     "SW125": ("model=llama-3.2-1b", "cluster=8xH100", "memory.offload=cpu", "train.micro_batch=1"),
     "SW126": ("model=llama-3.2-1b", "cluster=8xH100", "memory.checkpoint_activations=full",
-              "train.micro_batch=1"),
+              "train.micro_batch=4"),
     "SW127": ("model=gemma-3-4b", "cluster=8xH100", "memory.loss=full", "train.micro_batch=1",
               "data.seq_len=8192"),
     "SW128": (*EIGHT, "optim.clip_norm=null"),
