@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 
 from shardwise.checkpoint.check import check_contents, check_files
 from shardwise.checkpoint.index import read_index
@@ -31,6 +31,7 @@ from shardwise.checkpoint.store import (
 )
 from shardwise.checkpoint.structure import check_tensors, refuse_tensors
 from shardwise.errors import UserError
+from shardwise.model.stages import is_staged
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
@@ -74,8 +75,9 @@ def restore_checkpoint(
     index = read_index(checkpoint.path)
     tensors = live if sites is None else sites.names_in(index, live)
     kept = kept_tensors(model, tensors)
-    # Nobody here reads what other sites had.
-    others = {name for name in index if is_of_sites(name) or name in live} - tensors.keys()
+    # Nobody here reads what other sites had, nor what belongs to other stages.
+    theirs = _names_of_all(live, world) if is_staged(model) else live.keys()
+    others = {name for name in index if is_of_sites(name) or name in theirs} - tensors.keys()
     if wrong := check_tensors({n: each for n, each in index.items() if n not in others}, kept):
         raise refuse_tensors(checkpoint.path, wrong)
     dcp.load(
@@ -88,6 +90,11 @@ def restore_checkpoint(
     if sites is not None:
         sites.take_common(index, live)
     refresh_scales(model, plan)
+
+
+def _names_of_all(live: Mapping[str, Tensor], world: World) -> set[str]:
+    """The names of the tensors of all stages."""
+    return {name for names in world.gather(sorted(live)) for name in names}
 
 
 def _newest_candidate(root: Path, world: World, tell: Tell) -> Checkpoint | None:

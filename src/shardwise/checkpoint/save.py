@@ -47,6 +47,7 @@ from shardwise.checkpoint.store import (
 from shardwise.errors import UserError
 from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
+from shardwise.model.stages import is_staged
 from shardwise.model.weights import Portion
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
@@ -168,9 +169,14 @@ class Saver:
         # written once.
         kept = kept_tensors(self.model, tensors)
         self._needed_bytes = sum(
-            math.prod(portion.shape) * portion.dtype.itemsize * self._copies(name)
+            _whole_bytes(portion) * self._copies(name)
             for name, portion in kept.items()
         )
+        if is_staged(self.model):
+            # Ranks of one stage have the same tensors.
+            everyone = self.world.gather({n: _whole_bytes(each) for n, each in kept.items()})
+            sizes = {name: size for each in everyone for name, size in each.items()}
+            self._needed_bytes = sum(sizes.values())
         staged = self._stage(tensors)
         stage_s = time.perf_counter() - started
         write = partial(self._write, kept, staged, progress, hurried=hurried)
@@ -329,6 +335,10 @@ class Saver:
             created=time.time(),
             files=dict(files),
         )
+
+
+def _whole_bytes(portion: Portion) -> int:
+    return math.prod(portion.shape) * portion.dtype.itemsize
 
 
 def software_versions() -> dict[str, str]:

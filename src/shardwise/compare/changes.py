@@ -130,7 +130,7 @@ def frozen(question: SpeedQuestion) -> SpeedQuestion | None:
 
 
 def _world(question: SpeedQuestion) -> int:
-    return question.decided.world_size * question.decided.pipeline
+    return question.decided.world_size
 
 
 def of_all_gpus(question: SpeedQuestion) -> float | None:

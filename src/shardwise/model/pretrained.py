@@ -30,6 +30,7 @@ from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.lora import adapter_params
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
 from shardwise.model.packed import is_packed
+from shardwise.model.stages import names_elsewhere
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import Portion, portions_of, stored_tensors
 
@@ -167,6 +168,7 @@ def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
     matched = _Matched(_own_tensors(model))
     # Files may hold buffers that the model computes itself; nobody reads them.
     computed = {name for name, _ in model.named_buffers()} - matched.tensors.keys()
+    elsewhere = names_elsewhere(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     renamings, converters = _conversions(model)
 
@@ -184,11 +186,13 @@ def _match_keys(model: nn.Module, files: StoredWeights) -> _Matched:
                 fusion = fusions.setdefault(name, _Fusion(converter, name))
                 fusion.keys.setdefault(pattern, []).append(key)
                 break
+            if pattern is not None and fit(target, elsewhere):
+                break
         else:
             name = fit(renamed) or fit(_without_wrappers(key))
             if name and name not in matched.plain:
                 matched.plain[name] = key
-            elif not fit(renamed, computed):
+            elif not fit(renamed, computed | elsewhere):
                 matched.left[key] = renamed
     matched.fusions.extend(fusions.values())
     return matched

@@ -70,7 +70,11 @@ def initialise_weights(
     params: dict[str, Tensor] = dict(model.named_parameters())
     targets = portions_of(model, params | dict(model.named_buffers()))
     for members in _unit_members(twin, units):
-        _fill_unit(targets, twin, members, device, seed)
+        owned = (
+            f"{name}.{key}" for name, m in members for key, _ in m.named_parameters(recurse=False)
+        )
+        if not targets.keys().isdisjoint(owned):
+            _fill_unit(targets, twin, members, device, seed)
     initialise_buffers(model, twin, device, seed=seed)
 
 
@@ -88,7 +92,8 @@ def initialise_buffers(
     with _own_random_state(device):
         _run_initialisers(twin, members, seed)
     targets = dict(model.named_buffers())
-    for key in full:
+    # A rank that has a part of the blocks has a part of their buffers.
+    for key in full.keys() & targets.keys():
         # Buffers are looked up by name, because an initialiser may have replaced the tensor.
         copy_shard(targets[key], twin.get_buffer(key))
     for _, module in members:

@@ -183,7 +183,7 @@ class Mesh:
     """The ranks that make one step together, and so agree on what to do next."""
 
     eval_group: ProcessGroup
-    """The ranks that evaluate different sequences."""
+    """The ranks that add up the losses of an evaluation."""
 
     @property
     def data_degree(self) -> int:
@@ -204,6 +204,11 @@ class Mesh:
     def counts_batch(self) -> bool:
         """Whether this rank counts the tokens of its part, for all ranks that read the same."""
         return self.axes.index(self.world.rank, *_BATCH_AXES) == 0
+
+    @property
+    def counts_eval(self) -> bool:
+        """Whether this rank counts its tokens, for all ranks of `eval_group` that read the same."""
+        return self.axes.index(self.world.rank, "pipeline", "context") == 0
 
     @property
     def token_rank(self) -> int:
@@ -228,7 +233,8 @@ class Mesh:
     def clip_group(self) -> ProcessGroup | None:
         """Ranks that sum one norm in several orders, and must agree on it; None where all ranks
         sum alike."""
-        return self.step_group if self.axes.size("tensor", "expert") > 1 else self.replicas
+        several = self.axes.size("pipeline", "tensor", "expert") > 1
+        return self.step_group if several else self.replicas
 
     @property
     def groups(self) -> list[ProcessGroup]:
@@ -253,6 +259,7 @@ def build_mesh(plan: Plan) -> Mesh:
     axes = Axes(
         site=decided.site,
         replicate=decided.replicate,
+        pipeline=decided.pipeline,
         shard=decided.shard,
         context=decided.context,
         tensor=decided.tensor,
@@ -287,7 +294,7 @@ def lay_out(axes: Axes, world: World, device: str) -> Mesh:
         return devices.get_group(name)
 
     loss, tokens, step = map(group_along, (LOSS_AXES, TOKEN_AXES, STEP_AXES))
-    evaluates = group_along(("site", *TOKEN_AXES)) if axes.site > 1 else tokens
+    evaluates = group_along(("site", *LOSS_AXES)) if axes.site > 1 else loss
     travels = axes.expert > 1 and axes.tensor > 1
     routers = group_along((*TOKEN_AXES, "tensor")) if travels else tokens
     groups = {name: group_of(name) for name in AXES if axes.size(name) > 1}

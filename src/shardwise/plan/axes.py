@@ -10,7 +10,7 @@ from shardwise.errors import UserError
 from shardwise.plan.decisions import Decisions
 
 # Only these axes may have more than one rank so far.
-SUPPORTED = ("site", "replicate", "shard", "context", "tensor", "expert")
+SUPPORTED = ("site", "replicate", "pipeline", "shard", "context", "tensor", "expert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,22 @@ class InnerAxes:
     tensor: int = 1
     context: int = 1
     expert: int = 1
+    pipeline: int = 1
+
+    @property
+    def neighbours(self) -> int:
+        """Ranks that compute a block together."""
+        return self.tensor * self.context
 
     @property
     def ranks(self) -> int:
         """Ranks that work on one part of a batch together."""
-        return self.tensor * self.context
+        return self.neighbours * self.pipeline
 
     @property
     def num_used(self) -> int:
         """Axes that have more than one rank."""
-        return (self.tensor > 1) + (self.context > 1) + (self.expert > 1)
+        return sum(size > 1 for size in asdict(self).values())
 
 
 def given_axes(mesh: MeshConfig) -> InnerAxes:
@@ -51,8 +57,8 @@ def validate_supported(sizes: Mapping[str, int]) -> None:
 
 def mesh_in_words(decided: Decisions) -> str:
     """The sizes of all axes, those of one rank left out beside the first two."""
-    more = ("site", "context", "tensor", "expert")
-    order = ("site", "replicate", "shard", "context", "tensor", "expert")
+    more = ("site", "pipeline", "context", "tensor", "expert")
+    order = ("site", "replicate", "pipeline", "shard", "context", "tensor", "expert")
     sizes = {name: getattr(decided, name) for name in order}
     shown = [f"{name}={n}" for name, n in sizes.items() if n > 1 or name not in more]
     return " x ".join(shown)

@@ -16,6 +16,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.axes import InnerAxes, given_axes, validate_supported
 from shardwise.plan.context import check_context
 from shardwise.plan.expert import check_expert
+from shardwise.plan.pipeline import check_pipeline
 from shardwise.plan.tensor import check_tensor
 
 
@@ -93,6 +94,16 @@ def _divides_world(asked: Question) -> Iterator[UserError]:
     axes, world = asked.axes, asked.world // asked.config.num_sites
     if world % axes.ranks == 0:
         return
+    if axes.pipeline > 1:
+        yield UserError(
+            f"mesh.pipeline={axes.pipeline} x mesh.tensor={axes.tensor} x "
+            f"mesh.context={axes.context} does not divide {world} ranks",
+            why="every rank sits at one place of the mesh, so the product of the axes is the world "
+            "size",
+            fix=f"write mesh.tensor=1 mesh.context=1 "
+            f"mesh.pipeline={_largest_divisor(axes.pipeline, world)}",
+        )
+        return
     if world % axes.context:
         sizes = f"mesh.context=1 mesh.tensor={_largest_divisor(axes.tensor, world)}"
     else:
@@ -131,6 +142,10 @@ def _deals_experts(asked: Question) -> Iterator[UserError]:
         yield from check_expert(*asked.about)
 
 
+def _divides_into_stages(asked: Question) -> Iterator[UserError]:
+    yield from check_pipeline(*asked.about, asked.config.num_sites)
+
+
 def _divides_sequences(asked: Question) -> Iterator[UserError]:
     yield from check_context(*asked.about)
 
@@ -150,6 +165,7 @@ RULES: tuple[Rule, ...] = (
     _supported,
     _divides_sites,
     _divides_world,
+    _divides_into_stages,
     _divides_blocks,
     _deals_experts,
     _divides_sequences,

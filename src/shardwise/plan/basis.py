@@ -8,6 +8,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.adam import choose_offload_optimizer
 from shardwise.plan.adapter import choose_adapter
+from shardwise.plan.axes import given_axes
 from shardwise.plan.attention import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
@@ -21,11 +22,14 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     """One choice for each of them, by the name of the decision."""
     on_gpu, memory = cluster.device == "cuda", config.memory
     param, why_param = _best_format(cluster)
-    compiled = on_gpu if memory.compile == "auto" else memory.compile
+    compiles = on_gpu and given_axes(config.mesh).pipeline == 1
+    compiled = compiles if memory.compile == "auto" else memory.compile
     chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
     why_compile = "fuses norms, rope and activations"
     if not on_gpu:
         why_compile = "compiling takes longer than it saves"
+    elif not compiles:
+        why_compile = "compiled blocks were not compared with one process in stages"
     why_state = "bf16 rounds Adam's moments stochastically, so it is not chosen unless asked for"
     why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
     wanted = decide(config, "param_dtype", param, why_param)
@@ -44,8 +48,8 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "compile": decide(
             config,
             "compile",
-            on_gpu,
-            why_compile if on_gpu else "compiling takes longer than it saves",
+            compiles,
+            why_compile,
         ),
         "offload": _choose_offload(config, model, cluster),
         "overlap_optimizer": _choose_overlap(config),

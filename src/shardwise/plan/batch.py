@@ -12,6 +12,9 @@ from shardwise.plan.decisions import Choice
 # An `auto` micro-batch stops here: larger ones fill memory and gain no speed.
 MAX_AUTO_TOKENS = {"cuda": 32768, "cpu": 2048}
 
+# With so many micro-batches for each of its ranks a pipeline is idle a fifth of the time at most.
+PASSES_PER_STAGE = 4
+
 
 def micro_batch_candidates(train: TrainConfig, ranks: int, seq_len: int, device: str) -> list[int]:
     """Micro-batches that keep the batch whole, largest first."""
@@ -44,13 +47,17 @@ def validate_batch(train: TrainConfig, ranks: int) -> None:
 
 
 def choose_batch(
-    train: TrainConfig, ranks: int, micro: Choice[int]
+    train: TrainConfig, ranks: int, micro: Choice[int], least: int = 1
 ) -> tuple[Choice[int], Choice[int]]:
-    """(accumulation, global batch) for a chosen micro-batch."""
+    """(accumulation, global batch) for a chosen micro-batch. `least` ranks are stages of a
+    pipeline."""
     if train.accumulation != "auto":
         passes = Choice(train.accumulation, "given", "user")
     elif train.global_batch == "auto":
         passes = Choice(1, "one pass per step", "rule")
+        if least > 1:
+            why = f"{PASSES_PER_STAGE} for each of {least} ranks with stages, which wait less then"
+            passes = Choice(PASSES_PER_STAGE * least, why, "rule")
     else:
         formula = f"{train.global_batch} sequences / ({micro.value} x {ranks} ranks)"
         passes = Choice(train.global_batch // (micro.value * ranks), formula, "rule")

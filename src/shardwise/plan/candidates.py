@@ -11,7 +11,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import InnerAxes
+from shardwise.plan.axes import InnerAxes, given_axes
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.exchange import outer_bytes
@@ -23,6 +23,8 @@ from shardwise.plan.mesh import (
     strategy_of_mesh,
     with_inner_axes,
 )
+from shardwise.plan.pipeline import with_full_pipeline
+from shardwise.plan.stages import in_stages
 
 RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
 
@@ -121,12 +123,15 @@ def leanest_forms(
 
 def _micro_batches(config: RunConfig, cluster: ClusterSpec, candidate: Candidate) -> list[int]:
     ranks, seq_len = candidate.mesh.data_ranks, config.data.seq_len
-    return micro_batch_candidates(config.train, ranks, seq_len, cluster.device)
+    found = micro_batch_candidates(config.train, ranks, seq_len, cluster.device)
+    return with_full_pipeline(config, found, ranks, candidate.mesh.pipeline)
 
 
 def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
     if config.memory.checkpoint_activations != "auto":
         return (config.memory.checkpoint_activations,)
+    if candidate.mesh.pipeline > 1 and config.mesh.pipeline_schedule == "zero_bubble":
+        return ("none",)
     return RECOMPUTE_MODES if candidate.recompute_allowed else ("none",)
 
 
@@ -134,9 +139,11 @@ def _forms(
     config: RunConfig, candidate: Candidate, ways: Iterable[tuple[str | float, int]]
 ) -> Iterator[StepForm]:
     """The forms for such ways to recompute and micro-batches."""
+    mesh = candidate.mesh
     for mode, micro in ways:
-        ranks = candidate.mesh.data_ranks
-        passes, batch = choose_batch(config.train, ranks, Choice(micro, "", "rule"))
+        passes, batch = choose_batch(
+            config.train, mesh.data_ranks, Choice(micro, "", "rule"), least=mesh.pipeline
+        )
         for accumulate in _ways_to_accumulate(config, passes.value):
             yield StepForm(mode, micro, passes.value, batch.value, accumulate)
 
@@ -156,6 +163,7 @@ def on_mesh(config: RunConfig, model: ModelSpec, basis: Choices, candidate: Cand
         sequence_parallel=mesh.tensor > 1 and config.mesh.sequence_parallel,
         context=mesh.context,
         expert=mesh.expert,
+        **in_stages(config, model, mesh.pipeline),
     )
 
 
@@ -163,7 +171,7 @@ def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Ite
     # Ranks along the other axes are neighbours, and share a fast domain as one. Sites have the same
     # mesh.
     world = cluster.world_size // config.num_sites // axes.ranks
-    domain = max(1, min(cluster.nvlink_domain // axes.ranks, world))
+    domain = max(1, min(cluster.nvlink_domain // axes.neighbours, world))
     given = complete_mesh(config.mesh, world)
     strategy = config.shard.strategy
     if strategy != "auto":
@@ -253,4 +261,6 @@ def _ways_to_accumulate(config: RunConfig, passes: int) -> list[str]:
     """What is kept from one micro-batch to the next: both ways where the planner may decide."""
     if config.memory.accumulate != "auto":
         return [config.memory.accumulate]
-    return ["unsharded"] if passes == 1 else ["unsharded", "sharded"]
+    if passes == 1 or given_axes(config.mesh).pipeline > 1:
+        return ["unsharded"]
+    return ["unsharded", "sharded"]

@@ -66,6 +66,14 @@ class Decisions:
 
     replicate: Annotated[int, "mesh.replicate"] = 1
     shard: Annotated[int, "mesh.shard"] = 1
+    pipeline: Annotated[int, "mesh.pipeline"] = 1
+    pipeline_schedule: Annotated[str, "mesh.pipeline_schedule"] = "1f1b"
+    pipeline_chunks: Annotated[int, "mesh.pipeline_chunks"] = 1
+    """Stages on each rank; more of them shrink the bubble."""
+
+    pipeline_blocks: Annotated[str, "mesh.pipeline_blocks"] = "-"
+    """Blocks of each stage, such as 5+3; `-` where there is one."""
+
     tensor: Annotated[int, "mesh.tensor"] = 1
     sequence_parallel: Annotated[bool, "mesh.sequence_parallel"] = False
     """Ranks along `tensor` divide the tokens of norms and of the residual."""
@@ -118,10 +126,6 @@ class Decisions:
 
     # What follows needs no reason: it is the user's, or there is no choice yet.
     seq_len: Annotated[int, "data.seq_len"] = 2048
-    pipeline: int = 1
-    pipeline_chunks: int = 1
-    """Model chunks a pipeline stage interleaves; more of them shrink the bubble."""
-
     outer_bytes: int = 0
     """Bytes for each parameter of a shard that joining several sites takes. Estimates of memory
     alone read it."""
@@ -140,7 +144,7 @@ class Decisions:
     @property
     def world_size(self) -> int:
         """All ranks of the mesh."""
-        return self.data_ranks * self.context * self.tensor
+        return self.data_ranks * self.pipeline * self.context * self.tensor
 
     @property
     def tokens(self) -> int:

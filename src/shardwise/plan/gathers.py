@@ -31,6 +31,9 @@ def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
     """What happens to gathered parameters after forward."""
     if config.shard.reshard_after_forward != "auto" and not reshard_divides(config, mesh):
         raise reshard_error(config, mesh.num_shards)
+    if mesh.pipeline > 1 and config.mesh.pipeline_schedule == "zero_bubble":
+        why = "zero_bubble computes gradients of weights from what is still gathered"
+        return Choice(False, why, "rule")
     if mesh.reshard_after_forward:
         why = "frees gathered parameters, which backward gathers again"
     else:
@@ -71,6 +74,9 @@ def _choose_gather_in_place(
                 "or shard.reshard_after_forward=false",
             )
         return Choice(shard.gather_in_place, "given", "user")
+    if mesh.pipeline > 1:
+        why = "several micro-batches use a block's parameters between two gathers"
+        return Choice(False, why, "rule")
     if mesh.num_shards == 1:
         return Choice(False, "nothing is gathered", "rule")
     if not isinstance(reshard, bool):

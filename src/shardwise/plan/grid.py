@@ -23,7 +23,7 @@ from shardwise.plan.searched import Searched, over_sites, search_options
 _SHARES = (1 / 4, 1 / 2, 1, 2, 4)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SHORTEST = 128  # tokens
-_AXES = ("tensor", "context", "expert")
+_AXES = ("pipeline", "tensor", "context", "expert")
 
 
 @dataclass(frozen=True, slots=True)

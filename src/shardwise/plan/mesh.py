@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
@@ -24,6 +24,7 @@ class MeshShape:
     context: int = 1
     expert: int = 1
     site: int = 1
+    pipeline: int = 1
 
     @property
     def data_ranks(self) -> int:
@@ -62,7 +63,7 @@ def strategy_of_mesh(replicate: int, shards: int) -> str:
 
 def with_inner_axes(shape: MeshShape, axes: InnerAxes) -> MeshShape:
     """The same with the axes along which ranks share a batch."""
-    return replace(shape, tensor=axes.tensor, context=axes.context, expert=axes.expert)
+    return replace(shape, **asdict(axes))
 
 
 def padding(num_rows: int, num_shards: int) -> float:
@@ -89,7 +90,9 @@ def complete_mesh(mesh: MeshConfig, world: int) -> tuple[int, int] | None:
 
 def _ranks(mesh: MeshConfig, world: int) -> str:
     axes = given_axes(mesh)
-    inner = [f"mesh.{name}" for name in ("context", "tensor") if getattr(axes, name) > 1]
+    inner = [
+        f"mesh.{name}" for name in ("pipeline", "context", "tensor") if getattr(axes, name) > 1
+    ]
     inner += [] if mesh.site in ("auto", 1) else ["mesh.site"]
     return f"{world} ranks" + (f", which {' and '.join(inner)} leave" if inner else "")
 

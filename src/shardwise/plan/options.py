@@ -92,7 +92,7 @@ class Search:
         for tensor in _sizes(mesh.tensor, self._fast_ranks):
             for context in _sizes(mesh.context, world):
                 for expert in _sizes(mesh.expert, furthest):
-                    axes = InnerAxes(tensor, context, expert)
+                    axes = InnerAxes(tensor, context, expert, given.pipeline)
                     asked = Question(axes, self.config, self.model, self.hf_config, world)
                     if axes != given and axes_error(asked) is None:
                         yield axes

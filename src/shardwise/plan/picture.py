@@ -13,7 +13,7 @@ from shardwise.plan.plan import Plan
 from shardwise.plan.rank_share import num_expert_shards
 
 # Neighbours along the first are neighbours in rank.
-_FROM_INSIDE = ("tensor", "context", "shard", "replicate", "site")
+_FROM_INSIDE = ("tensor", "context", "shard", "pipeline", "replicate", "site")
 _OWN_LETTERS = {"site": "i"}
 _LETTERS = {name: _OWN_LETTERS.get(name, name[0]) for name in (*_FROM_INSIDE, "expert")}
 _WIDTH = 80

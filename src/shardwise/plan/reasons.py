@@ -14,6 +14,7 @@ from shardwise.plan.batch import choose_batch
 from shardwise.plan.decisions import Choice, Choices, Source
 from shardwise.plan.given import decide
 from shardwise.plan.search import Option, fits
+from shardwise.plan.stages import choose_stages
 from shardwise.units import format_bytes, format_count
 
 
@@ -26,11 +27,14 @@ def choices_of(
     why = best.candidate.why if origin != "search" else _why_searched(best, options, cluster)
     recompute, micro = _why_recompute(best, cluster), _why_micro(best, cluster)
     micro_batch = _searched(config, "micro_batch", best, micro)
-    accumulation, global_batch = choose_batch(config.train, decided.data_ranks, micro_batch)
+    accumulation, global_batch = choose_batch(
+        config.train, decided.data_ranks, micro_batch, least=decided.pipeline
+    )
     return {
         "strategy": Choice(decided.strategy, why, origin),
         "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
         "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
+        **choose_stages(config, model, decided.pipeline),
         **{
             name: decide(
                 config, name, getattr(decided, name), why_axis(name, best, options, cluster)

@@ -53,7 +53,7 @@ class Option:
     def standing(self) -> float:
         """The speed by which it is chosen."""
         decided = self.decided
-        axes = InnerAxes(decided.tensor, decided.context, decided.expert)
+        axes = InnerAxes(decided.tensor, decided.context, decided.expert, decided.pipeline)
         return self.speed / (1 + AXIS_GAIN) ** axes.num_used
 
     @property
@@ -67,7 +67,7 @@ class Option:
         strategy = decided.strategy
         if strategy == "hybrid_shard" and decided.keeps_gathered:
             strategy = "hybrid_shard (parameters kept)"
-        more = ("context", "tensor", "expert")
+        more = ("pipeline", "context", "tensor", "expert")
         axes = "".join(f", {name} {n}" for name in more if (n := getattr(decided, name)) > 1)
         return (
             f"{strategy} {decided.replicate} x {decided.shard}{axes}, {recompute}, micro-batch "

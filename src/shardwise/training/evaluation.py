@@ -25,7 +25,6 @@ def evaluate(
     mesh: Mesh,
 ) -> tuple[float, PreferenceScores | None]:
     """Mean loss over the held-out batches of all ranks."""
-    counts = mesh.split is None or mesh.split.rank == 0
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     scores = []
     model.eval()
@@ -33,7 +32,7 @@ def evaluate(
     for batch in batches:
         found = objective.loss(model, batch, device)
         totals[0] += found.total
-        totals[1] += objective.num_terms(batch) * counts
+        totals[1] += objective.num_terms(batch) * mesh.counts_eval
         scores += [] if found.scores is None else [found.scores]
     model.train()
     reshard_all(model)

@@ -317,7 +317,7 @@ def refuse_chunked(reason: str) -> UserError:
     )
 
 
-def _chunked_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+def _chunked_loss(self: Any, input_ids: Tensor | None, labels: Tensor, **apart: Any) -> Tensor:
     hidden = self.base_model(input_ids=input_ids, use_cache=False, **apart)[0]
     loss: Tensor = self.get_output_embeddings()(hidden.flatten(0, 1), labels.flatten())
     return loss
@@ -330,12 +330,12 @@ def _chunked_token_losses(self: Any, input_ids: Tensor, labels: Tensor, **apart:
     return losses
 
 
-def _full_loss(self: Any, input_ids: Tensor, labels: Tensor, **apart: Any) -> Tensor:
+def _full_loss(self: Any, input_ids: Tensor | None, labels: Tensor, **apart: Any) -> Tensor:
     return _full_token_losses(self, input_ids, labels, "sum", **apart)
 
 
 def _full_token_losses(
-    self: Any, input_ids: Tensor, labels: Tensor, reduction: str = "none", **apart: Any
+    self: Any, input_ids: Tensor | None, labels: Tensor, reduction: str = "none", **apart: Any
 ) -> Tensor:
     logits = type(self).forward(self, input_ids=input_ids, use_cache=False, **apart).logits
     flat = logits.flatten(0, 1).float()

@@ -23,6 +23,7 @@ from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.lora import initialise_adapters
 from shardwise.model.split_attention import split_attention_of
+from shardwise.model.stages import keep_stages
 from shardwise.model.weights import (
     allocate_shards,
     initialise_buffers,
@@ -37,6 +38,7 @@ from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
 from shardwise.parallel.precision import DTYPES
 from shardwise.parallel.reduce_buffer import reduce_buffer_for
+from shardwise.parallel.stages import Stages, stages_of
 from shardwise.plan.plan import Plan
 from shardwise.training.adapted import validate_called
 from shardwise.training.agree import Topic, settle_in_group
@@ -47,6 +49,7 @@ from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, w
 from shardwise.training.objective import NextToken, Objective
 from shardwise.training.outer import Outer
 from shardwise.training.overlapped import build_for
+from shardwise.training.pipeline import StagedNextToken, attach_stages
 from shardwise.training.preference import PreferenceObjective
 from shardwise.training.reference import Reference, open_reference
 from shardwise.training.surroundings import fast_attention
@@ -98,6 +101,8 @@ def build_session(
 def objective_of(session: Session) -> Objective:
     """What the plan asks to be minimised."""
     config, reference = session.plan.settings.preference, session.reference
+    if (stages := stages_of(session.plan, session.mesh)) is not None:
+        return StagedNextToken(stages)
     if config.objective == "none":
         return NextToken(session.mesh.split)
     table = None if reference is None else reference.table
@@ -121,6 +126,8 @@ def build_model(
 def shard_model(plan: Plan, mesh: Mesh, carrier: Carrier | None = None) -> tuple[Any, UnitMap]:
     """The model with the plan's changes, still on meta."""
     model, buffer = _build_on_meta(plan), reduce_buffer_for(plan, mesh)
+    if (stages := stages_of(plan, mesh)) is not None:
+        keep_stages(model, stages.blocks, stages.own)
     prepare_head(
         model,
         plan.decided.loss_chunk_tokens,
@@ -192,6 +199,9 @@ def length_order(plan: Plan, data: DataSplits) -> LengthOrder | None:
 def attach_training_loss(session: Session, say: Say) -> None:
     """Give the model its losses. Their form is checked on real weights, so these come first."""
     plan, model = session.plan, session.model
+    if (stages := stages_of(plan, session.mesh)) is not None:
+        _attach_loss_to_stages(session, stages)
+        return
     if plan.model.source == "counted":
         # It is known for the other families. The launcher has tried models that fit into its
         # memory.
@@ -212,6 +222,15 @@ def attach_training_loss(session: Session, say: Say) -> None:
     attach_loss(model, chunked=chunked)
     register_fsdp_forward_method(model, "sum_loss")
     register_fsdp_forward_method(model, "token_losses")
+
+
+def _attach_loss_to_stages(session: Session, stages: Stages) -> None:
+    """No rank can run the whole model. The form of its head was found without weights when the run
+    was planned, and a family that has another would be known by then."""
+    plan, model = session.plan, session.model
+    attach_loss(model, chunked=plan.decided.loss == "chunked")
+    attach_stages(model, stages)
+    register_fsdp_forward_method(model, "run_stage")
 
 
 def _fill_adapters(model: Any, plan: Plan, say: Say) -> None:

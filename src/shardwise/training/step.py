@@ -16,6 +16,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.model.cuts import cuts_by_param
 from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.stages import stages_of
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
 from shardwise.training.copies import GradientSums
@@ -26,6 +27,7 @@ from shardwise.training.objective import NextToken, Objective
 from shardwise.training.optim import allocate_state, set_learning_rate, step_if_finite
 from shardwise.training.overlapped import settle
 from shardwise.training.passes import OneByOne, Passed, Passes
+from shardwise.training.pipeline import StagePasses
 from shardwise.training.scale import scale_of
 
 
@@ -123,6 +125,9 @@ class Stepper:
         aux, z = bool(plan.decided.router_aux_loss), bool(plan.decided.router_z_loss)
         balance = Balance(model, mesh.router_group, aux=aux, z=z) if aux or z else None
         self.objective = objective or NextToken(mesh.split)
+        stages = stages_of(plan, mesh)
+        if passes is None and stages is not None:
+            passes = StagePasses(model, plan, stages, on_phase)
         self.passes = passes or OneByOne(model, plan, balance, on_phase, self.objective)
         cuts = cuts_by_param(model)
         groups = {param: mesh.group(cut.axis) for param, cut in cuts.items()}
@@ -232,6 +237,10 @@ class Stepper:
             param.grad: group for param, group in self.cut_over.items() if param.grad is not None
         }
         norm = total_norm(grads, cut_over)
+        if (stages := self.mesh.group("pipeline")) is not None:
+            square = norm.square()
+            dist.all_reduce(square, group=stages)
+            norm = square.sqrt()
         if self.mesh.clip_group is not None and any(isinstance(grad, DTensor) for grad in grads):
             # Every replica has summed in an order of its own. Clipped by norms that differ in their
             # last bit, replicas would drift apart.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.config.schema.words import Auto, Strategy
+from shardwise.config.schema.words import Auto, PipelineSchedule, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,21 @@ class MeshConfig:
 
     shard: int | Auto = "auto"
     """Ranks that one copy is sharded over (the axis of all-gather and reduce-scatter)."""
+
+    pipeline: int | Auto = "auto"
+    """Ranks along which the blocks are divided into stages (pipeline parallel). `auto`: one."""
+
+    pipeline_schedule: PipelineSchedule = "1f1b"
+    """The order in which micro-batches pass the stages. `1f1b`: one forward, one backward in turn.
+    `interleaved_1f1b`: each rank has several stages, so that ranks wait less. `zero_bubble`: the
+    gradients of weights are computed later, while ranks would wait."""
+
+    pipeline_chunks: int | Auto = "auto"
+    """Stages on each rank. `auto`: two with `interleaved_1f1b`, otherwise one."""
+
+    pipeline_blocks: str | Auto = "auto"
+    """Blocks of each stage in order, such as 5+3. `auto`: the stages take about as long, the head
+    and the loss included."""
 
     tensor: int | Auto = "auto"
     """Ranks that compute each matmul together (tensor parallel): neighbours, over NVLink."""

@@ -6,6 +6,7 @@ from typing import Literal
 
 Auto = Literal["auto"]
 Strategy = Literal["auto", "full_shard", "shard_grad_op", "hybrid_shard", "no_shard"]
+PipelineSchedule = Literal["1f1b", "interleaved_1f1b", "zero_bubble"]
 DtypeName = Literal["bf16", "fp16", "fp32"]
 FLOAT8_FORMATS = ("float8", "float8_rowwise")  # of `precision.linear`
 

@@ -1,0 +1,76 @@
+"""The stages of a pipeline: which rank has which, and how hidden states go from one to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.precision import DTYPES
+from shardwise.plan.plan import Plan
+from shardwise.plan.stages import stage_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """All stages, as one of the ranks that have them sees them."""
+
+    blocks: tuple[range, ...]
+    """The blocks of each stage."""
+
+    rank: int
+    """The place of this rank among those of the pipeline."""
+
+    ranks: int
+    group: ProcessGroup
+    width: int
+    """Channels of a hidden state."""
+
+    dtype: torch.dtype
+    """What hidden states are sent in."""
+
+    device: torch.device
+
+    @property
+    def last(self) -> int:
+        """The number of the stage with the head."""
+        return len(self.blocks) - 1
+
+    @property
+    def own(self) -> list[int]:
+        """The numbers of this rank's stages. Neighbours in number lie on neighbours in rank."""
+        return list(range(self.rank, len(self.blocks), self.ranks))
+
+    def owner(self, stage: int) -> int:
+        """The rank of a stage."""
+        return stage % self.ranks
+
+    def receive(self, stage: int, shape: tuple[int, int]) -> Tensor:
+        """The hidden states of so many sequences and tokens that a stage begins with."""
+        hidden = torch.empty((*shape, self.width), dtype=self.dtype, device=self.device)
+        dist.recv(hidden, group=self.group, group_src=self.owner(stage - 1))
+        return hidden
+
+    def send(self, stage: int, hidden: Tensor) -> None:
+        """What a stage has made, to the next one."""
+        dist.send(hidden.contiguous(), group=self.group, group_dst=self.owner(stage + 1))
+
+
+def stages_of(plan: Plan, mesh: Mesh) -> Stages | None:
+    """The stages of a plan; None where every rank has all blocks."""
+    group, decided = mesh.group("pipeline"), plan.decided
+    if group is None:
+        return None
+    return Stages(
+        blocks=tuple(stage_ranges(decided.pipeline_blocks)),
+        rank=mesh.axes.place(mesh.world.rank)["pipeline"],
+        ranks=decided.pipeline,
+        group=group,
+        width=plan.model.hidden_size,
+        dtype=DTYPES[decided.output_dtype or decided.param_dtype],
+        device=torch.device(plan.cluster.device),
+    )

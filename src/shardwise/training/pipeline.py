@@ -1,0 +1,222 @@
+"""Forward and backward over the stages of a pipeline, in the order of a schedule of PyTorch's.
+
+Every rank of a pipeline reads the same micro-batches. A stage is told the number of one, and finds
+tokens, positions and labels by itself, so that only hidden states and their gradients travel.
+PyTorch's schedules know FSDP2 only where a stage is a module of its own; here all stages of a rank
+are one FSDP2 model. So gradients stay on the rank in every backward, and are reduced once after
+the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from shardwise.data.loader import MicroBatch
+from shardwise.internals.fsdp2_state import reduce_gradients
+from shardwise.model.stages import running
+from shardwise.parallel.stages import Stages
+from shardwise.plan.plan import Plan
+from shardwise.training.objective import BatchLoss, model_inputs
+from shardwise.training.passes import Passed
+
+
+def attach_stages(model: Any, stages: Stages) -> None:
+    """Give `model` the method `run_stage(number, received, labels, more)`. The last stage returns
+    its loss, and all others their hidden states. The model has its loss already, and registers
+    this method in its place."""
+    sum_loss = model.sum_loss
+
+    def run_stage(
+        self: Any, number: int, received: Tensor, labels: Tensor, more: dict[str, Any]
+    ) -> Tensor:
+        ids = received if number == 0 else None
+        given = more if number == 0 else {**more, "inputs_embeds": received}
+        is_last = number == stages.last
+        with running(self, stages.blocks[number], is_last=is_last):
+            if is_last:
+                loss: Tensor = sum_loss(ids, labels, **given)
+                return loss
+            hidden: Tensor = self.base_model(input_ids=ids, **given, use_cache=False)[0]
+            return hidden
+
+    model.run_stage = MethodType(run_stage, model)
+
+
+class StageModule(nn.Module):
+    """One stage as PyTorch's schedules call it: with the number of a micro-batch."""
+
+    def __init__(self, model: Any, number: int, is_last: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.number = number
+        self.is_last = is_last
+        self.batches: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+        self.losses: list[Tensor] = []
+
+    def forward(self, received: Tensor, batch: Tensor) -> Tensor:
+        """The stage's hidden states, or its loss as a tensor of one number."""
+        ids, labels, more = self.batches[int(batch)]
+        output: Tensor = self.model.run_stage(
+            self.number, ids if self.number == 0 else received, labels, more
+        )
+        if not self.is_last:
+            return output
+        self.losses.append(output.detach())
+        return output[None]
+
+
+class TimedStage(PipelineStage):
+    """A stage that adds up how long it computes."""
+
+    busy_s = 0.0
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch's, timed."""
+        return self._timed(super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch's, timed."""
+        return self._timed(super().backward_one_chunk, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch's, timed."""
+        return self._timed(super().backward_weight_one_chunk, *args, **kwargs)
+
+    def _timed(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        done = act(*args, **kwargs)
+        self.busy_s += time.perf_counter() - started
+        return done
+
+
+class StagePasses:
+    """All micro-batches of a step through the stages of this rank."""
+
+    def __init__(
+        self, model: Any, plan: Plan, stages: Stages, on_phase: Callable[[str], None]
+    ) -> None:
+        self.model = model
+        self.plan = plan
+        self.stages = stages
+        self.on_phase = on_phase
+        self.device = torch.device(plan.cluster.device)
+        self.modules = [StageModule(model, n, n == stages.last) for n in stages.own]
+        self._schedules: dict[tuple[int, ...], tuple[Any, list[TimedStage]]] = {}
+        self._scale: Callable[[Tensor], Tensor] = torch.sum
+        self.took_s = self.busy_s = 0.0
+        """Of all steps so far: from the first forward to the last backward, and computing."""
+
+    def forward_backward(
+        self, batches: Sequence[MicroBatch], num_terms: Tensor, loss_scale: float
+    ) -> Passed:
+        """Gradients are reduced after the last backward."""
+        inputs = [model_inputs(batch, self.device) for batch in batches]
+        for module in self.modules:
+            module.batches, module.losses = inputs, []
+        self._scale = lambda loss: loss.sum() / num_terms * loss_scale
+        keeps = self.plan.decided.keeps_gathered
+        self.model.set_requires_gradient_sync(False)
+        self.model.set_is_last_backward(False)
+        self.model.set_reshard_after_backward(not keeps)
+        schedule, stages = self._schedule_of(len(batches), tuple(inputs[0][0].shape))
+        numbers = torch.arange(len(batches))
+        first = (numbers,) if 0 in self.stages.own else ()
+        target = {"target": numbers} if self.stages.last in self.stages.own else {}
+        self.on_phase("forward")
+        started, before = time.perf_counter(), sum(stage.busy_s for stage in stages)
+        schedule.step(*first, batch=numbers, **target)
+        self.took_s += time.perf_counter() - started
+        self.busy_s += sum(stage.busy_s for stage in stages) - before
+        self.on_phase("backward")
+        self.model.set_reshard_after_backward(True)
+        reduce_gradients(self.model)
+        losses = [loss for module in self.modules for loss in module.losses]
+        zero = torch.zeros((), device=self.device)
+        for module in self.modules:
+            module.batches, module.losses = [], []
+        return Passed(torch.stack(losses).sum() if losses else zero)
+
+    def _schedule_of(self, num: int, shape: tuple[int, ...]) -> tuple[Any, list[TimedStage]]:
+        """The schedule for so many micro-batches of one shape, which is made once."""
+        key = (num, *shape)
+        if key not in self._schedules:
+            stages = [self._stage(module, shape) for module in self.modules]
+            self._schedules[key] = self._make_schedule(num, stages), stages
+        return self._schedules[key]
+
+    def _make_schedule(self, num: int, stages: list[TimedStage]) -> Any:
+        common: dict[str, Any] = {
+            "n_microbatches": num,
+            "loss_fn": lambda loss, _: self._scale(loss),
+            "scale_grads": False,
+        }
+        name = self.plan.decided.pipeline_schedule
+        if name == "1f1b":
+            return Schedule1F1B(stages[0], **common)
+        if name == "interleaved_1f1b":
+            return ScheduleInterleaved1F1B([*stages], **common)
+        return ScheduleInterleavedZeroBubble([*stages], **common)
+
+    def _stage(self, module: StageModule, shape: tuple[int, ...]) -> TimedStage:
+        """Shapes are given, so that PyTorch need not find them by a forward that FSDP2 would
+        see."""
+        stages = self.stages
+
+        def hidden() -> Tensor:
+            given = torch.empty((*shape, stages.width), dtype=stages.dtype, device="meta")
+            return given.requires_grad_()
+
+        number = torch.empty(1, dtype=torch.int64, device="meta")
+        loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
+        return TimedStage(
+            module,
+            module.number,
+            len(stages.blocks),
+            self.device,
+            input_args=(number if module.number == 0 else hidden(),),
+            output_args=(loss if module.is_last else hidden(),),
+            group=stages.group,
+        )
+
+
+class StagedNextToken:
+    """The cross-entropy of every token that counts, by forwards over all stages."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages
+
+    def prepare(self, model: Any, batches: Sequence[MicroBatch], device: torch.device) -> None:
+        """Tokens share nothing."""
+
+    def num_terms(self, batch: MicroBatch) -> int:
+        """The labels that count."""
+        return batch.num_valid_tokens
+
+    def loss(self, model: Any, batch: MicroBatch, device: torch.device) -> BatchLoss:
+        """The loss on the rank of the last stage, and 0 on all others. It has no gradient."""
+        stages, (ids, labels, more) = self.stages, model_inputs(batch, device)
+        hidden, total = ids, torch.zeros((), device=device)
+        for number in range(len(stages.blocks)):
+            if number not in stages.own:
+                continue
+            if number > 0:
+                hidden = stages.receive(number, (ids.shape[0], ids.shape[1]))
+            with torch.no_grad():
+                hidden = model.run_stage(number, hidden, labels, more)
+            if number == stages.last:
+                total = hidden
+            else:
+                stages.send(number, hidden)
+        return BatchLoss(total)
