@@ -24,6 +24,7 @@ from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
 from shardwise.checkpoint.store import final_path
+from shardwise.model.stages import is_staged
 from shardwise.parallel.mesh import World
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
@@ -96,6 +97,26 @@ DIVIDED_LAYOUTS: list[Layout] = [
     ("tensor-hybrid", 4),
     ("tensor-offload", 2),
 ]
+# Three blocks in two and three stages, more of them than ranks, and beside other axes.
+PIPED_MODEL: Settings = {
+    "model.overrides": {**SHAPE, "num_hidden_layers": 4, "tie_word_embeddings": False},
+    "train.accumulation": 2,
+}
+PIPED: dict[str, Settings] = {
+    "whole": {"shard.strategy": "full_shard"},
+    "stages": {"mesh.pipeline": 2, "mesh.pipeline_blocks": "3+1"},
+    "turns": {"mesh.pipeline": 2, "mesh.pipeline_schedule": "interleaved_1f1b"},
+    "sharded stages": {"mesh.pipeline": 2, "shard.strategy": "full_shard"},
+    "copied stages": {"mesh.pipeline": 2, "mesh.replicate": 2, "mesh.shard": 1},
+}
+PIPED_LAYOUTS: list[Layout] = [
+    ("stages", 2),
+    ("whole", 1),
+    ("sharded stages", 4),
+    ("turns", 2),
+    ("copied stages", 4),
+    ("whole", 3),
+]
 # Meshes of every axis, which hold one and the same model.
 AXES_MODEL: Settings = {
     "model.name": "tiny-mixtral",
@@ -145,6 +166,8 @@ def settings_of(layout: Layout) -> Settings:
         return {"model.overrides": SHAPE, "train.global_batch": 12, **ADAPTED[layout[0]]}
     if layout[0] in DIVIDED:
         return {**DIVIDED_MODEL, "train.global_batch": 12, **DIVIDED[layout[0]]}
+    if layout[0] in PIPED:
+        return {**PIPED_MODEL, "train.global_batch": 24, **PIPED[layout[0]]}
     if layout[0] in AXES:
         return {**AXES_MODEL, "train.global_batch": 12, **AXES[layout[0]]}
     strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
@@ -206,11 +229,20 @@ def what_it_holds(session: Session, position: int) -> Held:
         mine = []
     rows: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(rows, mine)
-    return Held(
-        {name: digest(whole(each.tensor, each.cut)) for name, each in kept.items()},
-        [row for rank in rows for row in rank],
-        position,
-    )
+    digests = {name: digest(whole(each.tensor, each.cut)) for name, each in kept.items()}
+    if is_staged(session.model):
+        digests = of_all_stages(digests)
+    return Held(digests, [row for rank in rows for row in rank], position)
+
+
+def of_all_stages(digests: dict[str, str]) -> dict[str, str]:
+    """What the ranks hold together, in one order. Those of a stage hold the same."""
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, digests)
+    pairs = {pair for each in everyone for pair in each.items()}
+    found = dict(sorted(pairs))
+    assert len(found) == len(pairs)
+    return found
 
 
 def digest(tensor: Tensor) -> str:
@@ -278,6 +310,10 @@ def test_meshes_of_all_axes_read_each_other(ranks: Pools, tmp_path: Path) -> Non
     assert_read_anywhere(ranks, layouts, tmp_path)
 
 
+def test_stages_and_whole_models_read_each_other(ranks: Pools, tmp_path: Path) -> None:
+    assert_read_anywhere(ranks, PIPED_LAYOUTS if IS_LONG else PIPED_LAYOUTS[:3], tmp_path)
+
+
 @pytest.mark.long
 def test_any_mesh_reads_adapters_that_a_tensor_axis_divides(ranks: Pools, tmp_path: Path) -> None:
     layouts = [("plain-adapters", 2), ("tensor-adapters", 2), ("tensor-adapters", 4)]
@@ -296,7 +332,8 @@ def assert_read_anywhere(ranks: Pools, layouts: list[Layout], tmp_path: Path) ->
     for target in layouts:
         sources = [layout for layout in layouts if layout != target]
         for rank in ranks(target[1]).run(restore_all, target, [roots[each] for each in sources]):
-            assert rank == [held[source] for source in sources]
+            for found_here, source in zip(rank, sources, strict=True):
+                assert found_here == held[source]
 
 
 DEALT = [("experts", 1), ("dealt", 2), ("dealt copies", 4)]
