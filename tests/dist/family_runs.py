@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,19 @@ HEADER = f"{'family':26} {'plain':>10} {'ours':>10} {'loss diff':>10} {'export':
 
 
 def compare(
-    ranks: Ranks, family: str, home: Path, settings: Mapping[str, Any] | None = None
+    ranks: Ranks,
+    family: str,
+    home: Path,
+    settings: Mapping[str, Any] | None = None,
+    change: Callable[[PreTrainedConfig], None] | None = None,
 ) -> Compared:
     """Make the family, train it in both ways, export it, and measure the differences.
 
-    A mixture's config asks for its router's auxiliary loss.
+    A mixture's config asks for its router's auxiliary loss, unless another `change` is wanted.
     """
     source, run, out = home / "source", home / "run", home / "out"
     config = tiny_config(family)
-    ask_for_router_loss(config)
+    (change or ask_for_router_loss)(config)
     save_model(config, source)
     wanted = {**SETTINGS, "model.name": str(source), **(settings or {})}
     results = ranks.run(train_ours, wanted, run / "checkpoints")

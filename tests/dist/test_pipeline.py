@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from family_runs import HEADER, Compared, compare
 from rank_pool import Ranks
 from tiny_runs import (
     Settings,
@@ -18,6 +20,8 @@ from tiny_runs import (
     train_plainly,
     whole_params,
 )
+
+from shardwise.plan.pipeline import FAMILIES
 
 pytestmark = pytest.mark.dist
 
@@ -34,7 +38,7 @@ SHAPE = {
 LLAMA: Settings = {"model.name": "tiny-llama", "model.overrides": SHAPE}
 FULL: Settings = {"shard.strategy": "full_shard"}
 GRAD: Settings = {"shard.strategy": "shard_grad_op"}
-HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2, "mesh.shard": 1}
+HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
 TURNS: Settings = {"mesh.pipeline_schedule": "interleaved_1f1b"}
 ZERO: Settings = {"mesh.pipeline_schedule": "zero_bubble"}
 RECOMPUTED: Settings = {"memory.checkpoint_activations": "full"}
@@ -43,13 +47,23 @@ WAYS: dict[str, tuple[int, int, Settings]] = {
     "1f1b": (2, 2, {"mesh.pipeline_blocks": "4+1"}),
     "interleaved": (2, 2, {**TURNS, **RECOMPUTED}),
     "zero bubble": (2, 2, {**ZERO, "mesh.pipeline_chunks": 2}),
-    "FSDP x PP": (2, 4, {**FULL, "train.accumulation": 8, "train.micro_batch": 1}),
+    "FSDP x PP": (2, 4, {**FULL, "memory.accumulate": "sharded"}),
     "FSDP x PP, zero bubble": (2, 4, {**FULL, **ZERO}),
     "4 stages": (4, 4, {"memory.loss": "full", **RECOMPUTED}),
 }
+# Windows in every other block, norms of heads, experts.
+SAMPLE = ("qwen3", "gemma3_text", "mixtral")
+FAMILY: Settings = {"mesh.pipeline": 2, "train.micro_batch": 1}
 LONG_WAYS: dict[str, tuple[int, int, Settings]] = {
-    "ZeRO-2 x PP": (2, 4, GRAD),
-    "DDP x PP": (2, 4, {"shard.strategy": "no_shard"}),
+    "FSDP x PP, reduced once": (2, 4, {**FULL, "memory.accumulate": "unsharded"}),
+    "ZeRO-2 x PP": (2, 4, {**GRAD, "memory.accumulate": "unsharded"}),
+    "HSDP x PP": (2, 8, {**HYBRID, "mesh.shard": 2, "train.accumulation": 2}),
+    "HSDP x PP, reduced each time": (
+        2,
+        8,
+        {**HYBRID, "mesh.shard": 2, "train.accumulation": 2} | {"memory.accumulate": "sharded"},
+    ),
+    "DDP x PP": (2, 4, {"shard.strategy": "no_shard", "memory.accumulate": "sharded"}),
     "ZeRO-2 x PP, interleaved": (2, 4, {**GRAD, **TURNS}),
     "FSDP x PP, interleaved": (2, 4, {**FULL, **TURNS}),
     "more micro-batches": (2, 2, {"train.accumulation": 16, "train.micro_batch": 1}),
@@ -95,3 +109,39 @@ def _check(
     settings = {**LLAMA, "train.accumulation": 4, "mesh.pipeline": stages, **more}
     run = ranks(world).run(train_in_stages, world, settings)[0]
     assert_close(run, whole, tally)
+
+
+@pytest.mark.parametrize("family", SAMPLE)
+def test_a_family_trains_as_plain_pytorch_trains_it(
+    family: str, ranks: Pools, tmp_path: Path
+) -> None:
+    _assert_equal(compare(ranks(4), family, tmp_path, FAMILY, _untie))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("more", [TURNS, ZERO], ids=["interleaved", "zero bubble"])
+def test_families_in_other_orders(
+    family: str, more: Settings, ranks: Pools, tmp_path: Path
+) -> None:
+    settings = {**FAMILY, "shard.strategy": "auto", **more}
+    _assert_equal(compare(ranks(2), family, tmp_path, settings, _untie_four))
+
+
+def _untie(config: Any) -> None:
+    """Stages cannot share a table, nor compute the losses of routers."""
+    config.tie_word_embeddings = False
+
+
+def _untie_four(config: Any) -> None:
+    """The same with blocks enough for two stages on each of two ranks."""
+    _untie(config)
+    config.num_hidden_layers = 4
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[place % 2] for place in range(4)]
+    if hasattr(config, "no_rope_layers"):
+        config.no_rope_layers = [1, 0, 1, 0]
+
+
+def _assert_equal(found: Compared) -> None:
+    assert found.is_equal, f"\n{HEADER}\n{found.row()}"

@@ -169,8 +169,7 @@ class Saver:
         # written once.
         kept = kept_tensors(self.model, tensors)
         self._needed_bytes = sum(
-            _whole_bytes(portion) * self._copies(name)
-            for name, portion in kept.items()
+            _whole_bytes(portion) * self._copies(name) for name, portion in kept.items()
         )
         if is_staged(self.model):
             # Ranks of one stage have the same tensors.

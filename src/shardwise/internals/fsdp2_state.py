@@ -15,6 +15,7 @@ def reduce_gradients(model: Any) -> None:
     """Reduce what backwards without gradient sync have left, and end the iteration."""
     model.set_is_last_backward(True)
     model.set_requires_gradient_sync(True)
+    model.set_requires_all_reduce(True)
     root = model._get_fsdp_state()
     for state in root._state_ctx.all_states:
         for group in _groups(state):

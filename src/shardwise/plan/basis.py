@@ -8,8 +8,8 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.adam import choose_offload_optimizer
 from shardwise.plan.adapter import choose_adapter
-from shardwise.plan.axes import given_axes
 from shardwise.plan.attention import choose_attention
+from shardwise.plan.axes import given_axes
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide

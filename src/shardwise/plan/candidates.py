@@ -261,6 +261,7 @@ def _ways_to_accumulate(config: RunConfig, passes: int) -> list[str]:
     """What is kept from one micro-batch to the next: both ways where the planner may decide."""
     if config.memory.accumulate != "auto":
         return [config.memory.accumulate]
-    if passes == 1 or given_axes(config.mesh).pipeline > 1:
+    splits = config.mesh.pipeline_schedule == "zero_bubble"
+    if passes == 1 or (splits and given_axes(config.mesh).pipeline > 1):
         return ["unsharded"]
     return ["unsharded", "sharded"]

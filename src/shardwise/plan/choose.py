@@ -17,7 +17,6 @@ from shardwise.plan.caveats import caveats, expanded
 from shardwise.plan.decisions import Choice, Decisions
 from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
-from shardwise.plan.memory import estimate_memory
 from shardwise.plan.options import Search
 from shardwise.plan.outer import choose_site, look_out, outer_warnings, slowed
 from shardwise.plan.plan import Plan
@@ -25,6 +24,7 @@ from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
 from shardwise.plan.search import Option, alternatives, fits
 from shardwise.plan.searched import search_options
+from shardwise.plan.stage_memory import estimate_largest
 from shardwise.units import format_bytes
 
 # Host memory of a server with eight GPUs. Offload that needs more is not offered.
@@ -106,7 +106,7 @@ def _validate_fits(best: Option, search: Search) -> None:
             return False
         validate_axes(changed, model, search.hf_config, place.world_size)
         return any(
-            fits(estimate_memory(model, place, decided), place)
+            fits(estimate_largest(model, place, decided), place)
             for decided in _smallest(replace(search, config=changed, cluster=place))
         )
 

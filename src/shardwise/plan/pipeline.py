@@ -67,11 +67,6 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "compiled blocks were not compared with one process in stages",
     ),
     (
-        "memory.accumulate=sharded",
-        lambda c: c.memory.accumulate == "sharded",
-        "gradients are reduced once, after the last micro-batch of a step",
-    ),
-    (
         "shard.unit_classes",
         lambda c: bool(c.shard.unit_classes),
         "stages are cut between the blocks of the model's own list",
@@ -201,6 +196,12 @@ def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
             "zero_bubble computes gradients of weights later, from parameters that are still "
             "gathered",
             "write shard.reshard_after_forward=false, or mesh.pipeline_schedule=1f1b",
+        )
+    if config.memory.accumulate == "sharded":
+        yield _refusal(
+            ranks,
+            "zero_bubble leaves gradients on the rank until the last micro-batch of a step",
+            "write memory.accumulate=unsharded, or mesh.pipeline_schedule=1f1b",
         )
 
 

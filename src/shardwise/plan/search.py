@@ -12,9 +12,9 @@ from shardwise.facts.rates import Rates
 from shardwise.plan.axes import InnerAxes
 from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.memory import estimate_memory
 from shardwise.plan.plan import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
+from shardwise.plan.stage_memory import estimate_largest
 from shardwise.plan.time import estimate_time, forward_seconds, speed_of
 from shardwise.units import format_bytes
 
@@ -93,7 +93,7 @@ class Appraiser:
     def memory_of(self, decided: Decisions) -> MemoryEstimate:
         """What they take at the peak."""
         if decided not in self.known:
-            self.known[decided] = estimate_memory(self.model, self.cluster, decided)
+            self.known[decided] = estimate_largest(self.model, self.cluster, decided)
         return self.known[decided]
 
     def look_at(self, candidate: Candidate, rank: int, decided: Decisions) -> Option:

@@ -19,7 +19,9 @@ from shardwise.plan.block_time import BlockTime, block_seconds
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.host_time import host_seconds
 from shardwise.plan.rank_share import num_shards, stored_params, trained_share
+from shardwise.plan.schedule import seconds_of_step
 from shardwise.plan.software import OURS, Software
+from shardwise.plan.stage_time import pipeline_of
 from shardwise.plan.traffic import (
     block_traffic,
     collectives_of,
@@ -122,7 +124,9 @@ def estimate_time(
         expert_parallel=passes * expert,
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
-        bubble=_idle_share(model, decided) * busy,
+        bubble=_bubble_seconds(model, fabric, decided, forward, backward, loss + head_matmul)
+        if "+" in decided.pipeline_blocks
+        else _idle_share(model, decided) * busy,
         optimizer=_optimizer_seconds(trained, decided, rates, software)
         + _whole_matrix_seconds(model, decided, rates),
         offload=_offload_seconds(stored, decided, fabric, software, layers * forward)
@@ -203,6 +207,24 @@ def _doublings(fabric: Fabric, decided: Decisions) -> float:
     """The number of doublings from one node to all."""
     ranks = decided.replicate * decided.shard * decided.context * decided.tensor * decided.pipeline
     return log2(max(1.0, ranks / fabric.domain))
+
+
+def _bubble_seconds(
+    model: ModelSpec,
+    fabric: Fabric,
+    decided: Decisions,
+    forward: float,
+    backward: float,
+    head: float,
+) -> float:
+    """What ranks wait for each other in the schedule of their stages, as a mean over ranks.
+
+    `forward` and `backward` are of one block, and `head` is the head's and the loss's mean over
+    ranks.
+    """
+    pipeline = pipeline_of(model, fabric, decided, forward, backward, head * decided.pipeline)
+    ranks = range(pipeline.ranks)
+    return seconds_of_step(pipeline) - sum(map(pipeline.busy, ranks)) / pipeline.ranks
 
 
 def _idle_share(model: ModelSpec, decided: Decisions) -> float:

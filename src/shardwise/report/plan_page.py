@@ -8,11 +8,11 @@ from pathlib import Path
 from shardwise.metrics.verdict import SPEED_BAND
 from shardwise.plan.elsewhere import other_kinds, other_sizes, searched_for
 from shardwise.plan.grid import look_around
-from shardwise.plan.memory import memory_over_step
 from shardwise.plan.picture import picture_lines
 from shardwise.plan.plan import Alternative, Forecast, Plan
 from shardwise.plan.search import fits
 from shardwise.plan.searched import Searched
+from shardwise.plan.stage_memory import largest_over_step
 from shardwise.report.breakdown import (
     draw_parts,
     exact,
@@ -147,7 +147,7 @@ def _tiles(plan: Plan, tokens: float) -> Iterator[tuple[str, object, object]]:
 
 
 def _memory(plan: Plan) -> Html:
-    over_step = memory_over_step(plan.model, plan.cluster, plan.decided)
+    over_step = largest_over_step(plan.model, plan.cluster, plan.decided)
     peak = max(over_step, key=lambda where: over_step[where].total)
     bars = [
         Stack(

@@ -3,8 +3,8 @@
 Every rank of a pipeline reads the same micro-batches. A stage is told the number of one, and finds
 tokens, positions and labels by itself, so that only hidden states and their gradients travel.
 PyTorch's schedules know FSDP2 only where a stage is a module of its own; here all stages of a rank
-are one FSDP2 model. So gradients stay on the rank in every backward, and are reduced once after
-the last.
+are one FSDP2 model, whose hooks gather and free parameters as ever. Gradients are reduced in every
+backward, or stay on the rank until the last one is done.
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ class StagePasses:
         for module in self.modules:
             module.batches, module.losses = inputs, []
         self._scale = lambda loss: loss.sum() / num_terms * loss_scale
-        keeps = self.plan.decided.keeps_gathered
-        self.model.set_requires_gradient_sync(False)
-        self.model.set_is_last_backward(False)
+        keeps, waits = self.plan.decided.keeps_gathered, self.plan.decided.accumulates_unsharded
+        self.model.set_requires_gradient_sync(not waits)
+        self.model.set_requires_all_reduce(not waits)
+        self.model.set_is_last_backward(not waits)
         self.model.set_reshard_after_backward(not keeps)
         schedule, stages = self._schedule_of(len(batches), tuple(inputs[0][0].shape))
         numbers = torch.arange(len(batches))
@@ -141,7 +142,8 @@ class StagePasses:
         self.busy_s += sum(stage.busy_s for stage in stages) - before
         self.on_phase("backward")
         self.model.set_reshard_after_backward(True)
-        reduce_gradients(self.model)
+        if waits:
+            reduce_gradients(self.model)
         losses = [loss for module in self.modules for loss in module.losses]
         zero = torch.zeros((), device=self.device)
         for module in self.modules:

@@ -1,0 +1,36 @@
+"""How long the stages of a pipeline take, and how long their ranks wait for each other."""
+
+from __future__ import annotations
+
+from shardwise.facts.fabric import Fabric
+from shardwise.facts.models import ModelSpec
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.schedule import Pipeline
+from shardwise.plan.stages import stage_ranges
+
+
+def pipeline_of(
+    model: ModelSpec,
+    fabric: Fabric,
+    decided: Decisions,
+    forward: float,
+    backward: float,
+    head: float,
+) -> Pipeline:
+    """The schedule with the seconds of its stages, from those of one block and of the head with the
+    loss."""
+    blocks = [len(stage) for stage in stage_ranges(decided.pipeline_blocks)]
+    last = len(blocks) - 1
+    # The loss is computed with the gradients of the head, in forward.
+    ahead = [count * forward + head * (stage == last) for stage, count in enumerate(blocks)]
+    hidden = decided.tokens * model.hidden_size * DTYPE_BYTES[decided.param_dtype]
+    stride = decided.shard * decided.context * decided.tensor
+    return Pipeline(
+        decided.pipeline_schedule,
+        decided.pipeline,
+        decided.accumulation,
+        tuple(ahead),
+        tuple(count * backward for count in blocks),
+        # Half of what two ranks gather comes from the other one.
+        fabric.seconds("all_gather", 2 * hidden, 2, stride),
+    )
