@@ -63,6 +63,7 @@ LONG_WAYS: dict[str, tuple[int, int, Settings]] = {
         8,
         {**HYBRID, "mesh.shard": 2, "train.accumulation": 2} | {"memory.accumulate": "sharded"},
     ),
+    "ZeRO-2 x PP, reduced each time": (2, 4, {**GRAD, "memory.accumulate": "sharded"}),
     "DDP x PP": (2, 4, {"shard.strategy": "no_shard", "memory.accumulate": "sharded"}),
     "ZeRO-2 x PP, interleaved": (2, 4, {**GRAD, **TURNS}),
     "FSDP x PP, interleaved": (2, 4, {**FULL, **TURNS}),

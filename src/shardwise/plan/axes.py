@@ -67,8 +67,15 @@ def mesh_in_words(decided: Decisions) -> str:
 def warn_of_axes(decided: Decisions, device: str) -> list[str]:
     """The warning for axes that ranks on one GPU were compared on, but no ranks over NCCL."""
     sizes = {name: getattr(decided, name) for name in asdict(InnerAxes())}
+    if device == "cpu":
+        return []
+    if sizes.pop("pipeline") > 1:
+        return [
+            f"mesh.pipeline={decided.pipeline} gave the losses of one process on CPU ranks, and "
+            "has not run on GPUs yet: compare a short run with mesh.pipeline=1"
+        ]
     used = {name: size for name, size in sizes.items() if size > 1}
-    if not used or device == "cpu":
+    if not used:
         return []
     given = " and ".join(f"mesh.{name}={size}" for name, size in used.items())
     without = " ".join(f"mesh.{name}=1" for name in used)

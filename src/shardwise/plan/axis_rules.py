@@ -143,7 +143,7 @@ def _deals_experts(asked: Question) -> Iterator[UserError]:
 
 
 def _divides_into_stages(asked: Question) -> Iterator[UserError]:
-    yield from check_pipeline(*asked.about, asked.config.num_sites)
+    yield from check_pipeline(*asked.about)
 
 
 def _divides_sequences(asked: Question) -> Iterator[UserError]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwise.plan.axes import mesh_in_words
 from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
+from shardwise.plan.stage_rows import stage_rows
 from shardwise.units import format_bytes, format_count, format_duration, speed_unit
 
 # Of a step that the GPU waits for the host: below it nothing is said.
@@ -59,7 +60,8 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     forecast = plan.forecast
     if forecast is None:
         unknown = f"no rates are known for {plan.cluster.device_in_words}"
-        return [("speed", f"{unknown}; `shardwise plan --calibrate` measures them")]
+        measures = f"{unknown}; `shardwise plan --calibrate` measures them"
+        return [("speed", measures), *stage_rows(plan)]
     unit = speed_unit(plan.cluster.device)
     source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
     rows = [
@@ -71,7 +73,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         seconds = 1000 * forecast.reference_s / plan.decided.global_batch
         took = _step_time(seconds)
         rows.append(("reference", f"{took} for 1,000 sequences, once before the first step"))
-    rows += _outer_rows(plan)
+    rows += [*_outer_rows(plan), *stage_rows(plan)]
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         enough = format_count(forecast.tokens_to_hide)
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))

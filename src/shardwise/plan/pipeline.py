@@ -90,14 +90,14 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
 
 
 def check_pipeline(
-    config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any], num_sites: int = 1
+    config: RunConfig, model: ModelSpec, hf_config: Mapping[str, Any]
 ) -> Iterator[UserError]:
     """What forbids `mesh.pipeline` ranks, one error for each."""
     ranks = given_axes(config.mesh).pipeline
     if ranks == 1:
         yield from _check_idle_settings(config)
         return
-    yield from _check_axes(config, ranks, num_sites)
+    yield from _check_axes(config, ranks)
     yield from _check_model(config, model, hf_config, ranks)
     for path, is_refused, why in REFUSED:
         if is_refused(config):
@@ -109,7 +109,7 @@ def check_pipeline(
     yield from _check_passes(config, ranks)
 
 
-def _check_axes(config: RunConfig, ranks: int, num_sites: int) -> Iterator[UserError]:
+def _check_axes(config: RunConfig, ranks: int) -> Iterator[UserError]:
     axes = given_axes(config.mesh)
     for name in ("tensor", "context", "expert"):
         if getattr(axes, name) > 1:
@@ -118,12 +118,6 @@ def _check_axes(config: RunConfig, ranks: int, num_sites: int) -> Iterator[UserE
                 f"stages whose ranks also share a `{name}` axis were not compared with one process",
                 f"write mesh.{name}=1, or {WITHOUT}",
             )
-    if num_sites > 1:
-        yield _refusal(
-            ranks,
-            f"{num_sites} sites exchange whole models, and a rank has one stage",
-            f"write mesh.site=1 cluster.datacenters=1, or {WITHOUT}",
-        )
 
 
 def _check_model(

@@ -30,6 +30,7 @@ from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.joining import OuterStep, no_outer_step, outer_step_of
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
+from shardwise.training.pipeline import StagePasses
 from shardwise.training.profile import StepProfiler
 from shardwise.training.reached import Reached
 from shardwise.training.reference_pass import prepare_reference
@@ -61,6 +62,7 @@ from shardwise.training.surroundings import (
     steady_collector,
 )
 from shardwise.training.telling import (
+    tell_bubble,
     tell_collectives,
     tell_scale,
     tell_session,
@@ -363,6 +365,8 @@ class Loop:
         report: StepReport = window.report(step, self.reached.tokens, rate, batches.wait_s)
         self.reached.last_loss = report.loss
         tell_step(report, self.channels, self.plan)
+        if isinstance(self.stepper.passes, StagePasses):
+            tell_bubble(self.stepper.passes.bubble(), step, self.plan, self.channels)
         # Sites would wait for each other between outer steps.
         if self.plan.settings.observe.collectives and self.session.outer is None:
             tell_collectives(self.timer, step, report.step_s, self.channels)

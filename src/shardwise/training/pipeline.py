@@ -9,12 +9,12 @@ backward, or stay on the rank until the last one is done.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -26,10 +26,12 @@ from torch.distributed.pipelining import (
 from shardwise.data.loader import MicroBatch
 from shardwise.internals.fsdp2_state import reduce_gradients
 from shardwise.model.stages import running
+from shardwise.parallel.shard import reshard_all
 from shardwise.parallel.stages import Stages
 from shardwise.plan.plan import Plan
 from shardwise.training.objective import BatchLoss, model_inputs
 from shardwise.training.passes import Passed
+from shardwise.training.stopwatch import Stopwatch
 
 
 def attach_stages(model: Any, stages: Stages) -> None:
@@ -78,27 +80,24 @@ class StageModule(nn.Module):
 
 
 class TimedStage(PipelineStage):
-    """A stage that adds up how long it computes."""
+    """A stage that tells a stopwatch when it computes."""
 
-    busy_s = 0.0
+    watch: Stopwatch
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """PyTorch's, timed."""
-        return self._timed(super().forward_one_chunk, *args, **kwargs)
+        with self.watch.running():
+            return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """PyTorch's, timed."""
-        return self._timed(super().backward_one_chunk, *args, **kwargs)
+        with self.watch.running():
+            return super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """PyTorch's, timed."""
-        return self._timed(super().backward_weight_one_chunk, *args, **kwargs)
-
-    def _timed(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        done = act(*args, **kwargs)
-        self.busy_s += time.perf_counter() - started
-        return done
+        with self.watch.running():
+            return super().backward_weight_one_chunk(*args, **kwargs)
 
 
 class StagePasses:
@@ -113,10 +112,10 @@ class StagePasses:
         self.on_phase = on_phase
         self.device = torch.device(plan.cluster.device)
         self.modules = [StageModule(model, n, n == stages.last) for n in stages.own]
-        self._schedules: dict[tuple[int, ...], tuple[Any, list[TimedStage]]] = {}
+        self._schedules: dict[tuple[int, ...], Any] = {}
         self._scale: Callable[[Tensor], Tensor] = torch.sum
-        self.took_s = self.busy_s = 0.0
-        """Of all steps so far: from the first forward to the last backward, and computing."""
+        self.whole, self.busy = Stopwatch(self.device), Stopwatch(self.device)
+        """From the first forward of a step to its last backward, and computing in it."""
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], num_terms: Tensor, loss_scale: float
@@ -131,31 +130,39 @@ class StagePasses:
         self.model.set_requires_all_reduce(not waits)
         self.model.set_is_last_backward(not waits)
         self.model.set_reshard_after_backward(not keeps)
-        schedule, stages = self._schedule_of(len(batches), tuple(inputs[0][0].shape))
+        schedule = self._schedule_of(len(batches), tuple(inputs[0][0].shape))
         numbers = torch.arange(len(batches))
         first = (numbers,) if 0 in self.stages.own else ()
         target = {"target": numbers} if self.stages.last in self.stages.own else {}
         self.on_phase("forward")
-        started, before = time.perf_counter(), sum(stage.busy_s for stage in stages)
-        schedule.step(*first, batch=numbers, **target)
-        self.took_s += time.perf_counter() - started
-        self.busy_s += sum(stage.busy_s for stage in stages) - before
+        with self.whole.running():
+            schedule.step(*first, batch=numbers, **target)
         self.on_phase("backward")
         self.model.set_reshard_after_backward(True)
         if waits:
             reduce_gradients(self.model)
+        else:
+            reshard_all(self.model)
         losses = [loss for module in self.modules for loss in module.losses]
         zero = torch.zeros((), device=self.device)
         for module in self.modules:
             module.batches, module.losses = [], []
         return Passed(torch.stack(losses).sum() if losses else zero)
 
-    def _schedule_of(self, num: int, shape: tuple[int, ...]) -> tuple[Any, list[TimedStage]]:
+    def bubble(self) -> float:
+        """The share of their time in which the ranks of a pipeline have waited for each other since
+        the last call, as a mean over them. All ranks call this together."""
+        figures = torch.tensor([self.whole.take_s(), self.busy.take_s()], device=self.device)
+        dist.all_reduce(figures, group=self.stages.group)
+        whole, busy = figures.tolist()
+        return 1 - busy / whole
+
+    def _schedule_of(self, num: int, shape: tuple[int, ...]) -> Any:
         """The schedule for so many micro-batches of one shape, which is made once."""
         key = (num, *shape)
         if key not in self._schedules:
             stages = [self._stage(module, shape) for module in self.modules]
-            self._schedules[key] = self._make_schedule(num, stages), stages
+            self._schedules[key] = self._make_schedule(num, stages)
         return self._schedules[key]
 
     def _make_schedule(self, num: int, stages: list[TimedStage]) -> Any:
@@ -182,7 +189,7 @@ class StagePasses:
 
         number = torch.empty(1, dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
-        return TimedStage(
+        stage = TimedStage(
             module,
             module.number,
             len(stages.blocks),
@@ -191,6 +198,8 @@ class StagePasses:
             output_args=(loss if module.is_last else hidden(),),
             group=stages.group,
         )
+        stage.watch = self.busy
+        return stage
 
 
 class StagedNextToken:

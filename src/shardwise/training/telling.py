@@ -13,6 +13,7 @@ from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.parallel.float8 import float8_layers
 from shardwise.plan.plan import Plan
+from shardwise.plan.stage_rows import planned_bubble
 from shardwise.training.channels import Channels
 from shardwise.training.reached import Reached
 from shardwise.training.session import Session, length_order
@@ -65,6 +66,16 @@ def tell_step(report: StepReport, channels: Channels, plan: Plan) -> None:
     figures = ("step", "num_steps", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_s")
     named = {name: getattr(report, name) for name in figures}
     channels.callbacks.tell(StepLogged(run_dir=plan.run_dir, **named))
+
+
+def tell_bubble(share: float, step: int, plan: Plan, channels: Channels) -> None:
+    """Report how much of their time ranks of a pipeline waited for each other, beside the plan's
+    share."""
+    planned = planned_bubble(plan)
+    channels.events.write("pipeline", step=step, bubble=share, planned=planned)
+    if step == plan.settings.train.steps:
+        told = f"bubble: ranks waited {share:.0%} of forwards and backwards, {planned:.0%} planned"
+        channels.say(told)
 
 
 def tell_collectives(timer: CollectiveTimer, step: int, step_s: float, channels: Channels) -> None:

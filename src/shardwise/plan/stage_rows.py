@@ -1,0 +1,73 @@
+"""The stages of a plan in words: what each rank of a pipeline has, needs and waits for."""
+
+from __future__ import annotations
+
+from shardwise.plan.plan import Plan
+from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step
+from shardwise.plan.stage_memory import memory_of_ranks
+from shardwise.plan.stages import head_in_blocks, stage_ranges
+from shardwise.units import format_bytes
+
+# Backward computes two matmuls for each of forward's.
+_BACKWARD = 2.0
+
+
+def planned_bubble(plan: Plan) -> float:
+    """The share of a step's forwards and backwards in which a rank waits for others, as a mean over
+    ranks.
+
+    Without rates it follows from FLOPs alone.
+    """
+    if plan.forecast is not None:
+        terms = plan.forecast.terms
+        outside = terms["optimizer"] + terms["other"]
+        return terms["bubble"] / (plan.forecast.step_s - outside)
+    pipeline = _in_blocks(plan)
+    busy = sum(map(pipeline.busy, range(pipeline.ranks))) / pipeline.ranks
+    return 1 - busy / seconds_of_step(pipeline)
+
+
+def stage_rows(plan: Plan) -> list[tuple[str, str]]:
+    """(what, figure) of each rank of a pipeline, and of how long they wait."""
+    decided = plan.decided
+    if decided.pipeline == 1:
+        return []
+    pipeline = _in_blocks(plan)
+    most = max(pipeline.busy(rank) for rank in range(pipeline.ranks))
+    memory = memory_of_ranks(plan.model, plan.cluster, decided)
+    rows = [
+        (
+            f"stage {rank}",
+            f"{_blocks_of(plan, rank)}; {format_bytes(memory[rank].total)}, "
+            f"{pipeline.busy(rank) / most:.0%} of the longest stage's work, "
+            f"{most_in_flight(pipeline, rank) / pipeline.chunks:g} micro-batches on their way",
+        )
+        for rank in range(pipeline.ranks)
+    ]
+    bubble = f"{planned_bubble(plan):.1%} of forwards and backwards, in which a rank waits"
+    passes = f"{decided.accumulation} micro-batches by {decided.pipeline_schedule}"
+    return [*rows, ("bubble", f"{bubble}: {passes}")]
+
+
+def _blocks_of(plan: Plan, rank: int) -> str:
+    """The blocks of a rank, with what it has besides."""
+    stages = stage_ranges(plan.decided.pipeline_blocks)[rank :: plan.decided.pipeline]
+    parts = [f"{stage[0]}-{stage[-1]}" if len(stage) > 1 else f"{stage[0]}" for stage in stages]
+    several = "s" if sum(map(len, stages)) > 1 else ""
+    words = [f"block{several} {' and '.join(parts)}"]
+    words += ["embedding"] if rank == 0 else []
+    words += ["head and loss"] if rank == plan.decided.pipeline - 1 else []
+    return ", ".join(words)
+
+
+def _in_blocks(plan: Plan) -> Pipeline:
+    """The schedule in times of one block's forward."""
+    decided = plan.decided
+    blocks = [float(len(stage)) for stage in stage_ranges(decided.pipeline_blocks)]
+    head = head_in_blocks(plan.model, decided.seq_len)
+    # The loss computes the gradients of the head in forward.
+    ahead = (*blocks[:-1], blocks[-1] + (1 + _BACKWARD) * head)
+    backward = tuple(_BACKWARD * count for count in blocks)
+    return Pipeline(
+        decided.pipeline_schedule, decided.pipeline, decided.accumulation, ahead, backward
+    )
