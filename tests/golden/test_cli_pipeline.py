@@ -63,6 +63,8 @@ def test_stages_and_a_whole_model_take_turns(home: Path, shardwise: Run) -> None
             assert found == pytest.approx(expected, rel=1e-5)
     for run in ("whole", "staged"):
         shardwise("export", str(home / run), "--to", str(home / f"{run}-out"))
+    bubbles = [event["bubble"] for event in events_of(home / "staged", "pipeline")]
+    assert len(bubbles) == 2 and all(0 < bubble < 1 for bubble in bubbles)
     whole, staged = (
         load_file(home / f"{run}-out" / "model.safetensors") for run in ("whole", "staged")
     )
@@ -89,3 +91,8 @@ def test_a_tied_model_starts_no_rank(home: Path, shardwise: Run) -> None:
     assert "its embedding is also its head" in done.stderr
     assert "model.overrides.tie_word_embeddings=false" in done.stderr
     assert not (home / "refused" / "events.jsonl").exists()
+
+
+def test_the_tunnel_has_no_other_stages(home: Path, shardwise: Run) -> None:
+    done = shardwise("tunnel", str(home / "run.yaml"), "mesh.pipeline=2", expect=2)
+    assert "the tunnel cannot run mesh.pipeline=2" in done.stderr

@@ -34,5 +34,7 @@ PARTS = otherwise("what each rank keeps of a layer is found from the model")
 
 
 def pipeline(keys: str, prefix: str = "") -> dict[str, KeyRule]:
-    """The rules of pipeline parallelism, which is not here."""
-    return each(unless("there is no pipeline; those ranks shard instead", 1), keys, prefix)
+    """The rules of pipeline parallelism. Its ranks need as many micro-batches in a step, so it is
+    left to the user."""
+    why = "those ranks shard instead; stages are asked for with mesh.pipeline"
+    return each(unless(why, 1), keys, prefix)

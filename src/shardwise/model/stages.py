@@ -42,11 +42,11 @@ class StageBlocks(nn.ModuleList):
     def __iter__(self) -> Iterator[nn.Module]:
         """Over all blocks while a stage runs, otherwise over those of this rank."""
         if self._running is None:
-            return iter(self._modules.values())
+            return self.children()
         return iter(self._in_stage(self._running))
 
     def __len__(self) -> int:
-        return len(self._modules) if self._running is None else self._num_blocks
+        return self._num_blocks if self._running is not None else len(list(self.children()))
 
     def __getitem__(self, place: Any) -> Any:
         """A block, or a list of some, by places in what is iterated over."""

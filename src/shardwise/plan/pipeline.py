@@ -62,6 +62,11 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "several micro-batches are on their way at once, and each block copies out one",
     ),
     (
+        "launch.elastic",
+        lambda c: c.launch.elastic,
+        "a start on fewer nodes was not tried with stages",
+    ),
+    (
         "memory.compile",
         lambda c: c.memory.compile is True,
         "compiled blocks were not compared with one process in stages",

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["forward", "backward", "weights"]
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """One stage's part of one micro-batch."""
 
     kind: Kind
@@ -46,7 +46,7 @@ class Pipeline:
         own = range(rank, len(self.forward), self.ranks)
         return self.passes * sum(self.forward[stage] + self.backward[stage] for stage in own)
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StageWork) -> float:
         """How long one piece of work takes."""
         if work.kind == "forward":
             return self.forward[work.stage]
@@ -59,7 +59,7 @@ class Pipeline:
         return whole / 2
 
 
-def work_of(pipeline: Pipeline, rank: int) -> list[Work]:
+def work_of(pipeline: Pipeline, rank: int) -> list[StageWork]:
     """What a rank does, in order."""
     total = pipeline.passes * pipeline.chunks
     warmup = min(num_ahead(pipeline, rank), total)
@@ -105,7 +105,7 @@ def seconds_of_step(pipeline: Pipeline) -> float:
     left = [iter(work_of(pipeline, rank)) for rank in range(pipeline.ranks)]
     following = [next(each, None) for each in left]
     free = [0.0] * pipeline.ranks
-    done: dict[Work, float] = {}
+    done: dict[StageWork, float] = {}
     moved = True
     while moved:
         moved = False
@@ -122,7 +122,7 @@ def seconds_of_step(pipeline: Pipeline) -> float:
     return max(free)
 
 
-def _ready_at(pipeline: Pipeline, work: Work, done: dict[Work, float]) -> float | None:
+def _ready_at(pipeline: Pipeline, work: StageWork, done: dict[StageWork, float]) -> float | None:
     """When what a piece of work needs is there; None where it is not known yet."""
     latest = 0.0
     for needed, travels in _needs(pipeline, work):
@@ -132,17 +132,17 @@ def _ready_at(pipeline: Pipeline, work: Work, done: dict[Work, float]) -> float 
     return latest
 
 
-def _needs(pipeline: Pipeline, work: Work) -> Iterator[tuple[Work, bool]]:
+def _needs(pipeline: Pipeline, work: StageWork) -> Iterator[tuple[StageWork, bool]]:
     """The pieces that come before one, and whether their result travels."""
     travels = pipeline.ranks > 1
     if work.kind == "forward" and work.stage > 0:
-        yield work._replace(stage=work.stage - 1), travels
+        yield StageWork("forward", work.stage - 1, work.batch), travels
     if work.kind == "backward":
-        yield work._replace(kind="forward"), False
+        yield StageWork("forward", work.stage, work.batch), False
         if work.stage < len(pipeline.forward) - 1:
-            yield work._replace(stage=work.stage + 1), travels
+            yield StageWork("backward", work.stage + 1, work.batch), travels
     if work.kind == "weights":
-        yield work._replace(kind="backward"), False
+        yield StageWork("backward", work.stage, work.batch), False
 
 
 def _round(pipeline: Pipeline) -> int:
@@ -150,11 +150,11 @@ def _round(pipeline: Pipeline) -> int:
     return pipeline.passes // max(1, pipeline.passes // pipeline.ranks)
 
 
-def _piece(pipeline: Pipeline, rank: int, number: int, kind: Kind) -> Work:
+def _piece(pipeline: Pipeline, rank: int, number: int, kind: Kind) -> StageWork:
     """The `number`th of its kind on a rank."""
     size, chunks = _round(pipeline), pipeline.chunks
     turn, place = divmod(number, size)
     chunk = turn % chunks
     if kind != "forward":
         chunk = chunks - 1 - chunk
-    return Work(kind, chunk * pipeline.ranks + rank, turn // chunks * size + place)
+    return StageWork(kind, chunk * pipeline.ranks + rank, turn // chunks * size + place)

@@ -36,6 +36,8 @@ def run_tunnel(
     _validate(where, link_speed, num_steps)
     if trace is not None:
         _validate_trace(trace, where)
+    if plan.decided.pipeline > 1:
+        raise _refuse_stages(plan.decided.pipeline)
     links = Links.of(plan.cluster.fabric, link_speed)
     match where:
         case "cpu":
@@ -67,6 +69,14 @@ def _run_on_gpu(plan: Plan, links: Links, num_steps: int, trace: Path | None) ->
             "the bytes are with --device fake",
             code=ExitCode.DOES_NOT_FIT,
         ) from error
+
+
+def _refuse_stages(ranks: int) -> UserError:
+    return UserError(
+        f"the tunnel cannot run mesh.pipeline={ranks}",
+        why="rank 0 would wait for hidden states and gradients of stages that are not there",
+        fix="write mesh.pipeline=1; what stages take and wait for is in `shardwise plan`",
+    )
 
 
 def _validate(where: str, link_speed: float, num_steps: int) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from shardwise.internals import fsdp2
 from shardwise.internals.byte_params import allow_bytes
+from shardwise.internals.fsdp2_state import reduce_gradients
 from shardwise.internals.parts import Changed
 from shardwise.parallel.comm import reduce_in_place
 from shardwise.tunnel.world import rank_zero_of
@@ -166,3 +167,17 @@ def test_bytes_are_sharded_and_gathered_as_they_are() -> None:
         assert (state.weight.dtype, state.packed.dtype) == (torch.bfloat16, torch.uint8)
         assert state.packed.shape == packed.shape
         state.reshard()
+
+
+def test_gradients_of_several_backwards_are_reduced_by_a_call(lone: None) -> None:
+    layer, rows = sharded(1), torch.randn(4, 8)
+    reduce_in_place(layer, CPU)
+    layer.set_requires_gradient_sync(False)
+    layer.set_is_last_backward(False)
+    for _ in range(3):
+        layer(rows).sum().backward()
+    assert all(param.grad is None for param in layer.parameters() if isinstance(param, DTensor))
+    reduce_gradients(layer)
+    assert isinstance(layer.weight.grad, DTensor)
+    expected = 3 * rows.sum(0).expand(12, 8)
+    torch.testing.assert_close(layer.weight.grad.full_tensor(), expected)

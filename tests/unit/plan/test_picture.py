@@ -72,13 +72,13 @@ def test_a_rank_alone_needs_no_picture(plan_with: MakePlan) -> None:
 
 
 def test_a_place_is_that_of_the_mesh_which_ranks_build() -> None:
-    sizes = {"shard": 4, "context": 2, "tensor": 2, "expert": 4}
+    sizes = {"pipeline": 2, "shard": 4, "context": 2, "tensor": 2, "expert": 4}
     mesh, decided = Axes(**sizes), Decisions(**sizes)
-    for rank in range(16):
+    for rank in range(32):
         place, drawn = mesh.place(rank), place_of(rank, decided)
         assert drawn.pop("expert") == rank % 4
         assert drawn == {name: place[name] for name in drawn}
-        assert [*drawn] == ["site", "replicate", "shard", "context", "tensor"]
+        assert [*drawn] == ["site", "replicate", "pipeline", "shard", "context", "tensor"]
 
 
 def test_sites_are_drawn_outside_of_their_meshes(plan_with: MakePlan) -> None:

@@ -68,6 +68,11 @@ CASES = [
         "leave data.group_lengths out",
     ),
     (("memory.offload=cpu",), "host memory were not tried", "leave memory.offload out"),
+    (
+        ("launch.elastic=true", "train.global_batch=8", "cluster.name=4x1xCPU"),
+        "a start on fewer nodes",
+        "leave launch.elastic out",
+    ),
     (("memory.compile=true",), "compiled blocks", "leave memory.compile out"),
     ((*GPUS, "precision.param=fp16"), "a loss scale that falls", "leave precision.param out"),
     ((*GPUS, "precision.linear=float8"), "scales of float8", "leave precision.linear out"),
