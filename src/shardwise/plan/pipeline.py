@@ -62,6 +62,11 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "several micro-batches are on their way at once, and each block copies out one",
     ),
     (
+        "optim.name",
+        lambda c: c.optim.name != "adamw",
+        "updates of whole matrices in stages were not compared with one process",
+    ),
+    (
         "launch.elastic",
         lambda c: c.launch.elastic,
         "a start on fewer nodes was not tried with stages",

@@ -68,6 +68,7 @@ CASES = [
         "leave data.group_lengths out",
     ),
     (("memory.offload=cpu",), "host memory were not tried", "leave memory.offload out"),
+    (("optim.name=muon",), "updates of whole matrices", "leave optim.name out"),
     (
         ("launch.elastic=true", "train.global_batch=8", "cluster.name=4x1xCPU"),
         "a start on fewer nodes",
