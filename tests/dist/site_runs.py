@@ -14,7 +14,7 @@ from torch import Tensor
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.training.optim import learning_rate
-from shardwise.training.outer import Joined
+from shardwise.training.outer import Joined, Standing
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper
 
@@ -50,7 +50,10 @@ def train_sites(
         read = loader.step_batches(step)
         batches.append(one_batch(read))
         stepper.run(read, learning_rate(session.plan.config.optim, step, steps))
-        if session.outer is not None and (found := session.outer.step(step + 1)) is not None:
+        if (
+            session.outer is not None
+            and (found := session.outer.step(Standing(step + 1, step + 1))) is not None
+        ):
             joined.append(found)
         if root is not None and step + 1 == save_at:
             _save(session, root, save_at)

@@ -29,6 +29,7 @@ from shardwise.cli import (
     profile,
     ray_driver,
     report,
+    sites,
     status,
     stop,
     torchrun,
@@ -62,6 +63,7 @@ app.command("plan", context_settings=_OVERRIDES)(plan.plan)
 app.command("compare", context_settings=_OVERRIDES)(compare.compare)
 app.command("train", context_settings=_OVERRIDES)(train.train)
 app.command("launch", context_settings=_OVERRIDES)(launch.launch)
+app.command("sites")(sites.sites)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("attach")(logs.attach)

@@ -54,14 +54,59 @@ def _alone(field: str, reason: str, *values: object) -> Rule:
     )
 
 
+def _together(field: str, reason: str, *values: object) -> Rule:
+    """A row for what only sites of one job do."""
+    return Rule(
+        f"{field}-in-one-job",
+        field,
+        lambda c: c.diloco.meet is None or value_at(c, field) in values,
+        f"sites that meet at diloco.meet={{c.diloco.meet}} {reason}",
+        f"write {field}={values[0]}",
+    )
+
+
+def _is_address(text: str | None) -> bool:
+    if text is None:
+        return True
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
+
+
 DILOCO_RULES: tuple[Rule, ...] = (
     *at_least(1, "mesh.site", "cluster.datacenters", "diloco.steps", "diloco.fragments"),
-    *at_least(0, "diloco.overlap_steps", "cluster.site_delay_ms"),
+    *at_least(0, "diloco.overlap_steps", "cluster.site_delay_ms", "diloco.site"),
+    above_zero("diloco.patience_s", "300"),
     above_zero("diloco.lr", "0.7"),
     above_zero("cluster.site_link", "0.1 for 100 Mbit/s"),
     within("diloco.momentum", 0, 1),
     within("diloco.max_share", 0, 1),
     *(_needs_sites(f"diloco.{item.name}") for item in fields(DilocoConfig)),
+    Rule(
+        "meet-is-an-address",
+        "diloco.meet",
+        lambda c: _is_address(c.diloco.meet),
+        "sites meet at HOST:PORT, where `shardwise sites` listens",
+        "write diloco.meet=node1:29700",
+    ),
+    Rule(
+        "site-is-one-of-the-sites",
+        "diloco.site",
+        lambda c: c.diloco.site < c.num_sites,
+        "there are mesh.site={c.num_sites} sites, and the first one is 0",
+        "write diloco.site=0",
+    ),
+    Rule(
+        "site-of-a-job",
+        "diloco.site",
+        lambda c: c.diloco.site == 0 or c.diloco.meet is not None,
+        "one job has all sites, because diloco.meet is not given",
+        "leave diloco.site out",
+    ),
+    _together("diloco.exchange", "exchange fp32", "fp32"),
+    _together("diloco.fragments", "exchange the model at once", 1),
+    _together("diloco.overlap_steps", "wait for the exchange", 0),
+    _together("cluster.datacenters", "name the cluster of one of them each", 1),
+    _together("optim.state", "take over moments in fp32 or bf16", "fp32", "bf16"),
     *map(_needs_sites, ("cluster.site_link", "cluster.site_delay_ms")),
     Rule(
         "site-is-a-datacenter",

@@ -185,15 +185,31 @@ class Mesh:
     eval_group: ProcessGroup
     """The ranks that add up the losses of an evaluation."""
 
+    jobs: int = 1
+    """Jobs that share a global batch, each of them a site."""
+
+    job: int = 0
+    """Which of them this one is."""
+
+    @property
+    def eval_degree(self) -> int:
+        """The number of parts of an evaluation, of which each job makes its own."""
+        return self.axes.size(*DATA_AXES)
+
+    @property
+    def eval_rank(self) -> int:
+        """The part that this rank evaluates."""
+        return self.axes.index(self.world.rank, *DATA_AXES)
+
     @property
     def data_degree(self) -> int:
-        """The number of parts of a global batch."""
-        return self.axes.size(*DATA_AXES)
+        """The number of parts of a global batch. Each job has as large a share as the others."""
+        return self.jobs * self.eval_degree
 
     @property
     def data_rank(self) -> int:
         """The part that this rank reads."""
-        return self.axes.index(self.world.rank, *DATA_AXES)
+        return self.job * self.eval_degree + self.eval_rank
 
     @property
     def batch_ranks(self) -> tuple[int, ...]:
@@ -213,7 +229,8 @@ class Mesh:
     @property
     def token_rank(self) -> int:
         """A number that ranks with the same tokens share."""
-        return self.axes.index(self.world.rank, *DATA_AXES, "context")
+        size = self.axes.size(*DATA_AXES, "context")
+        return self.job * size + self.axes.index(self.world.rank, *DATA_AXES, "context")
 
     @property
     def split(self) -> SequenceSplit | None:
@@ -268,7 +285,8 @@ def build_mesh(plan: Plan) -> Mesh:
     world = World.joined()
     validate_supported(asdict(axes))
     validate_world_size(plan, world.size)
-    return lay_out(axes, world, plan.cluster.device)
+    mesh = lay_out(axes, world, plan.cluster.device)
+    return replace(mesh, jobs=decided.jobs, job=plan.settings.diloco.site)
 
 
 def lay_out(axes: Axes, world: World, device: str) -> Mesh:

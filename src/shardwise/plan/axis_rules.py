@@ -64,9 +64,9 @@ def _supported(asked: Question) -> Iterator[UserError]:
 
 
 def _divides_sites(asked: Question) -> Iterator[UserError]:
-    sites, config = asked.config.num_sites, asked.config
+    config, sites = asked.config, asked.config.num_sites
     setting = "cluster.datacenters" if config.mesh.site == "auto" else "mesh.site"
-    if asked.world % sites:
+    if asked.world % config.sites_here:
         yield UserError(
             f"{setting}={sites} does not divide {asked.world} ranks",
             why="each site has as many ranks as the others",
@@ -91,7 +91,7 @@ def _divides_sites(asked: Question) -> Iterator[UserError]:
 
 
 def _divides_world(asked: Question) -> Iterator[UserError]:
-    axes, world = asked.axes, asked.world // asked.config.num_sites
+    axes, world = asked.axes, asked.world // asked.config.sites_here
     if world % axes.ranks == 0:
         return
     if axes.pipeline > 1:

@@ -44,7 +44,12 @@ def mesh_candidates(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) ->
     """The answers of the decision tree in order, each followed by what to try when it does not
     fit."""
     found = [
-        replace(each, mesh=replace(with_inner_axes(each.mesh, axes), site=config.num_sites))
+        replace(
+            each,
+            mesh=replace(
+                with_inner_axes(each.mesh, axes), site=config.sites_here, jobs=config.num_jobs
+            ),
+        )
         for each in _all_meshes(config, cluster, axes)
     ]
     usable = [each for each in found if each.source == "user" or reshard_divides(config, each.mesh)]
@@ -156,6 +161,7 @@ def on_mesh(config: RunConfig, model: ModelSpec, basis: Choices, candidate: Cand
         Decisions.of({**basis, **gathers}, config.data.seq_len),
         strategy=candidate.strategy,
         site=mesh.site,
+        jobs=mesh.jobs,
         outer_bytes=outer_bytes(config),
         replicate=mesh.replicate,
         shard=mesh.shard,
@@ -170,7 +176,7 @@ def on_mesh(config: RunConfig, model: ModelSpec, basis: Choices, candidate: Cand
 def _all_meshes(config: RunConfig, cluster: ClusterSpec, axes: InnerAxes) -> Iterator[Candidate]:
     # Ranks along the other axes are neighbours, and share a fast domain as one. Sites have the same
     # mesh.
-    world = cluster.world_size // config.num_sites // axes.ranks
+    world = cluster.world_size // config.sites_here // axes.ranks
     domain = max(1, min(cluster.nvlink_domain // axes.neighbours, world))
     given = complete_mesh(config.mesh, world)
     strategy = config.shard.strategy

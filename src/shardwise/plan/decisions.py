@@ -126,19 +126,23 @@ class Decisions:
 
     # What follows needs no reason: it is the user's, or there is no choice yet.
     seq_len: Annotated[int, "data.seq_len"] = 2048
+    jobs: int = 1
+    """Jobs that divide the global batch, each of them a site."""
+
     outer_bytes: int = 0
     """Bytes for each parameter of a shard that joining several sites takes. Estimates of memory
     alone read it."""
 
     @classmethod
-    def of(cls, choices: Mapping[str, Choice[Any]], seq_len: int) -> Decisions:
+    def of(cls, choices: Mapping[str, Choice[Any]], seq_len: int, jobs: int = 1) -> Decisions:
         """The values of choices, by name."""
         values = {name: choice.value for name, choice in choices.items()}
-        return cls(seq_len=seq_len, **values)
+        return cls(seq_len=seq_len, jobs=jobs, **values)
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different sequences. All others share a micro-batch with one of them."""
+        """Ranks of this job that read different sequences. All others share a micro-batch with one
+        of them."""
         return self.site * self.replicate * self.shard
 
     @property

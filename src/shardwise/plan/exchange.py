@@ -22,9 +22,12 @@ def outer_bytes(config: RunConfig) -> int:
     return _STATE_BYTES + under_way
 
 
-def exchange_bytes(numbers: int, sites: int, exchange: str) -> int:
-    """Bytes that a rank sends to exchange so many numbers with its twins."""
+def exchange_bytes(numbers: int, sites: int, exchange: str, *, is_ring: bool = True) -> int:
+    """Bytes that a rank sends to exchange so many numbers with its twins. Without a ring it sends
+    all of them to each."""
     if exchange == "int8":
         return (sites - 1) * (numbers + 4 * math.ceil(numbers / INT8_BLOCK))
+    if not is_ring:
+        return 4 * (sites - 1) * numbers
     # A ring sums parts, and then passes the sums on.
     return 2 * (sites - 1) * 4 * numbers // sites

@@ -25,11 +25,12 @@ class MeshShape:
     expert: int = 1
     site: int = 1
     pipeline: int = 1
+    jobs: int = 1
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different sequences."""
-        return self.site * self.replicate * self.shard
+        """Ranks that read different sequences, if all jobs were like this one."""
+        return self.jobs * self.site * self.replicate * self.shard
 
     @property
     def num_shards(self) -> int:

@@ -39,15 +39,18 @@ def look_out(
     model: ModelSpec, decided: Decisions, config: RunConfig, forecast: Forecast | None
 ) -> Outlook | None:
     """The exchanges that are expected; None where there is one site."""
-    if decided.site == 1:
+    sites = config.num_sites
+    if sites == 1:
         return None
-    diloco, link, sites = config.diloco, SiteLink.of(config), decided.site
+    diloco, link, is_ring = config.diloco, SiteLink.of(config), decided.jobs == 1
     numbers = math.ceil(trained_share(model, decided) / decided.replicate)
-    num_bytes = exchange_bytes(numbers, sites, diloco.exchange)
+    num_bytes = exchange_bytes(numbers, sites, diloco.exchange, is_ring=is_ring)
     if link is None:
         return Outlook(bytes_per_rank=num_bytes)
-    hops = (1 if diloco.exchange == "int8" else 2) * (sites - 1) * diloco.fragments
-    of_site = num_bytes * decided.data_ranks // sites
+    # A ring sums up and passes on. Everyone sends the rest to everyone.
+    hops = 2 * (sites - 1) if is_ring and diloco.exchange == "fp32" else sites - 1
+    hops *= diloco.fragments
+    of_site = num_bytes * decided.data_ranks // decided.site
     seconds = of_site / link.bytes_per_s + hops * link.delay_s
     if forecast is None:
         return Outlook(bytes_per_rank=num_bytes, seconds=seconds)
@@ -95,13 +98,20 @@ def choose_site(config: RunConfig, outlook: Outlook | None, step_s: float | None
     sites = config.num_sites
     if outlook is None:
         return Choice(1, "all ranks are in one place, and make every step together", "rule")
-    why = f"DiLoCo: an outer step joins the sites every {config.diloco.steps} steps"
+    why = _every(config)
     if outlook.seconds is not None and step_s is not None:
         why = (
             f"a reduction in every step would take {outlook.seconds:.1f} s between sites, beside "
             f"{step_s:.1f} s of work; {why}"
         )
+    if config.diloco.meet is not None:
+        why = f"this job is site {config.diloco.site} of {sites}, which meet at "
+        return Choice(1, f"{why}{config.diloco.meet}; {_every(config)}", "user")
     return Choice(sites, why, "rule" if config.mesh.site == "auto" else "user")
+
+
+def _every(config: RunConfig) -> str:
+    return f"DiLoCo: an outer step joins the sites every {config.diloco.steps} steps"
 
 
 def outer_warnings(

@@ -220,7 +220,7 @@ class Plan:
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
         put("choices", {name: self.choices[name] for name in explained()})
-        put("decided", Decisions.of(self.choices, self.config.data.seq_len))
+        put("decided", Decisions.of(self.choices, self.config.data.seq_len, self.config.num_jobs))
         put("settings", settle(self.config, self.decided))
 
     @property

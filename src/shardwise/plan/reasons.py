@@ -28,7 +28,10 @@ def choices_of(
     recompute, micro = _why_recompute(best, cluster), _why_micro(best, cluster)
     micro_batch = _searched(config, "micro_batch", best, micro)
     accumulation, global_batch = choose_batch(
-        config.train, decided.data_ranks, micro_batch, least=decided.pipeline
+        config.train,
+        decided.jobs * decided.data_ranks,
+        micro_batch,
+        least=decided.pipeline,
     )
     return {
         "strategy": Choice(decided.strategy, why, origin),

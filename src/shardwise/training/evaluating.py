@@ -52,8 +52,8 @@ class Evaluating:
                 data,
                 num_sequences=self.settings.data.eval_sequences,
                 micro_batch=self.session.plan.decided.micro_batch,
-                rank=mesh.data_rank,
-                num_ranks=mesh.data_degree,
+                rank=mesh.eval_rank,
+                num_ranks=mesh.eval_degree,
             )
         )
         self.timer.enter("eval")

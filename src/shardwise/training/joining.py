@@ -7,15 +7,16 @@ from dataclasses import asdict
 
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Phase
+from shardwise.training.outer import Standing
 from shardwise.training.session import Session
 from shardwise.units import format_bytes
 
-OuterStep = Callable[[int], None]
-"""Called on all ranks after each update with the step's number. Sites that step independently
-exchange their updates here."""
+OuterStep = Callable[[Standing], None]
+"""Called on all ranks after each update. Sites that step independently exchange their updates
+here."""
 
 
-def no_outer_step(step: int) -> None:
+def no_outer_step(reached: Standing) -> None:
     """Do nothing, because there is only one site."""
 
 
@@ -24,17 +25,19 @@ def outer_step_of(session: Session, channels: Channels) -> OuterStep:
     outer = session.outer
     if outer is None:
         return no_outer_step
+    outer.beat = channels.heartbeat.beat
 
-    def join(step: int) -> None:
+    def join(reached: Standing) -> None:
         # Waiting for other sites may take longer than a step.
         with channels.heartbeat.during(Phase.JOINING):
-            joined = outer.step(step)
+            joined = outer.step(reached)
         if joined is None:
             return
-        channels.events.write("outer_step", step=step, **asdict(joined))
+        channels.events.write("outer_step", step=reached.step, **asdict(joined))
         channels.say(
-            f"outer step after step {step}: {format_bytes(joined.sent_bytes)} of each rank, "
-            f"waited {joined.waited_s:.2f} s, pseudo-gradient {joined.norm:.4g}"
+            f"outer step after step {reached.step}, sites {joined.sites}: "
+            f"{format_bytes(joined.sent_bytes)} of each rank, waited {joined.waited_s:.2f} s, "
+            f"pseudo-gradient {joined.norm:.4g}"
         )
 
     return join

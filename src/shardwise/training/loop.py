@@ -30,6 +30,7 @@ from shardwise.training.heartbeat import Heartbeat, Phase
 from shardwise.training.joining import OuterStep, no_outer_step, outer_step_of
 from shardwise.training.oom import explained_oom, start_history
 from shardwise.training.optim import learning_rate
+from shardwise.training.outer import Standing
 from shardwise.training.pipeline import StagePasses
 from shardwise.training.profile import StepProfiler
 from shardwise.training.reached import Reached
@@ -162,6 +163,8 @@ class Loop:
             why = f"; {self.evaluating.why_early(self.reached)}" if early else ""
             self.say(f"nothing to do: step {start} of {steps} is done{why}")
             return
+        self._enter_sites(end)
+        start = self.reached.step
         self.events.write(
             "start",
             step=start,
@@ -227,7 +230,7 @@ class Loop:
                 # Micro-batches of a step are equally long on all ranks.
                 tokens = self.plan.decided.global_batch * micro_batches[0].inputs.shape[1]
                 reached.tokens += tokens
-                self.outer_step(reached.step)
+                self.outer_step(Standing(reached.step, reached.position))
                 window.add(result, tokens)
                 # Several sites stop together, after an outer step.
                 self.stopping = result.stop_requested and self.session.outer is None
@@ -248,9 +251,30 @@ class Loop:
         if outer is None or not outer.timetable.is_whole_after(reached.step):
             return False
         before = reached.position
+        has_moved = self._go_to(outer.where(Standing(reached.step, before)))
         wants_stop = self.channels.wants_stop
-        reached.position, self.stopping = outer.agree(before, wants_stop=wants_stop)
-        return reached.position != before
+        reached.position, self.stopping = outer.agree(reached.position, wants_stop=wants_stop)
+        return has_moved or reached.position != before
+
+    def _go_to(self, there: Standing) -> bool:
+        """Go on where the other sites are. Returns whether that is another step."""
+        reached = self.reached
+        moved, reached.position = there.step - reached.step, there.position
+        if moved:
+            train = self.plan.decided
+            reached.tokens += moved * train.global_batch * train.seq_len
+            reached.step = there.step
+            self.say(f"went on to step {there.step}, with the state of the other sites")
+            self.events.write("joined", step=there.step, position=there.position)
+        return moved != 0
+
+    def _enter_sites(self, end: int) -> None:
+        """Meet the other sites, and go on where they are."""
+        if self.session.outer is not None:
+            here = Standing(self.reached.step, self.reached.position)
+            with self.heartbeat.during(Phase.JOINING):
+                there = self.session.outer.enter(here, end)
+            self._go_to(there)
 
     def _begin_or_beat(self) -> None:
         """Report a step. From the first one on there is something to save, and signals ask for a
@@ -315,6 +339,8 @@ class Loop:
         if self.plan.settings.checkpoint.at_end or end < steps or is_best:
             self.saving.save_for_good(reached, waits=True)
         self.saving.finish()
+        if self.session.outer is not None:
+            self.session.outer.leave(end, finished=True)
         self.heartbeat.enter(Phase.DONE)
         said = {"finished": end == steps, "early": early, "loss": reached.last_loss}
         self.events.write("end", step=end, **said)
@@ -335,6 +361,8 @@ class Loop:
         reason = self.channels.stop.name or "a signal to another rank"
         # Whoever asked will not wait long.
         self.saving.save_for_good(self.reached, waits=False)
+        if self.session.outer is not None:
+            self.session.outer.leave(self.reached.step, finished=False)
         self.events.write("stopped", step=self.reached.step, reason=reason)
         raise UserError(
             f"stopped by {reason}; step {self.reached.step} is saved",

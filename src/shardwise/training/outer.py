@@ -12,7 +12,7 @@ pseudo-gradient. At a multiple of `diloco.steps` nothing is under way.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,18 @@ class Joined:
 
     norm: float
     """The norm of the mean pseudo-gradient over the whole fragment."""
+
+    sites: int
+    """Sites that took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a site is."""
+
+    step: int
+    position: int
+    """Global batches that it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +95,8 @@ class Fragment:
         self.started = 0.0
 
     @torch.no_grad()
-    def send(self, twins: Twins) -> None:
-        """Start to exchange what this site has learnt."""
+    def note_learnt(self) -> Tensor:
+        """What this site has learnt since the last outer step, as one vector."""
         self.started = time.perf_counter()
         self.learnt = torch.cat(
             [
@@ -92,17 +104,20 @@ class Fragment:
                 for param, common in zip(self.params, self.common, strict=True)
             ]
         )
-        self.under_way = twins.send(self.learnt)
+        return self.learnt
+
+    def send(self, twins: Twins) -> None:
+        """Start to exchange it."""
+        self.under_way = twins.send(self.note_learnt())
 
     @torch.no_grad()
-    def join(self, lr: float, momentum: float, *, is_waiting: bool) -> Tensor:
-        """The outer step with the mean of all sites, which is returned.
+    def join(self, mean: Tensor, lr: float, momentum: float, *, is_waiting: bool) -> None:
+        """The outer step with the mean of all sites.
 
         A site that has trained on since it sent its part keeps what it has learnt meanwhile.
         """
-        if self.under_way is None or self.learnt is None:
+        if self.learnt is None:
             raise RuntimeError("this fragment was not sent")
-        mean = self.under_way.mean()
         sizes = [own_part(param).numel() for param in self.params]
         each = zip(mean.split(sizes), self.learnt.split(sizes), strict=True)
         tensors = zip(self.params, self.common, self.momentum, strict=True)
@@ -116,20 +131,30 @@ class Fragment:
             else:
                 now.add_(agreed - sent)
         self.under_way = self.learnt = None
-        return mean
+
+    @torch.no_grad()
+    def begin_again(self) -> None:
+        """Let the parameters be what all sites agree on."""
+        for param, common in zip(self.params, self.common, strict=True):
+            own_part(param.detach()).copy_(own_part(common))
+        self.under_way = self.learnt = None
 
 
 class Outer:
     """The common model of all sites, and its outer steps. All ranks call each of these methods
     together."""
 
-    def __init__(self, model: nn.Module, units: UnitMap, mesh: Mesh, config: DilocoConfig) -> None:
+    def __init__(
+        self, model: nn.Module, parts: Sequence[Sequence[Tensor]], mesh: Mesh, config: DilocoConfig
+    ) -> None:
         self.config = config
         self.mesh = mesh
-        self.twins = Twins.of(mesh, config.exchange)
         self.timetable = Timetable(config.steps, config.fragments, config.overlap_steps)
         self.site = mesh.axes.place(mesh.world.rank)["site"]
-        self.fragments = [Fragment(each) for each in _fragments_of(model, units, config.fragments)]
+        self.fragments = [Fragment(params) for params in parts]
+        self.beat: Callable[[], None] = lambda: None
+        """Called now and then while ranks wait for other sites."""
+
         names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
         each = [(f, names[p], i) for f in self.fragments for i, p in enumerate(f.params)]
         self.common = {name: fragment.common[i] for fragment, name, i in each}
@@ -146,29 +171,22 @@ class Outer:
         sites = self.mesh.axes.site
         return SiteState(self.site, sites, self.common, self.momentum, self.streams)
 
-    def step(self, step: int) -> Joined | None:
+    def enter(self, reached: Standing, end: int) -> Standing:
+        """Meet the other sites before the first step. Returns where this one begins."""
+        return reached
+
+    def step(self, reached: Standing) -> Joined | None:
         """What is due after an inner step: a fragment joins, or is sent."""
-        sending, joining = self.timetable.is_sent_after(step), self.timetable.joins_after(step)
-        if sending is not None:
-            self.fragments[sending].send(self.twins)
-        return None if joining is None else self._join(joining)
+        raise NotImplementedError
 
-    def _join(self, number: int) -> Joined:
-        fragment, began = self.fragments[number], time.perf_counter()
-        sent_bytes = 0 if fragment.under_way is None else fragment.under_way.sent_bytes
-        waits = self.config.overlap_steps == 0
-        mean = fragment.join(self.config.lr, self.config.momentum, is_waiting=waits)
-        norm = self._norm(mean)
-        now = time.perf_counter()
-        return Joined(
-            fragment=number,
-            sent_bytes=sent_bytes,
-            exchange_s=now - fragment.started,
-            waited_s=now - (fragment.started if waits else began),
-            norm=norm,
-        )
+    def where(self, reached: Standing) -> Standing:
+        """Where this site is after an outer step, in which it may have been left behind."""
+        return reached
 
-    def _norm(self, mean: Tensor) -> float:
+    def leave(self, step: int, *, finished: bool) -> None:
+        """This site makes no more steps."""
+
+    def norm(self, mean: Tensor) -> float:
         """The norm over all shards of a site."""
         squares = mean.double().square().sum()
         if (group := self.mesh.group("shard")) is not None:
@@ -202,6 +220,39 @@ class Outer:
         finally:
             for (now, _), own in zip(pairs, kept, strict=True):
                 now.copy_(own)
+
+
+class Together(Outer):
+    """Sites in one job, whose twins share a process group. All of them take part."""
+
+    def __init__(self, model: nn.Module, units: UnitMap, mesh: Mesh, config: DilocoConfig) -> None:
+        super().__init__(model, _fragments_of(model, units, config.fragments), mesh, config)
+        self.twins = Twins.of(mesh, config.exchange)
+
+    def step(self, reached: Standing) -> Joined | None:
+        """What is due after an inner step: a fragment joins, or is sent."""
+        sending = self.timetable.is_sent_after(reached.step)
+        joining = self.timetable.joins_after(reached.step)
+        if sending is not None:
+            self.fragments[sending].send(self.twins)
+        return None if joining is None else self._join(joining)
+
+    def _join(self, number: int) -> Joined:
+        fragment, began = self.fragments[number], time.perf_counter()
+        if (under_way := fragment.under_way) is None:
+            raise RuntimeError("this fragment was not sent")
+        waits, mean = self.config.overlap_steps == 0, under_way.mean()
+        fragment.join(mean, self.config.lr, self.config.momentum, is_waiting=waits)
+        norm = self.norm(mean)
+        now = time.perf_counter()
+        return Joined(
+            fragment=number,
+            sent_bytes=under_way.sent_bytes,
+            exchange_s=now - fragment.started,
+            waited_s=now - (fragment.started if waits else began),
+            norm=norm,
+            sites=self.mesh.axes.site,
+        )
 
 
 def _fragments_of(model: nn.Module, units: UnitMap, count: int) -> list[list[Tensor]]:

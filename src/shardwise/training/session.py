@@ -42,12 +42,13 @@ from shardwise.parallel.stages import Stages, stages_of
 from shardwise.plan.plan import Plan
 from shardwise.training.adapted import validate_called
 from shardwise.training.agree import Topic, settle_in_group
+from shardwise.training.apart import Apart
 from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
 from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
 from shardwise.training.objective import NextToken, Objective
-from shardwise.training.outer import Outer
+from shardwise.training.outer import Outer, Together
 from shardwise.training.overlapped import build_for
 from shardwise.training.pipeline import StagedNextToken, attach_stages
 from shardwise.training.preference import PreferenceObjective
@@ -94,8 +95,17 @@ def build_session(
     reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
     optimizer = build_for(model, units, plan)
-    outer = Outer(model, units, mesh, plan.settings.diloco) if mesh.axes.site > 1 else None
+    outer = _build_outer(plan, model, units, optimizer, mesh, say)
     return Session(plan, model, units, optimizer, data, device, mesh, reference, outer)
+
+
+def _build_outer(
+    plan: Plan, model: Any, units: UnitMap, optimizer: torch.optim.AdamW, mesh: Mesh, say: Say
+) -> Outer | None:
+    """What joins this site with others, whether they are in this job or in others."""
+    if mesh.axes.site > 1:
+        return Together(model, units, mesh, plan.settings.diloco)
+    return Apart(plan, model, optimizer, mesh, say) if mesh.jobs > 1 else None
 
 
 def objective_of(session: Session) -> Objective:

@@ -17,6 +17,7 @@ from shardwise.training import loop as loop_module
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Heartbeat
 from shardwise.training.loop import Loop
+from shardwise.training.outer import Standing
 from shardwise.training.passes import Passed
 from shardwise.training.session import Session, attach_training_loss, build_loader, build_session
 from shardwise.training.signals import StopRequest
@@ -88,7 +89,7 @@ def test_an_outer_step_follows_each_update(
         session.model.sum_loss = spoiled
 
     monkeypatch.setattr(loop_module, "attach_training_loss", attach_with_a_bad_batch)
-    outer: list[int] = []
+    outer: list[Standing] = []
     with EventLog(plan.run_dir / "events.jsonl", enabled=False) as events:
         channels = Channels(events, lambda text: None, StopRequest(), Heartbeat(0))
         timer = CollectiveTimer(session.device, session.mesh.world)
@@ -98,4 +99,4 @@ def test_an_outer_step_follows_each_update(
         finally:
             run.saving.close()
     # The third batch gave no update, and so no outer step.
-    assert calls == 6 and outer == [1, 2, 3, 4, 5]
+    assert calls == 6 and [each.step for each in outer] == [1, 2, 3, 4, 5]

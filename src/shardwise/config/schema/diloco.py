@@ -36,3 +36,14 @@ class DilocoConfig:
     max_share: float = 0.1
     """The most of the time that sites should wait for exchanges. The plan names the fewest `steps`
     for it, and warns where `steps` are fewer."""
+
+    meet: str | None = None
+    """HOST:PORT of `shardwise sites`. Each site is then a job of its own, which may have other
+    ranks than the others, and may die and come back. `cluster.name` is that of the site."""
+
+    site: int = 0
+    """With `meet`: which site this job is, from 0 on."""
+
+    patience_s: float = 300.0
+    """With `meet`: how long sites wait for one that is late or silent before they go on without
+    it."""

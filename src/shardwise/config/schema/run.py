@@ -50,3 +50,13 @@ class RunConfig:
     def num_sites(self) -> int:
         """Groups of ranks that train apart between two outer steps."""
         return self.cluster.datacenters if self.mesh.site == "auto" else self.mesh.site
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that make up the run, each of them a site; 1 where one job has all sites."""
+        return 1 if self.diloco.meet is None else self.num_sites
+
+    @property
+    def sites_here(self) -> int:
+        """Sites in this job."""
+        return self.num_sites // self.num_jobs
