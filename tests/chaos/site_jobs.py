@@ -30,7 +30,7 @@ model:
   overrides: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2}
 data: {source: synthetic, seq_len: 16}
 mesh: {site: 2}
-train: {global_batch: 12, check_loss: false}
+train: {global_batch: 12, check_loss: false, max_restarts: 100}
 checkpoint: {keep: 2}
 observe: {log_every: 1, collectives: false}
 """
@@ -101,8 +101,8 @@ class Sites:
         lines = self.record.read_text().split("\n") if self.record.exists() else []
         return [json.loads(line) for line in lines[:-1]]
 
-    def wait(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
+    def wait(self, condition: Callable[[], Any], limit_s: float = TIMEOUT_S) -> None:
+        deadline = time.monotonic() + limit_s
         while not condition():
             ended = {n: p.poll() for n, p in self.running.items() if p.poll() not in (None, 0)}
             is_late = time.monotonic() > deadline

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
-from site_jobs import Sites
+from chaos_ranks import LONG, ranks_of
+from site_jobs import TIMEOUT_S, Sites
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 STEPS = 20
+KILLS = int(os.environ.get("SHARDWISE_KILLS", "50"))
 FULL = ("shard.strategy=full_shard",)
 
 
@@ -62,3 +67,43 @@ def test_a_site_dies_and_comes_back_and_a_replay_has_the_same_bits(
     again.finish()
     assert f"{STEPS // 2} outer steps replayed with the same bits" in again.said("council")
     assert again.bits(0, STEPS) == again.bits(1, STEPS) == sites.bits(0, STEPS)
+
+
+@pytest.mark.skipif(not LONG, reason="an hour of kills belongs to `make chaos`")
+def test_fifty_kills(tmp_path: Path, started: list[Sites]) -> None:
+    """Whole sites and single ranks die at any moment. Never do two sites have other bits, and a
+    replay of all that was decided has the same ones."""
+    dice, words = Random(1), [*FULL, "train.steps=1000000", "checkpoint.every=20"]
+    sites = begin(started, Sites(tmp_path / "run", (2, 1), words))
+    for site in (0, 1):
+        sites.start_site(site)
+    for _ in range(KILLS):
+        sites.wait_for_round(0, 1)
+        time.sleep(dice.random() * 3)
+        victim = dice.randrange(2)
+        if dice.random() < 0.5:
+            sites.kill_site(victim)
+            sites.start_site(victim)
+        else:
+            # The launcher of the site starts its ranks again.
+            _, rank = dice.choice(sorted(ranks_of(sites.running[f"site-{victim}"].pid).items()))
+            os.kill(rank, signal.SIGKILL)
+    sites.wait_for_round(0, 1)
+    for site in (0, 1):
+        sites.running.pop(f"site-{site}").send_signal(signal.SIGTERM)
+    sites.wait(lambda: len([e for e in sites.events() if e["event"] == "left"]) == 2)
+    past, events = sites.past(), sites.events()
+    assert not any(each["event"] == "diverged" for each in events)
+    assert sum(len(each.joined) for each in past.rounds.values()) > KILLS // 2
+    print(f"{KILLS} kills, {len(past.rounds)} outer steps, {past.is_exact=}")
+    last = max(past.rounds)
+    words = [*words, f"train.stop_after={last}"]
+    again = begin(started, Sites(tmp_path / "again", (2, 1), words, replay=sites.record))
+    for site in (0, 1):
+        again.start_site(site)
+    again.wait(
+        lambda: len([e for e in again.events() if e["event"] == "left"]) == 2, 10 * TIMEOUT_S
+    )
+    found = again.past()
+    assert found.rounds.keys() == past.rounds.keys()
+    assert all(found.rounds[step].digest == each.digest for step, each in past.rounds.items())

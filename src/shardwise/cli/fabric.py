@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -58,6 +59,20 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
         list[Path] | None,
         typer.Option(help="Judge the output of an nccl-tests binary instead (repeatable)."),
     ] = None,
+    between: Annotated[
+        str | None,
+        typer.Option(help="`sites`: measure the link to another site instead.", show_default=False),
+    ] = None,
+    meet: Annotated[
+        str | None,
+        typer.Option(help="With --between sites: HOST:PORT of the site that listens."),
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="With --between sites: listen at HOST:PORT for the other.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="With --between sites: how long each way is measured.")
+    ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Measure collectives and pairs of ranks, and compare them with the expected bandwidth.
@@ -73,8 +88,13 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
         -m shardwise fabric run.yaml
       shardwise fabric --cluster 2x8xH100 --nccl-tests all_reduce_perf.txt \\
         --nccl-log nccl.log
+      shardwise fabric --between sites --listen 0.0.0.0:29700
+      shardwise fabric --between sites --meet node1:29700
     Next: shardwise plan --calibrate, or shardwise train run.yaml
     """
+    if between is not None or meet is not None or listen is not None:
+        _measure_sites(between, meet, listen, seconds, as_json)
+        return
     adopt_launcher(os.environ)
     place = _cluster_of(words or [], cluster)
     if not 0 < min_share <= 1:
@@ -88,6 +108,45 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
         found = _measure(place, sizes, collectives)
     if os.environ.get("RANK", "0") == "0":
         _show(found, place, min_share, as_json)
+
+
+def _measure_sites(
+    between: str | None, meet: str | None, listen: str | None, seconds: float, as_json: bool
+) -> None:
+    """One end of a link between sites."""
+    if between != "sites" or (meet is None) == (listen is None) or not 0 < seconds <= 60:
+        raise UserError(
+            "the link between two sites has an end that listens and one that asks",
+            why="both need --between sites, and --seconds is above 0 and up to 60",
+            fix="run `shardwise fabric --between sites --listen 0.0.0.0:29700` in one site, and "
+            "`shardwise fabric --between sites --meet HOST:29700` in the other",
+        )
+    from shardwise.council.lines import parse_address
+    from shardwise.verify.fabric.sites import measure_link, serve_one
+
+    address = str(meet or listen)
+    try:
+        host, port = parse_address(address)
+        if meet is None:
+            family = socket.getaddrinfo(host, port)[0][0]
+            with socket.create_server((host, port), family=family) as listener:
+                typer.echo(f"listening at {address}", err=True)
+                serve_one(listener)
+            return
+        found = measure_link(host, port, seconds)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the link to {address} cannot be measured: {error}",
+            fix="run `shardwise fabric --between sites --listen 0.0.0.0:29700` in the other site",
+            code=ExitCode.ENVIRONMENT,
+        ) from error
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+        return
+    both = (found.sent_bytes_per_s, found.received_bytes_per_s)
+    there, back = (f"{rate * 8e-6:.1f} Mbit/s" for rate in both)
+    typer.echo(f"{there} to {address}, {back} back, of data; {found.delay_s * 1e3:.1f} ms one way")
+    typer.echo(f"next: shardwise plan run.yaml mesh.site=2 {found.settings}")
 
 
 def _cluster_of(words: Sequence[str], name: str | None) -> ClusterSpec:

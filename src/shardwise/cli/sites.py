@@ -113,7 +113,7 @@ def _compare(before: Any, after: Any) -> None:
     if wrong:
         raise UserError(
             f"the replay has other bits from step {min(wrong)} on",
-            fix="compare the settings and software of both runs",
+            fix="give both runs train.deterministic=true and the same software",
             code=ExitCode.VERIFY_FAILED,
         )
     typer.echo(f"{len(pairs)} outer steps replayed with the same bits")

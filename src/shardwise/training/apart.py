@@ -319,7 +319,8 @@ def _refusal(answer: Mapping[str, Any], site: int, step: int) -> UserError:
             return UserError(
                 f"the other sites have finished step {answer['step']} without site {site}, which "
                 f"is at step {step}",
-                fix="copy the newest checkpoint of another site into this run's directory",
+                fix=f"use a checkpoint of another site, or train further in all of them: write "
+                f"train.steps={2 * answer['step']}",
                 code=ExitCode.ENVIRONMENT,
             )
         case "other":
@@ -327,8 +328,8 @@ def _refusal(answer: Mapping[str, Any], site: int, step: int) -> UserError:
             return UserError(
                 f"site {site} has {what}={answer['mine']}, and another site has {answer['theirs']}",
                 why="sites that exchange what they have learnt train one model in one way",
-                fix="give all sites the same YAML; only cluster, mesh, runs_dir and diloco.site "
-                "may differ",
+                fix="give all sites one YAML, and change cluster.name=8xH100 and diloco.site=1 "
+                "alone for each",
             )
         case "stranger":
             return UserError(
