@@ -1,6 +1,6 @@
 """DiLoCo and HSDP over the same slow link, in one run: tokens a second, and bytes at the interface.
 
-    python benchmarks/diloco.py [--speed 100] [--every 50] [--outer-steps 2]
+    python benchmarks/diloco.py [--speed 100] [--delay 20] [--every 50] [--outer-steps 2]
 
 Two network namespaces play two sites (namespaces.py), with two ranks of `shardwise train` each.
 HSDP shards inside a site and reduces gradients over the link in every step. DiLoCo has the same
@@ -8,26 +8,38 @@ mesh in each site, and exchanges over the link every so many steps. Bytes are co
 interface of the first site, and beside them stands what the plan says. Needs Linux, root, `ip` and
 `tc`.
 
-The rate of the link is checked by a transfer first. The link has no delay: `netem` is not in every
-kernel.
+Rate and delay of the link are measured first (`shardwise fabric --between sites`). The delay is
+made by a process that carries packets (delayed_link.py), which takes a part of a core; without a
+delay (`--delay 0`) the kernel carries them. A model whose step is short beside its exchange is what
+DiLoCo is for, so sequences are short.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from namespaces import ADDRESSES, CLUSTER, run_ranks, sent_bytes, shape, two_nodes, why_not_here
+from namespaces import (
+    ADDRESSES,
+    CLUSTER,
+    run_ranks,
+    sent_bytes,
+    shape,
+    two_distant_nodes,
+    two_nodes,
+    why_not_here,
+)
 from shardwise.facts.fabric import TCP_SHARE
 from shardwise.plan.plan import Plan
 
@@ -35,23 +47,14 @@ COMMAND = [sys.executable, "-m", "shardwise"]
 CONFIG = """
 model:
   name: small-llama
-  overrides: {{hidden_size: 256, intermediate_size: 768, num_attention_heads: 4,
-    num_key_value_heads: 4, num_hidden_layers: {layers}}}
-data: {{source: synthetic, seq_len: 64}}
+  overrides: {{hidden_size: {hidden}, intermediate_size: {inner}, num_attention_heads: 8,
+    num_key_value_heads: 8, num_hidden_layers: {layers}}}
+data: {{source: synthetic, seq_len: 16}}
 cluster: {{name: {cluster}}}
 train: {{micro_batch: 1, check_loss: false}}
 checkpoint: {{every: 0, at_end: false}}
 observe: {{log_every: {log_every}, collectives: false}}
 """
-PROBE_BYTES = 4_000_000
-_SEND = (
-    "import socket, sys; s = socket.create_connection((sys.argv[1], 29555)); "
-    "s.sendall(bytes(int(sys.argv[2]))); s.shutdown(1); s.recv(1)"
-)
-_RECEIVE = (
-    "import socket, sys; l = socket.create_server((sys.argv[1], 29555)); c, _ = l.accept()\n"
-    "while c.recv(1 << 16): pass\nc.close()"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,9 @@ class Way:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speed", type=int, default=100, help="Mbit/s")
-    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--delay", type=float, default=20.0, help="milliseconds one way")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--every", type=int, default=50, help="steps between outer steps")
     parser.add_argument("--outer-steps", type=int, default=2)
     parser.add_argument("--hsdp-steps", type=int, default=6)
@@ -81,12 +86,12 @@ def main() -> None:
     steps = options.every * options.outer_steps
     sites = ["mesh.site=2", f"diloco.steps={options.every}", f"train.steps={steps}"]
     sites += ["shard.strategy=full_shard", f"diloco.exchange={options.exchange}"]
-    with tempfile.TemporaryDirectory() as name, two_nodes() as nodes:
+    with tempfile.TemporaryDirectory() as name, linked(options.speed, options.delay) as nodes:
         folder = Path(name)
-        shape(nodes, options.speed)
-        print(f"link: {measured_rate(nodes):.1f} Mbit/s by a transfer, {options.speed} asked for")
-        write(folder / "hsdp.yaml", options.layers, log_every=1)
-        write(folder / "sites.yaml", options.layers, log_every=options.every)
+        print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print(f"link of {options.speed} Mbit/s and {options.delay:g} ms: {measured_link(nodes)}")
+        write(folder / "hsdp.yaml", options.layers, options.hidden, log_every=1)
+        write(folder / "sites.yaml", options.layers, options.hidden, log_every=options.every)
         hsdp = ["shard.strategy=hybrid_shard", f"train.steps={options.hsdp_steps}"]
         slow = run(nodes, folder, "hsdp", [*hsdp, "mesh.replicate=2", "mesh.shard=2"])
         fast = run(nodes, folder, "sites", sites)
@@ -97,21 +102,37 @@ def main() -> None:
     show(slow, fast, idle, plan, options.outer_steps)
 
 
-def write(file: Path, layers: int, log_every: int) -> None:
+@contextmanager
+def linked(speed: int, delay_ms: float) -> Iterator[tuple[str, str]]:
+    """Two nodes, whose link the kernel carries where it has no delay."""
+    if delay_ms:
+        with two_distant_nodes(speed, delay_ms) as nodes:
+            yield nodes
+        return
+    with two_nodes() as nodes:
+        shape(nodes, speed)
+        yield nodes
+
+
+def write(file: Path, layers: int, hidden: int, log_every: int) -> None:
     """The run's YAML."""
-    file.write_text(CONFIG.format(layers=layers, cluster=CLUSTER, log_every=log_every))
+    sizes = {"layers": layers, "hidden": hidden, "inner": 3 * hidden}
+    file.write_text(CONFIG.format(**sizes, cluster=CLUSTER, log_every=log_every))
 
 
-def measured_rate(nodes: Sequence[str]) -> float:
-    """Mbit/s of a transfer from the first namespace to the second."""
-    inside = [("ip", "netns", "exec", node, sys.executable, "-c") for node in nodes]
-    listener = subprocess.Popen([*inside[1], _RECEIVE, ADDRESSES[1]])
-    time.sleep(1.0)
-    started = time.perf_counter()
-    subprocess.run([*inside[0], _SEND, ADDRESSES[1], str(PROBE_BYTES)], check=True)
-    seconds = time.perf_counter() - started
+def measured_link(nodes: Sequence[str]) -> str:
+    """What `shardwise fabric --between sites` says of it."""
+    inside = [
+        ("ip", "netns", "exec", node, *COMMAND, "fabric", "--between", "sites") for node in nodes
+    ]
+    place = f"{ADDRESSES[1]}:29555"
+    listener = subprocess.Popen([*inside[1], "--listen", place], stderr=subprocess.PIPE, text=True)
+    assert listener.stderr is not None
+    listener.stderr.readline()
+    asked = [*inside[0], "--meet", place]
+    said = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     listener.wait()
-    return 8e-6 * PROBE_BYTES / seconds
+    return said.splitlines()[0]
 
 
 def run(

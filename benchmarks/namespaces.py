@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from delayed_link import READY
 
 NODES, RANKS_PER_NODE = 2, 2
 CLUSTER = f"{NODES}x{RANKS_PER_NODE}xCPU"
@@ -51,6 +54,33 @@ def two_nodes() -> Iterator[tuple[str, str]]:
             call("ip", "-n", node, "link", "set", DEVICE, "up")
         yield nodes
     finally:
+        for node in nodes:
+            subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
+
+
+@contextmanager
+def two_distant_nodes(speed: int, delay_ms: float) -> Iterator[tuple[str, str]]:
+    """The same with a link of so many Mbit/s on which each packet takes so long."""
+    nodes = (f"shardwise-{os.getpid()}-a", f"shardwise-{os.getpid()}-b")
+    carrier = None
+    try:
+        for node in nodes:
+            call("ip", "netns", "add", node)
+        script = Path(__file__).with_name("delayed_link.py")
+        words = [sys.executable, str(script), *nodes, str(speed), str(delay_ms)]
+        carrier = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        if carrier.stdout is None or READY not in carrier.stdout.readline():
+            raise RuntimeError("the link was not made")
+        for node, address in zip(nodes, ADDRESSES, strict=True):
+            call("ip", "-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
+            call("ip", "-n", node, "link", "set", "lo", "up")
+            # A longer queue than 500 packets, so that none is lost while Python is busy.
+            call("ip", "-n", node, "link", "set", DEVICE, "txqueuelen", "2000", "up")
+        yield nodes
+    finally:
+        if carrier is not None:
+            carrier.kill()
+            carrier.wait()
         for node in nodes:
             subprocess.run(["ip", "netns", "delete", node], capture_output=True, check=False)
 
