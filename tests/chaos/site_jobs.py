@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from chaos_ranks import ranks_of
 
-from commands import Command
+from commands import SHARDWISE, Command, rank_environment
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.read import read_tensor
 from shardwise.checkpoint.store import list_checkpoints
@@ -53,8 +54,12 @@ class Sites:
     words: Sequence[str] = ()
     replay: Path | None = None
     patience_s: int = 60
+    host: str = "127.0.0.1"
+    nodes: Sequence[str] = ()
+    """Network namespaces of the sites, the first of which is also the council's."""
+
     port: int = field(default_factory=free_port)
-    running: dict[str, Command] = field(default_factory=dict)
+    running: dict[str, Command | subprocess.Popen[bytes]] = field(default_factory=dict)
     outputs: dict[str, Path] = field(default_factory=dict)
     starts: int = 0
 
@@ -63,23 +68,29 @@ class Sites:
         return self.folder / "sites.jsonl"
 
     def start_council(self) -> None:
-        words = ["sites", f"127.0.0.1:{self.port}", "--record", self.record]
+        words = ["sites", f"{self.host}:{self.port}", "--record", self.record]
         words += ["--patience", str(self.patience_s)]
         words += [] if self.replay is None else ["--replay", self.replay]
-        self._start("council", words)
+        self._start("council", words, 0)
 
     def start_site(self, site: int) -> None:
         file = self.folder / "run.yaml"
         file.write_text(CONFIG)
-        words = [f"diloco.meet=127.0.0.1:{self.port}", f"diloco.site={site}", "diloco.steps=2"]
+        words = [f"diloco.meet={self.host}:{self.port}", f"diloco.site={site}", "diloco.steps=2"]
         words += [f"cluster.name={self.ranks[site]}xCPU", f"diloco.patience_s={self.patience_s}"]
         words += [f"runs_dir={self.folder / str(site)}", "name=run", *self.words]
-        self._start(f"site-{site}", ["train", file, *words])
+        self._start(f"site-{site}", ["train", file, *words], site)
 
-    def _start(self, name: str, words: Sequence[str | Path]) -> None:
+    def _start(self, name: str, words: Sequence[str | Path], node: int) -> None:
         self.starts += 1
         self.outputs[name] = self.folder / f"{name}-{self.starts}.txt"
-        self.running[name] = Command(words, self.outputs[name])
+        if self.nodes:
+            inside = ["ip", "netns", "exec", self.nodes[node], SHARDWISE, *map(str, words)]
+            with self.outputs[name].open("w") as out:
+                environ = {**rank_environment(), "GLOO_SOCKET_IFNAME": "lo"}
+                self.running[name] = subprocess.Popen(inside, stdout=out, stderr=out, env=environ)
+        else:
+            self.running[name] = Command(words, self.outputs[name])
 
     def said(self, name: str) -> str:
         """What its last start printed so far."""
@@ -104,7 +115,8 @@ class Sites:
     def wait(self, condition: Callable[[], Any], limit_s: float = TIMEOUT_S) -> None:
         deadline = time.monotonic() + limit_s
         while not condition():
-            ended = {n: p.poll() for n, p in self.running.items() if p.poll() not in (None, 0)}
+            codes = {name: process.poll() for name, process in self.running.items()}
+            ended = {name: code for name, code in codes.items() if code not in (None, 0, 75)}
             is_late = time.monotonic() > deadline
             assert not ended and not is_late, (ended, *map(self.said, self.running))
             time.sleep(0.02)

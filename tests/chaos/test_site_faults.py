@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from random import Random
 import pytest
 from chaos_ranks import LONG, ranks_of
 from site_jobs import TIMEOUT_S, Sites
+
+from namespaces import ADDRESSES, DEVICE, two_nodes, why_not_here
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -67,6 +70,34 @@ def test_a_site_dies_and_comes_back_and_a_replay_has_the_same_bits(
     again.finish()
     assert f"{STEPS // 2} outer steps replayed with the same bits" in again.said("council")
     assert again.bits(0, STEPS) == again.bits(1, STEPS) == sites.bits(0, STEPS)
+
+
+@pytest.mark.skipif(not LONG, reason="a minute without a link belongs to `make chaos`")
+def test_a_link_is_cut_for_a_minute(tmp_path: Path, started: list[Sites]) -> None:
+    """The site beside the council goes on. The other one waits, and joins when the link is back."""
+    if (reason := why_not_here()) is not None:
+        pytest.skip(reason)
+    words = [*FULL, "train.steps=1000000"]
+    with two_nodes() as nodes:
+        where = {"host": ADDRESSES[0], "nodes": nodes, "patience_s": 15}
+        sites = begin(started, Sites(tmp_path / "run", (1, 1), words, **where))
+        try:
+            for site in (0, 1):
+                sites.start_site(site)
+            sites.wait_for_round(0, 1)
+            subprocess.run(["ip", "-n", nodes[1], "link", "set", DEVICE, "down"], check=True)
+            time.sleep(60)
+            alone = [each for each in sites.past().rounds.values() if each.members == (0,)]
+            subprocess.run(["ip", "-n", nodes[1], "link", "set", DEVICE, "up"], check=True)
+            sites.wait_for_round(0, 1)
+            for site in (0, 1):
+                sites.running[f"site-{site}"].send_signal(signal.SIGTERM)
+            sites.wait(lambda: len([e for e in sites.events() if e["event"] == "left"]) == 2)
+        finally:
+            sites.end()
+    assert alone and not any(each["event"] == "diverged" for each in sites.events())
+    assert any(each.joined == (1,) for each in sites.past().rounds.values())
+    print(f"{len(alone)} outer steps alone while the link was cut")
 
 
 @pytest.mark.skipif(not LONG, reason="an hour of kills belongs to `make chaos`")

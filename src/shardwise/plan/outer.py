@@ -11,12 +11,16 @@ import math
 from dataclasses import dataclass, replace
 
 from shardwise.config.schema import DilocoConfig, RunConfig
+from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.fabric import TCP_SHARE
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice, Decisions
 from shardwise.plan.exchange import exchange_bytes
 from shardwise.plan.plan import Forecast, Outlook
 from shardwise.plan.rank_share import trained_share
+
+# Below a few Gbit/s between nodes even a reduction of gradients alone takes most of a step.
+SLOW_GBITS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,29 @@ def _every(config: RunConfig) -> str:
 
 
 def outer_warnings(
-    config: RunConfig, outlook: Outlook | None, step_s: float | None, device: str
+    config: RunConfig, outlook: Outlook | None, step_s: float | None, cluster: ClusterSpec
 ) -> list[str]:
     """Warnings about outer steps that have not run on a device, take too long, or are not
     needed."""
     if outlook is None:
-        return []
-    untried = [] if device == "cpu" else ["several sites have run on CPU ranks alone so far"]
+        return _of_network(cluster)
+    untried = (
+        [] if cluster.device == "cpu" else ["several sites have run on CPU ranks alone so far"]
+    )
     return [*untried, *_of_links(config.diloco, outlook, step_s)]
+
+
+def _of_network(cluster: ClusterSpec) -> list[str]:
+    """Nodes that work together in every step over a network that is no more than a link between
+    sites."""
+    rate = 8e-9 * cluster.fabric.between.bytes_per_s
+    if cluster.num_nodes == 1 or rate >= SLOW_GBITS:
+        return []
+    nodes = cluster.num_nodes
+    return [
+        f"the network between nodes carries {rate:.2g} Gbit/s, and every step waits for it: with "
+        f"cluster.datacenters={nodes} each node is a site, and DiLoCo joins them now and then"
+    ]
 
 
 def _of_links(diloco: DilocoConfig, outlook: Outlook, step_s: float | None) -> list[str]:

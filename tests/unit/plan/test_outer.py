@@ -77,3 +77,28 @@ def test_what_does_not_fit_sites_is_refused(plan_of: PlanOf) -> None:
     assert caught.value.fix == "write diloco.fragments=25"
     with pytest.raises(UserError, match=r"does not give 16 ranks, which mesh\.site leave"):
         plan_of(*EIGHT, "mesh.site=2", "mesh.shard=32", "mesh.replicate=1")
+
+
+def test_a_job_that_is_one_of_several_sites(plan_of: PlanOf) -> None:
+    words = ("model.name=llama-3.1-8b", "data.seq_len=4096", "train.global_batch=96")
+    sites = ("mesh.site=2", "diloco.meet=node1:29700", "cluster.site_link=1")
+    plans = [
+        plan_of(*words, *sites, f"cluster.name={ranks}xH100", f"diloco.site={site}")
+        for site, ranks in enumerate((8, 4))
+    ]
+    for plan, ranks in zip(plans, (8, 4), strict=True):
+        decided, outlook = plan.decided, plan.outlook
+        assert (decided.site, decided.jobs, decided.world_size) == (1, 2, ranks)
+        assert decided.micro_batch * decided.accumulation * ranks * 2 == 96
+        assert outlook is not None and outlook.bytes_per_rank == pytest.approx(
+            4 * PARAMS / ranks, rel=1e-3
+        )
+        assert outlook.seconds == pytest.approx(4 * PARAMS / (0.956e9 / 8), rel=1e-3)
+        assert "node1:29700" in plan.choices["site"].why
+        assert Plan.from_dict(plan.to_dict()) == plan
+
+
+def test_a_slow_network_between_nodes_makes_the_plan_name_diloco(plan_of: PlanOf) -> None:
+    slow = plan_of(*EIGHT, "cluster.interconnect=0.125").warnings
+    assert any("cluster.datacenters=4" in warning and "DiLoCo" in warning for warning in slow)
+    assert not any("DiLoCo" in warning for warning in plan_of(*EIGHT).warnings)
