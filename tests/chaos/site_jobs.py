@@ -127,6 +127,10 @@ class Sites:
         wanted = {"event": "round", "members": [*members]}
         self.wait(lambda: any(wanted.items() <= each.items() for each in self.events()[before:]))
 
+    def wait_until_lost(self, before: int) -> None:
+        """Until sites have been lost more often than `before`."""
+        self.wait(lambda: sum(each["event"] == "lost" for each in self.events()) > before)
+
     def wait_until_it_waits(self, site: int) -> None:
         self.wait(lambda: "waits for the others" in self.said(f"site-{site}"))
 

@@ -95,6 +95,7 @@ def test_a_link_is_cut_for_a_minute(tmp_path: Path, started: list[Sites]) -> Non
             sites.wait(lambda: len([e for e in sites.events() if e["event"] == "left"]) == 2)
         finally:
             sites.end()
+    print(*sites.events(), sep="\n")
     assert alone and not any(each["event"] == "diverged" for each in sites.events())
     assert any(each.joined == (1,) for each in sites.past().rounds.values())
     print(f"{len(alone)} outer steps alone while the link was cut")
@@ -108,7 +109,7 @@ def test_fifty_kills(tmp_path: Path, started: list[Sites]) -> None:
     sites = begin(started, Sites(tmp_path / "run", (2, 1), words))
     for site in (0, 1):
         sites.start_site(site)
-    for _ in range(KILLS):
+    for killed in range(KILLS):
         sites.wait_for_round(0, 1)
         time.sleep(dice.random() * 3)
         victim = dice.randrange(2)
@@ -119,6 +120,7 @@ def test_fifty_kills(tmp_path: Path, started: list[Sites]) -> None:
             # The launcher of the site starts its ranks again.
             _, rank = dice.choice(sorted(ranks_of(sites.running[f"site-{victim}"].pid).items()))
             os.kill(rank, signal.SIGKILL)
+        sites.wait_until_lost(killed)
     sites.wait_for_round(0, 1)
     for site in (0, 1):
         sites.running.pop(f"site-{site}").send_signal(signal.SIGTERM)
