@@ -61,7 +61,7 @@ def _together(field: str, reason: str, *values: object) -> Rule:
         field,
         lambda c: c.diloco.meet is None or value_at(c, field) in values,
         f"sites that meet at diloco.meet={{c.diloco.meet}} {reason}",
-        f"write {field}={values[0]}",
+        f"leave {field} out" if values[0] is None else f"write {field}={values[0]}",
     )
 
 
@@ -106,6 +106,8 @@ DILOCO_RULES: tuple[Rule, ...] = (
     _together("diloco.fragments", "exchange the model at once", 1),
     _together("diloco.overlap_steps", "wait for the exchange", 0),
     _together("cluster.datacenters", "name the cluster of one of them each", 1),
+    _together("optim.name", "take over AdamW's moments", "adamw"),
+    _together("train.epochs", "count steps that do not depend on a site", None),
     _together("optim.state", "take over moments in fp32 or bf16", "fp32", "bf16"),
     *map(_needs_sites, ("cluster.site_link", "cluster.site_delay_ms")),
     Rule(

@@ -44,7 +44,7 @@ class Apart(Outer):
         self,
         plan: Plan,
         model: nn.Module,
-        optimizer: torch.optim.AdamW,
+        optimizer: torch.optim.Optimizer,
         mesh: Mesh,
         say: Callable[[str], None],
     ) -> None:

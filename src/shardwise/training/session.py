@@ -100,7 +100,7 @@ def build_session(
 
 
 def _build_outer(
-    plan: Plan, model: Any, units: UnitMap, optimizer: torch.optim.AdamW, mesh: Mesh, say: Say
+    plan: Plan, model: Any, units: UnitMap, optimizer: torch.optim.Optimizer, mesh: Mesh, say: Say
 ) -> Outer | None:
     """What joins this site with others, whether they are in this job or in others."""
     if mesh.axes.site > 1:

@@ -157,6 +157,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("diloco.fragments", {"diloco": {"meet": "a:1", "fragments": 2}, "mesh": {"site": 2}}),
     ("diloco.overlap_steps", {"diloco": {"meet": "a:1", "overlap_steps": 2}, "mesh": {"site": 2}}),
     ("cluster.datacenters", {"diloco": {"meet": "a:1"}, "cluster": {"datacenters": 2}}),
+    ("optim.name", {"diloco": {"meet": "a:1"}, "mesh": {"site": 2}, "optim": {"name": "muon"}}),
     (
         "optim.state",
         {"diloco": {"meet": "a:1"}, "mesh": {"site": 2}, "optim": {"state": "int8"}},
