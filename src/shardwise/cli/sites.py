@@ -41,7 +41,7 @@ def sites(
     Next: shardwise train run.yaml mesh.site=2 diloco.meet=node1:29700 diloco.site=0
     """
     from shardwise.council.council import Council
-    from shardwise.council.record import Past, Record, read_record
+    from shardwise.council.record import CouncilRecord, Past, read_record
     from shardwise.council.serve import Served
 
     script = None if replay is None else read_record(replay)
@@ -54,7 +54,7 @@ def sites(
         )
     listener = _listen(listen)
     council = Council(count, patience_s, past=past, script=script, now=time.monotonic())
-    found = Record(record)
+    found = CouncilRecord(record)
     try:
         served = Served(council, listener, found, _tell)
         typer.echo(f"waiting for {count} sites at {listen}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from shardwise.council.lines import Lines, parse_address, send_line, watch_for_silence
+from shardwise.council.lines import MessageReader, parse_address, send_line, watch_for_silence
 
 _AGAIN_S = 0.5
 _CONNECT_S = 10.0
@@ -21,7 +21,7 @@ class Asker:
     def __init__(self, address: str, site: int, patience_s: float) -> None:
         self._address, self._site, self._patience_s = parse_address(address), site, patience_s
         self._connection: socket.socket | None = None
-        self._lines = Lines()
+        self._lines = MessageReader()
         self._message: dict[str, Any] | None = None
         self._asked_at = 0.0
         self._number = 0
@@ -69,7 +69,7 @@ class Asker:
             if self._connection is None:
                 self._connection = socket.create_connection(self._address, _CONNECT_S)
                 watch_for_silence(self._connection, self._patience_s)
-                self._lines = Lines()
+                self._lines = MessageReader()
             if self._message is not None:
                 send_line(self._connection, self._message)
             self._asked_at = time.monotonic()

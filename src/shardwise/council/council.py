@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.council.record import Past, Round
+from shardwise.council.record import OuterRound, Past
 
 Message = Mapping[str, Any]
 Reply = tuple[int, dict[str, Any]]
@@ -70,7 +70,7 @@ class Council:
         self._entered_at = now
         self._unheard = dict.fromkeys(past.members, now)
         self._exchange: _Exchange | None = None
-        self._done: Round | None = None
+        self._done: OuterRound | None = None
         self._committed: dict[int, dict[str, Any]] = {}
 
     def hear(self, site: int, message: Message, now: float) -> list[Reply]:
@@ -259,7 +259,7 @@ class Council:
         ready = exchange.ready
         position = max(ready[site]["position"] for site in together)
         digest = ready[giver]["digest"]
-        done = Round(exchange.step, tuple(sorted(together)), tuple(joined), digest)
+        done = OuterRound(exchange.step, tuple(sorted(together)), tuple(joined), digest)
         self._note("round", step=done.step, members=done.members, joined=joined, digest=digest)
         takers = {str(site): self._addresses[site] for site in joined}
         common = {"step": done.step, "position": position, "giver": giver, "token": self.token}

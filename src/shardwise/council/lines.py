@@ -11,7 +11,7 @@ from typing import Any
 _MOST_BYTES = 256 * 2**20
 
 
-class Lines:
+class MessageReader:
     """Cuts what arrives on a connection into messages."""
 
     def __init__(self) -> None:

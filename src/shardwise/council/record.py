@@ -13,7 +13,7 @@ from shardwise.errors import ExitCode, UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class OuterRound:
     """An outer step: after which step, of which sites, and who joined behind it."""
 
     step: int
@@ -32,7 +32,7 @@ class Past:
 
     members: set[int] = field(default_factory=set)
     step: int = 0
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: dict[int, OuterRound] = field(default_factory=dict)
     """Rounds by step. Those that a later start has gone back behind are not among them."""
 
     finished: int = 0
@@ -62,7 +62,7 @@ class Past:
                 self.is_exact = self.is_exact and event["exact"]
             case "round":
                 members, joined = tuple(event["members"]), tuple(event["joined"])
-                found = Round(event["step"], members, joined, event["digest"])
+                found = OuterRound(event["step"], members, joined, event["digest"])
                 self.members, self.step = {*members, *joined}, found.step
                 self.rounds[found.step] = found
             case "lost":
@@ -87,7 +87,7 @@ def read_record(path: Path) -> Past:
         ) from error
 
 
-class Record:
+class CouncilRecord:
     """Appends events to a file, each of which is on disk before anybody hears of it."""
 
     def __init__(self, path: Path) -> None:

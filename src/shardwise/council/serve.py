@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from shardwise.council.council import Council, Reply
-from shardwise.council.lines import Lines, send_line, watch_for_silence
-from shardwise.council.record import Record
+from shardwise.council.lines import MessageReader, send_line, watch_for_silence
+from shardwise.council.record import CouncilRecord
 
 _TICK_S = 0.2
 _SEND_S = 10.0
@@ -24,7 +24,7 @@ class Served:
         self,
         council: Council,
         listener: socket.socket,
-        record: Record,
+        record: CouncilRecord,
         tell: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.council = council
@@ -32,7 +32,7 @@ class Served:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._listener = listener
-        self._lines: dict[socket.socket, Lines] = {}
+        self._lines: dict[socket.socket, MessageReader] = {}
         self._sites: dict[socket.socket, int] = {}
         self._asked: dict[int, Any] = {}
         """The number of each site's last message, which replies name."""
@@ -55,7 +55,7 @@ class Served:
         connection, _ = self._listener.accept()
         connection.settimeout(_SEND_S)
         watch_for_silence(connection, self.council.patience_s)
-        self._lines[connection] = Lines()
+        self._lines[connection] = MessageReader()
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _hear(self, connection: socket.socket) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.council.lines import watch_for_silence
-from shardwise.parallel.spans import Shared, Span, shared
+from shardwise.parallel.spans import RowSpan, Shared, shared
 
 Vector = npt.NDArray[np.float32]
 _MOST_REQUEST = 64 * 2**20
@@ -31,7 +31,7 @@ class Address:
 
     host: str
     port: int
-    spans: Sequence[Span]
+    spans: Sequence[RowSpan]
 
     def to_list(self) -> list[Any]:
         """Plain data for a message."""
@@ -41,7 +41,7 @@ class Address:
     def from_list(cls, data: Sequence[Any]) -> Address:
         """The inverse of `to_list`."""
         host, port, spans = data
-        return cls(host, port, [Span(*each) for each in spans])
+        return cls(host, port, [RowSpan(*each) for each in spans])
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class Mailbox:
 def fetch(
     source: Address,
     key: str,
-    own: Sequence[Span],
+    own: Sequence[RowSpan],
     into: Sequence[Vector],
     patience_s: float,
 ) -> dict[str, Any]:

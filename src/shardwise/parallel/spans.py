@@ -15,7 +15,7 @@ from shardwise.model.weights import local_box
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Neighbours in the row."""
 
     start: int
@@ -36,29 +36,29 @@ class Shared:
     length: int
 
 
-def spans_of(params: Iterable[Tensor]) -> list[Span]:
+def spans_of(params: Iterable[Tensor]) -> list[RowSpan]:
     """What this rank keeps of parameters that come in the same order everywhere. Its vector is its
     own parts one after the other."""
     found, before = [], 0
     for param in params:
         runs = local_box(param).runs_in(tuple(param.shape))
-        found += [Span(before + run.start, len(run)) for run in runs if len(run)]
+        found += [RowSpan(before + run.start, len(run)) for run in runs if len(run)]
         before += param.numel()
     return found
 
 
-def cut(spans: Iterable[Span], first: int, end: int) -> list[Span]:
+def cut(spans: Iterable[RowSpan], first: int, end: int) -> list[RowSpan]:
     """The spans of numbers `first` to `end` of a vector."""
     found, place = [], 0
     for span in spans:
         low, high = max(first, place), min(end, place + span.length)
         if low < high:
-            found.append(Span(span.start + low - place, high - low))
+            found.append(RowSpan(span.start + low - place, high - low))
         place += span.length
     return found
 
 
-def shared(mine: Sequence[Span], theirs: Sequence[Span]) -> Iterator[Shared]:
+def shared(mine: Sequence[RowSpan], theirs: Sequence[RowSpan]) -> Iterator[Shared]:
     """Where two vectors have the same numbers. Spans of each are in order."""
     my_place = their_place = i = j = 0
     while i < len(mine) and j < len(theirs):

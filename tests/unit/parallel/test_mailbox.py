@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from shardwise.parallel.mailbox import Address, Mailbox, fetch
-from shardwise.parallel.spans import Span, cut, shared
+from shardwise.parallel.spans import RowSpan, cut, shared
 
 PARAMS = (10, 1, 7, 33)
 
 
-def shards(num_ranks: int) -> list[list[Span]]:
+def shards(num_ranks: int) -> list[list[RowSpan]]:
     """Each parameter cut into equal parts, as FSDP2 cuts rows."""
-    found: list[list[Span]] = [[] for _ in range(num_ranks)]
+    found: list[list[RowSpan]] = [[] for _ in range(num_ranks)]
     before = 0
     for size in PARAMS:
         length = -(-size // num_ranks)
         for rank, spans in enumerate(found):
             low, high = min(size, rank * length), min(size, (rank + 1) * length)
-            spans += [Span(before + low, high - low)] if low < high else []
+            spans += [RowSpan(before + low, high - low)] if low < high else []
         before += size
     return found
 
@@ -39,9 +39,9 @@ def test_what_two_ranks_share_adds_up_to_the_model() -> None:
 
 
 def test_a_part_of_a_vector_has_the_spans_of_that_part() -> None:
-    spans = [Span(5, 4), Span(20, 6)]
-    assert cut(spans, 2, 7) == [Span(7, 2), Span(20, 3)]
-    assert cut(spans, 0, 4) == [Span(5, 4)] and cut(spans, 10, 12) == []
+    spans = [RowSpan(5, 4), RowSpan(20, 6)]
+    assert cut(spans, 2, 7) == [RowSpan(7, 2), RowSpan(20, 3)]
+    assert cut(spans, 0, 4) == [RowSpan(5, 4)] and cut(spans, 10, 12) == []
 
 
 def test_two_ranks_have_what_three_hold() -> None:
@@ -50,7 +50,8 @@ def test_two_ranks_have_what_three_hold() -> None:
     addresses = []
     for mailbox, spans in zip(mailboxes, shards(3), strict=True):
         vector = np.concatenate([model[span.start : span.end] for span in spans])
-        mailbox.post("learnt/1", [vector, -vector], {"updates": 3}, num_takers=2)
+        takers = sum(any(shared(theirs, spans)) for theirs in shards(2))
+        mailbox.post("learnt/1", [vector, -vector], {"updates": 3}, num_takers=takers)
         addresses.append(Address("127.0.0.1", mailbox.port, spans))
     for spans in shards(2):
         into = [np.full(sum(s.length for s in spans), np.nan, np.float32) for _ in range(2)]
@@ -79,7 +80,7 @@ def test_a_site_that_closes_within_a_vector_is_noticed() -> None:
         connection.close()
 
     threading.Thread(target=serve_half, daemon=True).start()
-    spans = [Span(0, 4)]
+    spans = [RowSpan(0, 4)]
     address = Address("127.0.0.1", listener.getsockname()[1], spans)
     with pytest.raises(OSError, match="closed"):
         fetch(address, "learnt/1", spans, [np.zeros(4, np.float32)], 10.0)
