@@ -11,7 +11,6 @@ This is arithmetic on messages, without sockets or clocks.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,9 +50,6 @@ class Council:
     ) -> None:
         past = past or Past()
         self.num_sites, self.patience_s = num_sites, patience_s
-        self.token = secrets.token_hex(8)
-        """Ranks of other runs do not know it."""
-
         self.members, self.finished = set(past.members), past.finished
         self.done: set[int] = set()
         """Sites that need nothing any more."""
@@ -245,7 +241,7 @@ class Council:
 
     def _told(self, exchange: _Exchange) -> dict[str, Any]:
         found = {str(site): self._addresses[site] for site in sorted(exchange.among)}
-        return {"say": "exchange", "token": self.token, "sites": found}
+        return {"say": "exchange", "sites": found}
 
     def _commit(self, exchange: _Exchange) -> list[Reply]:
         """The outer step of the sites that have each other's parts."""
@@ -262,7 +258,7 @@ class Council:
         done = OuterRound(exchange.step, tuple(sorted(together)), tuple(joined), digest)
         self._note("round", step=done.step, members=done.members, joined=joined, digest=digest)
         takers = {str(site): self._addresses[site] for site in joined}
-        common = {"step": done.step, "position": position, "giver": giver, "token": self.token}
+        common = {"step": done.step, "position": position, "giver": giver}
         commit = {"say": "commit", **common, "members": done.members, "takers": takers}
         admitted = {"say": "admitted", **common, "ranks": self._addresses[giver]}
         left = exchange.among - together
