@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwise.cli.stages import Stages
+from shardwise.cli.told_stages import ToldStages
 from shardwise.config.load import load_config
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     # The launcher sets the same for ranks, so reserved memory is what a rank reserves.
     os.environ.setdefault(*ALLOCATOR)
     # torch takes seconds to import, so faults of the file are reported before.
-    stages = Stages()
+    stages = ToldStages()
     stages.tell("starting torch")
     from shardwise.tunnel.run import run_tunnel
 

@@ -8,7 +8,7 @@ import time
 import typer
 
 
-class Stages:
+class ToldStages:
     """Tells of each stage when it begins, with the seconds since the command's first."""
 
     def __init__(self) -> None:
