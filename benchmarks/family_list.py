@@ -39,6 +39,8 @@ _TINY = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
+    "mamba_n_heads": 2,
+    "mamba_d_state": 16,
     "sliding_window": 32,
 }
 # Defaults of transformers lie beyond a tiny vocabulary.

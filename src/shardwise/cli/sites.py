@@ -37,8 +37,8 @@ def sites(
     \b
     Examples:
       shardwise sites node1:29700 --sites 2
-      shardwise sites node1:29700 --sites 2 --record again.jsonl --replay sites.jsonl
-    Next: shardwise train run.yaml mesh.site=2 diloco.meet=node1:29700 diloco.site=0
+      shardwise sites node1:29700 --replay sites.jsonl --record again.jsonl
+    Next: shardwise train run.yaml diloco.meet=node1:29700 diloco.site=0
     """
     from shardwise.council.council import Council
     from shardwise.council.record import CouncilRecord, Past, read_record

@@ -257,7 +257,7 @@ def test_training_on_another_machine_is_refused(
 def test_a_plan_that_a_cpu_has_no_memory_for_exits_with_3(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By little: 25.3 GiB of 23.5, with nothing left to recompute."""
+    """By little: 25.5 GiB of 23.5, with nothing left to recompute."""
     monkeypatch.setattr(probe, "_ram_bytes", lambda: int(23.5 * GIB))
     Path("run.yaml").write_text(
         "model: llama-3.2-1b\ncluster: 1xCPU\ndata: {source: synthetic, seq_len: 24576}\n"
@@ -266,7 +266,7 @@ def test_a_plan_that_a_cpu_has_no_memory_for_exits_with_3(
     said = capsys.readouterr().err
     assert code == 3
     assert "llama-3.2-1b does not fit on 1xCPU" in said
-    assert "25.3 GiB are needed on a rank that has 23.5 GiB" in said
+    assert "25.5 GiB are needed on a rank that has 23.5 GiB" in said
     assert "fix: write data.seq_len=4096" in said
     assert not Path("runs").exists()
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -293,8 +294,12 @@ def test_damage_is_named_and_breaks_nothing(
 
 def test_the_command_serves_until_ctrl_c(runs: Path, tmp_path: Path) -> None:
     said = tmp_path / "out"
+    # A shell that starts the tests in the background lets all that they start ignore Ctrl-C.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with said.open("wb") as stream:
-        command = subprocess.Popen([SHARDWISE, "ui", runs], stdout=stream, stderr=stream)
+        command = subprocess.Popen(
+            [SHARDWISE, "ui", runs], stdout=stream, stderr=stream, preexec_fn=heard
+        )
     try:
         found = _printed(said, command)
         assert ask(int(found["port"]), f"/?token={found['token']}")[0] == 200
