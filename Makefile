@@ -23,10 +23,10 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 # All cores have tests to run, so torch.compile starts no processes of its own: each imports torch.
 export TORCHINDUCTOR_COMPILE_THREADS := 1
-# One worker more than cores, because a test often waits for ranks that it started. A file's tests stay
+# Two workers more than cores, because a test often waits for ranks that it started. A file's tests stay
 # in one worker, because they share ranks and runs; files go out in the order that tests/conftest.py
 # gives them, so the long ones (tests/chaos and tests/dist in turn) come first.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 SPREAD := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 FLOAT8_TESTS = $(shell grep -rl --include='*.py' 'mark[.]torchao' tests/dist tests/unit)
 # Fast tests of every room that a change may touch without a rank being started.
