@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refusals import refused
 
 from commands import rank_environment, run_forked
-from shardwise.config.load import load_config
-from shardwise.errors import UserError
-from shardwise.launch.preflight import validate_run
-from shardwise.launch.prepare import choose_plan
 
 Run = Callable[..., Any]
 CONFIG = """\
@@ -63,14 +60,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "run.yaml").write_text(CONFIG)
     (tmp_path / "watch.py").write_text(WATCH)
     return tmp_path
-
-
-def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
-    """The error of what the command does before it starts a rank."""
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError) as caught:
-        validate_run(choose_plan(load_config("run.yaml", ["name=refused", *words])))
-    return " ".join(str(caught.value).split())
 
 
 def seen(folder: Path) -> list[tuple[str, int]]:

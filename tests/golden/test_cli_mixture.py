@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from shardwise.config.load import load_config
-from shardwise.errors import UserError
-from shardwise.launch.preflight import validate_run
-from shardwise.launch.prepare import choose_plan
+from refusals import refused
 
 Run = Callable[..., Any]
 CONFIG = """\
@@ -43,14 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"content": f"{number} rows, " * 6} for number in range(6)]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder
-
-
-def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
-    """The error of what the command does before it starts a rank."""
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError) as caught:
-        validate_run(choose_plan(load_config("run.yaml", ["name=refused", *words])))
-    return " ".join(str(caught.value).split())
 
 
 @pytest.mark.dist

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from shardwise.config.load import load_config
-from shardwise.errors import UserError
-from shardwise.launch.preflight import validate_run
-from shardwise.launch.prepare import choose_plan
+from refusals import refused
 
 Run = Callable[..., Any]
 CONFIG = """\
@@ -36,14 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run.yaml").write_text(CONFIG)
     (folder / "some.txt").write_text("".join(f"{n} squared is {n * n}\n" for n in range(400)))
     return folder
-
-
-def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> str:
-    """The error of what the command does before it starts a rank."""
-    monkeypatch.chdir(folder)
-    with pytest.raises(UserError) as caught:
-        validate_run(choose_plan(load_config("run.yaml", ["name=refused", *words])))
-    return " ".join(str(caught.value).split())
 
 
 @pytest.mark.dist
