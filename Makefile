@@ -2,7 +2,7 @@
 # make quick: lint, type check and the fast tests, for a change under way.
 # make test: set up, then lint, type check and run all tests.
 # make compat: the tests of torch's and transformers' insides, with the oldest, our own and the newest.
-# make chaos: the long versions of the fault tests, an hour or so.
+# make chaos: all tests in their long forms, some hours.
 # make crds: the manifests against the CRDs of JobSet, Trainer and Volcano, which it downloads.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -113,23 +113,11 @@ PYTHONPATH=$(2) SHARDWISE_FLOAT8=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest $
 PYTHONPATH=$(3) TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest tests/unit/kernels/test_interpreted.py
 endef
 
-# The long sweeps: every kill point, thousands of damaged files and inputs, every mesh to any other,
-# every way to spread a run against one process, every family against plain PyTorch, a step over a
-# slow link, every compiled form of a block, masks of 10,000 conversations, an instruction set
-# learnt in 300 steps, 300 steps in float8.
+# All tests in their long forms: every kill point, thousands of damaged files and inputs, every mesh to
+# any other, every way to spread a run against one process, every family against plain PyTorch, a step
+# over a slow link, every compiled form of a block, masks of 10,000 conversations.
 chaos: $(READY) $(RAY)/.ready
-	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests/chaos \
-	  tests/unit/checkpoint tests/dist/test_reshard.py tests/dist/test_full_disk.py \
-	  tests/dist/test_equivalence.py tests/dist/test_links.py tests/dist/test_families.py tests/fuzz \
-	  tests/dist/test_compile.py tests/dist/test_router_loss.py tests/golden/test_cli_observe.py \
-	  $(addprefix tests/unit/parallel/test_,experts.py gated_mlp.py offload.py) \
-	  tests/unit/data/test_masking.py tests/golden/test_cli_generate.py tests/dist/test_resume.py \
-	  tests/unit/parallel/test_saved.py $(addprefix tests/unit/report/test_,chromium.py ui_chromium.py) \
-	  tests/unit/kernels/test_cross_entropy.py tests/unit/launch/test_counted_models.py \
-	  tests/unit/test_family_benchmark.py tests/golden/test_cli_odd_shapes.py \
-	  $(addprefix tests/dist/test_,adapters.py tensor.py context.py expert_parallel.py tunnel.py) \
-	  tests/dist/test_split_attention.py tests/unit/plan/test_random_meshes.py \
-	  tests/golden/test_cli_adapter_export.py
+	SHARDWISE_CHAOS=1 SHARDWISE_FULL_GRID=1 $(PYTEST) -s tests -m 'not torchao'
 	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 SHARDWISE_CHAOS=1 $(PYTEST) tests/dist -m 'long and torchao'
 
 $(RAY)/.ready: $(READY)

@@ -30,9 +30,9 @@ pytestmark = pytest.mark.dist
 
 SAVES = range(2, STEPS + 1, 2)
 SHORT_SWEEP_KILLS = 4
-RANDOM_RUNS = 12 if LONG else 1
-RANDOM_KILLS = 4 if LONG else 2
-RANDOM_STEPS = 24 if LONG else 16
+RANDOM_RUNS = 12
+RANDOM_KILLS = 4
+RANDOM_STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,7 @@ def clean_longer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plan_path.parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(RANDOM_RUNS))
 def test_kill_at_random_moments(
     seed: int, clean_longer_run: Path, tmp_path: Path, tally: Tally

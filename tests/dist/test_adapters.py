@@ -77,7 +77,7 @@ def test_families_learn_as_in_one_process(
 ) -> None:
     settings = {**LORA, **models(family), "train.steps": 2}
     reference = ranks(1).run(train_adapted_plainly, settings)[0]
-    for world, mesh in MESHES if family == "qwen3" else ON_TWO:
+    for world, mesh in ON_FOUR if family == "qwen3" else ON_TWO:
         assert_close(spread(ranks, world, {**settings, **mesh}), reference, tally)
 
 
@@ -154,7 +154,7 @@ def test_experts_learn_as_in_one_process(
     settings = {**LORA, **EXPERTS, **models(family), "train.steps": 2}
     reference = ranks(1).run(train_adapted_plainly, settings)[0]
     assert any(name.endswith("experts.gate_up_proj_lora_A") for name in reference.params)
-    meshes = ON_TWO if family == "gpt_oss" else MESHES
+    meshes = ON_TWO if family == "gpt_oss" else ON_FOUR
     for world, mesh in [*meshes, (2, EXPERT_PARALLEL)]:
         remat = {"memory.checkpoint_activations": "full" if world == 2 else "none"}
         assert_close(spread(ranks, world, {**settings, **mesh, **remat}), reference, tally)
@@ -248,6 +248,7 @@ FLOAT8_OPTIONS: list[tuple[int, Settings]] = [
 ]
 
 
+@pytest.mark.long
 def test_no_option_changes_numbers_over_float8(ranks: Pools, tally: Tally, tmp_path: Path) -> None:
     save_model(tiny_config("mixtral", WIDE), tmp_path)
     place = {"model.name": str(tmp_path), "model.overrides": {}}

@@ -31,6 +31,7 @@ def assert_within_bound(ranks: list[dict[str, float]]) -> None:
         assert row["growth"] <= bound
 
 
+@pytest.mark.long
 def test_random_weights_are_built_unit_by_unit() -> None:
     assert_within_bound(build_on_four_ranks("random"))
 

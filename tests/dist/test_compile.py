@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from rank_pool import Ranks
 from tiny_runs import SHAPE, Settings, train
 from torch._dynamo.utils import counters
+
+from traced import without_kernels
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
@@ -21,10 +24,11 @@ SETTINGS: Settings = {
 }
 
 
-def train_compiled(world: int, settings: Settings) -> dict[str, Any]:
-    torch._dynamo.reset()
+def train_compiled(world: int, settings: Settings, has_kernels: bool) -> dict[str, Any]:
     counters.clear()
-    trained = train(world, {**settings, "memory.compile": True})
+    with nullcontext() if has_kernels else without_kernels():
+        torch.compiler.reset()
+        trained = train(world, {**settings, "memory.compile": True})
     return {
         "losses": None if trained is None else trained.losses,
         "graphs": counters["stats"]["unique_graphs"],
@@ -40,20 +44,21 @@ FLOAT8: Settings = {
 
 
 @pytest.mark.parametrize(
-    ("remat", "more"),
+    ("remat", "more", "has_kernels"),
     [
-        pytest.param("none", {}, marks=pytest.mark.long),
-        pytest.param("full", {}, marks=pytest.mark.long),
-        ("selective", {}),
-        pytest.param("selective", FLOAT8, marks=[pytest.mark.torchao, pytest.mark.long]),
+        pytest.param("none", {}, True, marks=pytest.mark.long),
+        pytest.param("full", {}, True, marks=pytest.mark.long),
+        pytest.param("selective", {}, True, marks=pytest.mark.long),
+        ("selective", {}, False),
+        pytest.param("selective", FLOAT8, True, marks=[pytest.mark.torchao, pytest.mark.long]),
     ],
 )
 def test_compiled_blocks_give_the_same_losses(
-    ranks: Callable[[int], Ranks], remat: str, more: Settings
+    ranks: Callable[[int], Ranks], remat: str, more: Settings, has_kernels: bool
 ) -> None:
     settings = {**SETTINGS, **more, "memory.checkpoint_activations": remat}
     eager = ranks(1).run(train, 1, settings)[0]
-    compiled = ranks(1).run(train_compiled, 1, settings)[0]
+    compiled = ranks(1).run(train_compiled, 1, settings, has_kernels)[0]
     assert compiled["losses"] == pytest.approx(eager.losses, rel=1e-4)
     # For the blocks, the last norm, a slice of the loss, and what scales the gradients of the head
     # and of its input.

@@ -81,7 +81,9 @@ def _check(
     assert_close(run, whole, tally)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_4"])
+@pytest.mark.parametrize(
+    "attention", ["sdpa", pytest.param("flash_attention_4", marks=pytest.mark.long)]
+)
 def test_documents_train_as_if_each_were_alone(
     ranks: Pools, tmp_path_factory: pytest.TempPathFactory, tally: Tally, attention: str
 ) -> None:

@@ -93,8 +93,7 @@ SAMPLE = {
     ("qwen3_moe", "FSDP 2 x EP 2", "recomputed"),
     ("qwen3_moe", "EP 2", "on the host"),
     ("gpt_oss", "HSDP 2 x EP 2", "plain"),
-    ("deepseek_v3", "EP 4", "selective"),
-    ("glm4_moe", "EP 2", "recomputed"),
+    ("deepseek_v3", "EP 2", "selective"),
     ("mixtral", "CP 2 x EP 2", "recomputed"),
 }
 GRID = [

@@ -10,6 +10,7 @@ from namespaces import why_not_here
 SPEED, EXPECTED = 100, 400  # Mbit/s
 
 
+@pytest.mark.long
 @pytest.mark.dist
 @pytest.mark.slow
 def test_a_slow_link_is_measured_and_its_pair_named() -> None:

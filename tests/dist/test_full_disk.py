@@ -242,6 +242,7 @@ class Training:
         return [event for event in events if event["event"] in kinds]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_training_waits_for_room_and_goes_on(disk: Path) -> None:
     make_room(disk)

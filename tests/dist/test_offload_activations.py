@@ -37,7 +37,10 @@ def train_counting(world: int, settings: Settings) -> tuple[list[float], int]:
     "more",
     [
         {},
-        {"memory.checkpoint_activations": "full", "train.accumulation": 2},
+        pytest.param(
+            {"memory.checkpoint_activations": "full", "train.accumulation": 2},
+            marks=pytest.mark.long,
+        ),
         {"memory.checkpoint_activations": "selective", "shard.reshard_after_forward": False},
     ],
     ids=["none", "full", "selective"],

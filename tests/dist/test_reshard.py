@@ -300,6 +300,7 @@ def test_experts_cut_in_another_dim_are_read_anywhere(ranks: Pools, tmp_path: Pa
         assert results == [[held[source]]] * target
 
 
+@pytest.mark.long
 def test_any_mesh_reads_what_a_tensor_axis_divides(ranks: Pools, tmp_path: Path) -> None:
     layouts = DIVIDED_LAYOUTS if IS_LONG else DIVIDED_LAYOUTS[:3]
     assert_read_anywhere(ranks, layouts, tmp_path)
@@ -310,6 +311,7 @@ def test_meshes_of_all_axes_read_each_other(ranks: Pools, tmp_path: Path) -> Non
     assert_read_anywhere(ranks, layouts, tmp_path)
 
 
+@pytest.mark.long
 def test_stages_and_whole_models_read_each_other(ranks: Pools, tmp_path: Path) -> None:
     assert_read_anywhere(ranks, PIPED_LAYOUTS if IS_LONG else PIPED_LAYOUTS[:3], tmp_path)
 
@@ -340,6 +342,7 @@ DEALT = [("experts", 1), ("dealt", 2), ("dealt copies", 4)]
 DEALT += [("experts", 4), ("dealt", 4)] if IS_LONG else []
 
 
+@pytest.mark.long
 def test_experts_that_are_dealt_out_are_read_anywhere(ranks: Pools, tmp_path: Path) -> None:
     """From one rank that has all experts to ranks that have parts, and back."""
     held: list[Held] = []

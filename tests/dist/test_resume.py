@@ -66,7 +66,10 @@ def test_resume_on_any_mesh(ranks: Pools, tmp_path: Path, model: str) -> None:
         assert max(differences(join(begun, other), unbroken)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("world", "strategy"), [(4, HYBRID), (2, COPIES), (1, FULL)])
+@pytest.mark.parametrize(
+    ("world", "strategy"),
+    [(4, HYBRID), pytest.param(2, COPIES, marks=pytest.mark.long), (1, FULL)],
+)
 def test_the_same_mesh_resumes_bit_for_bit(
     ranks: Pools, tmp_path: Path, world: int, strategy: Settings
 ) -> None:
@@ -91,7 +94,7 @@ def test_resume_from_mesh_to_mesh(ranks: Pools, tmp_path: Path) -> None:
     assert max(differences(whole, unbroken)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("offload", ["none", "cpu"])
+@pytest.mark.parametrize("offload", ["none", pytest.param("cpu", marks=pytest.mark.long)])
 def test_offloaded_state_resumes(ranks: Pools, tmp_path: Path, offload: str) -> None:
     settings = {**FULL, "memory.offload": offload}
     unbroken = ranks(2).run(train, 2, settings)[0]
@@ -100,6 +103,7 @@ def test_offloaded_state_resumes(ranks: Pools, tmp_path: Path, offload: str) -> 
     assert_same(join(begun, resumed), unbroken)
 
 
+@pytest.mark.long
 def test_a_state_of_bf16_resumes_bit_for_bit(ranks: Pools, tmp_path: Path) -> None:
     settings = {**FULL, "optim.state": "bf16"}
     unbroken, wide = (ranks(2).run(train, 2, each)[0] for each in (settings, FULL))

@@ -63,7 +63,7 @@ def parts_of(runs: list[SiteRun]) -> list[list[Batch]]:
     [
         (2, {}),
         (4, {"shard.strategy": "full_shard"}),
-        (4, {"shard.strategy": "no_shard"}),
+        pytest.param(4, {"shard.strategy": "no_shard"}, marks=pytest.mark.long),
         (4, {"mesh.site": 4, "train.global_batch": 16}),
     ],
     ids=["alone", "full_shard", "no_shard", "four"],
@@ -101,7 +101,13 @@ def test_int8_and_fragments_stay_near_fp32(ranks: Pools) -> None:
     assert not same(streamed[0].own, streamed[2].own)
 
 
-@pytest.mark.parametrize("settings", [TWO_SITES, STREAMING], ids=["at once", "streaming"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(TWO_SITES, id="at once", marks=pytest.mark.long),
+        pytest.param(STREAMING, id="streaming"),
+    ],
+)
 def test_a_resumed_run_has_the_bits_of_one_that_went_on(
     ranks: Pools, tmp_path: Path, settings: Settings
 ) -> None:

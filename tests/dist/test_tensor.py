@@ -57,15 +57,20 @@ MESHES: list[tuple[int, Settings]] = [
 # The heads of the tiny models divide over two ranks, and those of these over four.
 FOUR = {**SHAPE, "num_key_value_heads": 4, "intermediate_size": 68}
 HEAD_NORMS: Settings = {"model.name": "qwen3-8b", "model.overrides": {**SHAPE, "head_dim": 8}}
-OPTIONS: list[tuple[str, int, Settings]] = [
+OPTIONS: list[Any] = [
     ("tiny-llama", 2, {**TENSOR, "memory.checkpoint_activations": "selective"}),
     ("tiny-qwen", 2, {**ALL_TOKENS, "memory.checkpoint_activations": "full"}),
     ("tiny-qwen", 4, SHARDED),
     ("tiny-llama", 2, {**TENSOR, "memory.offload": "cpu", "train.accumulation": 2}),
     ("tiny-llama", 2, {**TENSOR, "memory.loss": "full", "optim.clip_norm": 0.5}),
-    ("tiny-llama", 4, {**SHARDED, "memory.loss_chunk_tokens": 7, "optim.fused": False}),
+    pytest.param(
+        *("tiny-llama", 4, {**SHARDED, "memory.loss_chunk_tokens": 7, "optim.fused": False}),
+        marks=pytest.mark.long,
+    ),
     ("qwen3-8b", 4, {**HYBRID, **HEAD_NORMS, "mesh.shard": 1, "train.accumulation": 2}),
-    ("tiny-llama", 4, {"mesh.tensor": 4, "model.overrides": FOUR}),
+    pytest.param(
+        "tiny-llama", 4, {"mesh.tensor": 4, "model.overrides": FOUR}, marks=pytest.mark.long
+    ),
 ]
 
 
@@ -90,7 +95,7 @@ def test_equals_one_process(
     ("family", "world", "settings"),
     [
         ("gpt_oss", 2, ALL_TOKENS),
-        ("deepseek_v3", 4, SHARDED),
+        pytest.param("deepseek_v3", 4, SHARDED, marks=pytest.mark.long),
         ("qwen3_moe", 2, {**TENSOR, "mesh.expert": 2}),
         ("deepseek_v3", 4, {**SHARDED, "mesh.expert": 4}),
     ],
@@ -122,9 +127,11 @@ def test_experts_are_dealt_out_beside_it(
 
 
 LORA: Settings = {"adapter.method": "lora", "adapter.rank": 4, "adapter.alpha": 6.0}
-ADAPTED: list[tuple[int, Settings]] = [
+ADAPTED: list[Any] = [
     (2, {**ALL_TOKENS, "memory.checkpoint_activations": "full"}),
-    (4, {**SHARDED, "adapter.modules_to_save": ["lm_head", "*norm"]}),
+    pytest.param(
+        4, {**SHARDED, "adapter.modules_to_save": ["lm_head", "*norm"]}, marks=pytest.mark.long
+    ),
 ]
 
 

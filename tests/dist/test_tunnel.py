@@ -87,24 +87,30 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
         pytest.param(
             2, {"shard.strategy": "shard_grad_op"}, id="shard_grad_op", marks=pytest.mark.long
         ),
-        pytest.param(2, PLAIN, id="no_shard"),
+        pytest.param(2, PLAIN, id="no_shard", marks=pytest.mark.long),
         pytest.param(4, HYBRID, id="hybrid_shard"),
         pytest.param(
             2,
             {**FULL, "train.accumulation": 4, "memory.accumulate": "unsharded"},
             id="accumulated whole",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             4,
             {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"},
             id="accumulated in shards",
         ),
-        pytest.param(2, {**FULL, "memory.checkpoint_activations": "full"}, id="recomputed"),
+        pytest.param(
+            2,
+            {**FULL, "memory.checkpoint_activations": "full"},
+            id="recomputed",
+            marks=pytest.mark.long,
+        ),
         pytest.param(4, {**FULL, "shard.reshard_after_forward": 2}, id="resharded to pairs"),
         pytest.param(
             2, {**FULL, "optim.clip_norm": None}, id="not clipped", marks=pytest.mark.long
         ),
-        pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16"),
+        pytest.param(2, {**FULL, "precision.param": "bf16"}, id="bf16", marks=pytest.mark.long),
         pytest.param(2, {**FULL, "memory.offload": "cpu"}, id="offloaded"),
         pytest.param(2, {**FULL, "memory.loss": "full"}, id="all logits", marks=pytest.mark.long),
         pytest.param(2, {**FULL, "shard.gather_in_place": True}, id="gathered in place"),

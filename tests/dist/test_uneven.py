@@ -59,7 +59,7 @@ def plain(ranks: Callable[[int], Ranks]) -> Trained:
     return ranks(1).run(train_plainly, SETTINGS, mask_labels)[0]
 
 
-@pytest.mark.parametrize("loss", ["chunked", "full"])
+@pytest.mark.parametrize("loss", ["chunked", pytest.param("full", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("world", "strategy", "accumulation"),
     [

@@ -212,6 +212,7 @@ def test_adapters_of_experts_leave_and_merge(
 
 
 @needs_peft
+@pytest.mark.long
 def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask) -> None:
     words = ("adapter.dora=true", "adapter.targets=[q_proj,down_proj]", ALONE)
     train(shardwise, home, "dora", *words)

@@ -61,6 +61,7 @@ def test_a_checkpoint_holds_adapters_alone(finished: Path, shardwise: Run) -> No
     assert "no adapters in 1 x lm_head" in choice["why"]
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_uninterrupted_one(
     home: Path,
     finished: Path,

@@ -75,10 +75,17 @@ def test_trained_tokens_are_counted_beside_tokens(folder: Path, base: Any) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("train.micro_batch=6",),
-        ("cluster=2xCPU", "train.micro_batch=3", "shard.strategy=full_shard", "memory.loss=full"),
+        pytest.param(("train.micro_batch=6",), id="accumulation", marks=pytest.mark.long),
+        pytest.param(
+            (
+                "cluster=2xCPU",
+                "train.micro_batch=3",
+                "shard.strategy=full_shard",
+                "memory.loss=full",
+            ),
+            id="both",
+        ),
     ],
-    ids=["accumulation", "both"],
 )
 def test_losses_do_not_depend_on_how_the_work_is_spread(
     shardwise: Run, folder: Path, base: Any, words: tuple[str, ...]

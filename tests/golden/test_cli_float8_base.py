@@ -51,6 +51,7 @@ def test_the_plan_says_what_is_stored_and_how_it_multiplies(home: Path, finished
     assert "backward transposes a layer's bytes" in there["why"]
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_the_uninterrupted_one(
     home: Path, finished: Path, shardwise: Run, losses_of: Losses
 ) -> None:

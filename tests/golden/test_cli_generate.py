@@ -83,6 +83,7 @@ def folder(shardwise: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_held_out_prompts_are_answered_right_by_the_exported_model(
     shardwise: Run, folder: Path
 ) -> None:

@@ -47,7 +47,10 @@ def made(home: Path, config: dict[str, Any]) -> tuple[str, ...]:
     return (str(home / "run.yaml"), f"model.name={home / 'model'}", f"runs_dir={home}")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "gemma2")) for name in FAMILIES],
+)
 def test_a_scaled_or_capped_head_trains_in_slices(
     family: str, home: Path, shardwise: Run, losses_of: Losses
 ) -> None:

@@ -55,6 +55,7 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 # The others have more than one of these oddities.
 PLAINER = ("one layer", "one token", "two tokens in a sequence", "two positions")
+PLAINER += ("one layer of a family that is counted",)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", ["muon", "adafactor"])
+@pytest.mark.parametrize("name", ["muon", pytest.param("adafactor", marks=pytest.mark.long)])
 def test_ranks_have_the_losses_of_one_process_and_resume(
     shardwise: Run, folder: Path, name: str, losses_of: Callable[[Path], dict[int, float]]
 ) -> None:

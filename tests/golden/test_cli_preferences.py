@@ -175,8 +175,10 @@ def test_a_resumed_run_goes_on_bit_for_bit_whether_the_reference_is_there_or_not
     ("objective", "words"),
     [
         ("kto", ("data.path=labelled.jsonl", "data.format=labelled")),
-        ("orpo", ("preference.beta=auto",)),
-        ("simpo", ("preference.beta=auto", "preference.gamma=0.5")),
+        pytest.param("orpo", ("preference.beta=auto",), marks=pytest.mark.long),
+        pytest.param(
+            "simpo", ("preference.beta=auto", "preference.gamma=0.5"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_every_objective_learns(

@@ -32,7 +32,7 @@ observe: {log_every: 1}
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        pytest.param(["cluster=1xCPU"], [REDUCTIONS], id="one rank"),
+        pytest.param(["cluster=1xCPU"], [REDUCTIONS], id="one rank", marks=pytest.mark.long),
         pytest.param(
             ["cluster=2xCPU", "shard.gather_in_place=true", "observe.collectives=false"],
             [GATHERS],

@@ -132,6 +132,7 @@ def test_the_doctor_finds_nothing_in_a_good_run_and_a_damaged_checkpoint_in_anot
     assert "error SW664: A disk cannot be read or written" in done.stdout
 
 
+@pytest.mark.long
 def test_activations_can_wait_in_host_memory(
     home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
 ) -> None:
@@ -142,6 +143,7 @@ def test_activations_can_wait_in_host_memory(
     assert "activations of 2 of 4 blocks are in host memory until backward" in done.stdout
 
 
+@pytest.mark.long
 def test_documents_can_be_kept_apart(
     home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
 ) -> None:
@@ -153,6 +155,7 @@ def test_documents_can_be_kept_apart(
     assert 0 < abs(apart[1] - together[1]) < 0.01 * together[1]
 
 
+@pytest.mark.long
 def test_adam_can_keep_its_state_in_half_the_bytes(
     home: Path, config: str, shardwise: Run, losses_of: Losses, whole: tuple[Path, Any]
 ) -> None:

@@ -155,7 +155,7 @@ def test_counting_is_one_line_on_a_terminal_and_none_in_a_pipe(
 @pytest.mark.parametrize(
     "cases",
     [
-        (("none", False), ("selective", True)),
+        (("none", False),),
         pytest.param(tuple(product(("none", "selective", "full"), (True, False))), marks=LONG),
     ],
 )

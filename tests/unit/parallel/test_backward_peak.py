@@ -71,6 +71,7 @@ def test_a_llama_block_by_hand(count: Count) -> None:
     assert full.channels == 128
 
 
+@pytest.mark.long
 def test_experts_need_their_rows_by_hand(count: Count) -> None:
     """With our experts: gradients of SwiGLU's product and halves, the product, and dealt rows."""
     config = {**PRESETS["tiny-mixtral"], **SHAPE, "num_local_experts": 4}

@@ -41,7 +41,7 @@ def expected(spec: ModelSpec, *, own: bool, selective: bool) -> float:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=[pytest.mark.long] * (name != "mixtral")) for name in KNOWN],
+    [pytest.param(name, marks=pytest.mark.long) for name in KNOWN],
 )
 def test_formulas_are_what_the_compiler_saves(family: str, count: Count) -> None:
     spec = spec_from_config("test", KNOWN[family])

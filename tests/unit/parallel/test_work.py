@@ -90,6 +90,7 @@ def test_blocks_with_and_without_a_window_are_two_kinds(kinds_of: Kinds) -> None
     assert near.attention_flops(1024) < far.attention_flops(1024) / 3
 
 
+@pytest.mark.long
 def test_latent_attention_has_two_widths(kinds_of: Kinds) -> None:
     config: dict[str, Any] = {
         **PRESETS["deepseek-v3"],
@@ -107,6 +108,7 @@ def test_latent_attention_has_two_widths(kinds_of: Kinds) -> None:
         assert matmul(40, HEADS * (32 + 24)) in work.matmuls
 
 
+@pytest.mark.long
 def test_blocks_without_scores_have_no_attention(kinds_of: Kinds) -> None:
     config = {
         **{"model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320},

@@ -36,7 +36,10 @@ def counted_in_few_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.mark.parametrize(
     "words",
     [
-        ("cluster.name=8xH100", "memory.checkpoint_activations=selective"),
+        pytest.param(
+            ("cluster.name=8xH100", "memory.checkpoint_activations=selective"),
+            marks=pytest.mark.long,
+        ),
         ("cluster.name=1xH100", "shard.strategy=no_shard", "memory.checkpoint_activations=none"),
     ],
 )

@@ -29,8 +29,8 @@ CUT = {
     "EP 8": (MIXTURE, "cluster.name=2x8xH100", FOUR_K, "mesh.expert=8"),
 }
 CASES = [
-    ("TP 2", "none"),
-    ("TP 8", "full"),
+    pytest.param("TP 2", "none", marks=pytest.mark.long),
+    pytest.param("TP 8", "full", marks=pytest.mark.long),
     ("TP 8", "selective"),
     ("CP 8", "none"),
     ("EP 8", "none"),
