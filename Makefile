@@ -66,7 +66,7 @@ quick: lint
 
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint test-interpreted
-	@$(MAKE) --no-print-directory test-all test-float8
+	@$(MAKE) --no-print-directory -j2 test-all test-float8
 
 # Alerts are about time, so the test that makes them fire has one process beside it.
 test-alerts: $(READY)

@@ -28,20 +28,27 @@ Pools = Callable[[int], Ranks]
 LORA: Settings = {"adapter.method": "lora", "adapter.rank": 4, "adapter.alpha": 6.0}
 FULL: Settings = {"shard.strategy": "full_shard"}
 HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
-# A mixture is a mixture to frozen weights, so `make test` has one of the two.
-FAMILIES = ("qwen3", "gemma3_text", "qwen3_moe", pytest.param("mixtral", marks=pytest.mark.long))
+# A block is a block to frozen weights, and a mixture a mixture: `make test` has one of each.
+FAMILIES = (
+    *("qwen3", "qwen3_moe"),
+    *(pytest.param(family, marks=pytest.mark.long) for family in ("gemma3_text", "mixtral")),
+)
 MESHES: list[tuple[int, Settings]] = [(2, FULL), (4, HYBRID)]
 # A run of four ranks takes two CPU seconds, so `make test` has some with one mesh only.
 ALL_MESHES = "SHARDWISE_FULL_GRID" in os.environ
 ON_TWO, ON_FOUR = (MESHES, MESHES) if ALL_MESHES else (MESHES[:1], MESHES[1:])
 EXPERT_PARALLEL: Settings = {"mesh.shard": 2, "mesh.expert": 2}
-OPTIONS: list[tuple[int, Settings]] = [
+OPTIONS: list[Any] = [
     (1, {}),
     (2, {**FULL, "memory.checkpoint_activations": "full", "train.accumulation": 2}),
     (2, {**FULL, "memory.checkpoint_activations": "selective", "memory.offload": "cpu"}),
     (2, {"shard.strategy": "no_shard", "memory.loss": "full"}),
     (4, {**FULL, "shard.gather_in_place": True, "shard.reshard_after_forward": False}),
-    (4, {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"}),
+    pytest.param(
+        4,
+        {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"},
+        marks=pytest.mark.long,
+    ),
 ]
 
 

@@ -289,6 +289,7 @@ def test_every_layout_writes_whole_checkpoints(
     assert len(batches) == 1, "the next global batch is the same on every mesh"
 
 
+@pytest.mark.long
 def test_experts_cut_in_another_dim_are_read_anywhere(ranks: Pools, tmp_path: Path) -> None:
     held: dict[int, Held] = {}
     for world in (1, 4):

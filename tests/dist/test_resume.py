@@ -54,7 +54,8 @@ def join(first: Trained, second: Trained) -> Trained:
     return Trained(first.losses + second.losses, first.norms + second.norms, second.params)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", pytest.param("tiny-qwen", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen"])
 def test_resume_on_any_mesh(ranks: Pools, tmp_path: Path, model: str) -> None:
     name: Settings = {"model.name": model}
     unbroken = ranks(2).run(train, 2, {**name, **FULL})[0]

@@ -268,13 +268,9 @@ def z_losses(settings: Settings) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("remat", "kernels"),
-    [
-        ("full", False),
-        pytest.param("full", True, marks=pytest.mark.long),
-        pytest.param("selective", True, marks=pytest.mark.long),
-    ],
+    ("remat", "kernels"), [("full", False), ("full", True), ("selective", True)]
 )
 def test_compiled_blocks_stay_one_graph(
     ranks: Pools,

@@ -97,7 +97,7 @@ def test_equals_one_process(
         ("gpt_oss", 2, ALL_TOKENS),
         pytest.param("deepseek_v3", 4, SHARDED, marks=pytest.mark.long),
         ("qwen3_moe", 2, {**TENSOR, "mesh.expert": 2}),
-        ("deepseek_v3", 4, {**SHARDED, "mesh.expert": 4}),
+        pytest.param("deepseek_v3", 4, {**SHARDED, "mesh.expert": 4}, marks=pytest.mark.long),
     ],
     ids=label,
 )

@@ -99,6 +99,7 @@ def in_tunnel(world: int, settings: Settings) -> TunnelResult:
             4,
             {**HYBRID, "train.accumulation": 4, "memory.accumulate": "sharded"},
             id="accumulated in shards",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             2,

@@ -53,9 +53,10 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# The others have more than one of these oddities.
+# The other one has more than one of these oddities, and other tests train such families.
 PLAINER = ("one layer", "one token", "two tokens in a sequence", "two positions")
 PLAINER += ("one layer of a family that is counted",)
+PLAINER += ("one layer of a family that declares no blocks",)
 
 
 @pytest.mark.parametrize(

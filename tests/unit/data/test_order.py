@@ -9,7 +9,7 @@ import pytest
 from shardwise.data.order import index_at
 
 
-@pytest.mark.parametrize("length", [*range(1, 70), 255, 256, 257, 1000, 4097])
+@pytest.mark.parametrize("length", [*range(1, 70), 255, 256, 257, 1000, 2049])
 def test_every_epoch_reads_every_sequence_once(length: int) -> None:
     for seed in (0, 1, -5, 2**70):
         for epoch in (0, 1, 9):

@@ -31,7 +31,6 @@ SMALL: dict[str, Any] = {
 
 
 # All ten ways take a second or two each. These are the ones that plans of these tests have.
-LONG = pytest.mark.long
 WAYS = tuple(way for way in saved._WAYS if way[0] or way[2] == "none")
 
 
@@ -152,20 +151,12 @@ def test_counting_is_one_line_on_a_terminal_and_none_in_a_pipe(
     assert {write.rstrip() for write in writes} == {words}
 
 
-@pytest.mark.parametrize(
-    "cases",
-    [
-        (("none", False),),
-        pytest.param(tuple(product(("none", "selective", "full"), (True, False))), marks=LONG),
-    ],
-)
+@pytest.mark.long
 def test_eager_attention_has_its_scores_in_memory(
-    cases: tuple[tuple[str, bool], ...], counted_dir: Path, monkeypatch: pytest.MonkeyPatch
+    counted_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the plan adds for them is what a block saves more when it is counted with them."""
-    asked = [(compiled, mode) for mode, compiled in cases]
-    ways = tuple(way for way in WAYS if way[2] == "none" or way[1:] in asked)
-    monkeypatch.setattr(saved, "_WAYS", ways)
+    monkeypatch.setattr(saved, "_WAYS", WAYS)
     (scored,) = saved.count_saved(SMALL, attentions=("eager",))
 
     def activations(attention: str, **changes: Any) -> int:
@@ -174,7 +165,7 @@ def test_eager_attention_has_its_scores_in_memory(
         memory = replace(config.memory, **changes)
         return choose_plan(replace(config, memory=memory, model=model), {}).memory.activations
 
-    for mode, compiled in cases:
+    for mode, compiled in product(("none", "selective", "full"), (True, False)):
         way = way_of(compiled=compiled, own_kernels=True, recompute=mode)
         scores = 0 if mode == "full" else 4096 * scored.saved[way].scores
         more, less = (
