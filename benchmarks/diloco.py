@@ -90,6 +90,8 @@ def main() -> None:
         folder = Path(name)
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(f"link of {options.speed} Mbit/s and {options.delay:g} ms: {measured_link(nodes)}")
+        print("\n| way | tok/s, all ranks | steps | MB sent by the first site |")
+        print("|---|---|---|---|", flush=True)
         write(folder / "hsdp.yaml", options.layers, options.hidden, log_every=1)
         write(folder / "sites.yaml", options.layers, options.hidden, log_every=options.every)
         hsdp = ["shard.strategy=hybrid_shard", f"train.steps={options.hsdp_steps}"]
@@ -151,15 +153,15 @@ def run(
     # The first line is of the first step, which also sets up connections.
     rates = [event["tokens_per_s"] for event in logged[1:]]
     sent = sent_bytes(nodes[0]) - before
-    return Way(label, 4 * statistics.median(rates), sent, logged[-1]["step"])
+    way = Way(label, 4 * statistics.median(rates), sent, logged[-1]["step"])
+    # Each takes a minute or more, so its row comes when it is known.
+    row = f"| {way.name} | {way.tokens_per_s:.0f} | {way.steps} | {way.sent_bytes / 1e6:.2f} |"
+    print(row, flush=True)
+    return way
 
 
 def show(slow: Way, fast: Way, idle: Way, plan: Plan, outer_steps: int) -> None:
-    """The table, the ratio, and the bytes beside the formula."""
-    print("\n| way | tok/s, all ranks | steps | MB sent by the first site |")
-    print("|---|---|---|---|")
-    for way in (slow, fast, idle):
-        print(f"| {way.name} | {way.tokens_per_s:.0f} | {way.steps} | {way.sent_bytes / 1e6:.2f} |")
+    """The ratio, and the bytes beside the formula."""
     print(f"\nDiLoCo over HSDP: {fast.tokens_per_s / slow.tokens_per_s:.1f} x")
     assert plan.outlook is not None
     expected = plan.outlook.bytes_per_rank * plan.decided.replicate * plan.decided.shard
