@@ -7,6 +7,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from shardwise.config.schema import DataConfig
@@ -73,9 +74,13 @@ def stdlib_root() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def stdlib_files() -> list[Path]:
+def stdlib_files() -> tuple[Path, ...]:
     """The first modules of the standard library by name, up to STDLIB_MAX_BYTES."""
-    root = stdlib_root()
+    return _first_modules(stdlib_root())
+
+
+@cache  # a process plans more than once, and a walk takes as long as the plan of a small model
+def _first_modules(root: Path) -> tuple[Path, ...]:
     chosen: list[Path] = []
     budget = STDLIB_MAX_BYTES
     for path in _modules_below(root):
@@ -89,7 +94,7 @@ def stdlib_files() -> list[Path]:
             why="this Python was installed without it",
             fix="write data.source=text data.path=FILES, or data.source=synthetic",
         )
-    return chosen
+    return tuple(chosen)
 
 
 def _modules_below(folder: Path) -> Iterator[Path]:

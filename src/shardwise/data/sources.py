@@ -3,7 +3,7 @@ read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -69,7 +69,7 @@ def describe_source(config: DataConfig, cache_root: Path | None = None) -> dict[
     description: dict[str, Any] = {"source": config.source}
     match config.source:
         case "stdlib":
-            files = stdlib_files()
+            files: Sequence[Path] = stdlib_files()
         case "text":
             files = find_files(config)
         case "jsonl" | "parquet":
