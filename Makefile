@@ -37,7 +37,7 @@ INSIDES = $(wildcard $(addprefix tests/unit/,internals kernels launch model para
   precision.py replicas.py reshard.py resume.py router_loss.py tunnel.py uneven.py) \
   tests/golden/test_golden_losses.py
 
-.PHONY: setup demo lint quick test test-alerts test-all test-float8 test-interpreted compat compat-oldest compat-pinned compat-newest chaos crds clean
+.PHONY: setup demo lint quick test test-alerts test-all test-float8 test-interpreted collect compat compat-oldest compat-pinned compat-newest chaos crds clean
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -65,7 +65,7 @@ quick: lint
 	$(PYTEST) $(SPREAD) $(QUICK) -m 'not slow and not dist and not torchao'
 
 test: $(READY)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint test-interpreted
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint test-interpreted collect
 	@$(MAKE) --no-print-directory -j2 test-all test-float8
 
 # Alerts are about time, so the test that makes them fire has one process beside it.
@@ -75,8 +75,13 @@ test-alerts: $(READY)
 test-all: $(READY)
 	$(PYTEST) $(SPREAD) tests --ignore tests/chaos/test_live_alerts.py -m 'not torchao'
 
+# One process, because each worker imports torch twice, and most of these tests share ranks.
 test-float8: $(READY)
-	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) $(SPREAD) -n 2 -m torchao $(FLOAT8_TESTS)
+	PYTHONPATH=$(FLOAT8) SHARDWISE_FLOAT8=1 $(PYTEST) -m torchao $(FLOAT8_TESTS)
+
+# Python keeps the bytecode of all tests, which each worker of test-all would compile for itself.
+collect: $(READY)
+	@$(PYTEST) --collect-only -q tests >.venv/collected || (tail -50 .venv/collected; false)
 
 test-interpreted: $(READY)
 	PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 $(PYTEST) tests/unit/kernels/test_interpreted.py
