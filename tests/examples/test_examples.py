@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,9 @@ import pytest
 from shardwise.config.load import load_config
 from shardwise.launch import prepare
 from shardwise.launch.prepare import choose_plan
+from shardwise.plan.checkpoint_size import checkpoint_bytes
 from shardwise.plan.plan import Plan
+from shardwise.plan.whole_run import DataSize, whole_run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -45,6 +50,7 @@ def without_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "COUNTED_PARAMS", 2**60)
 
 
+@cache
 def plan_of(file: Path) -> Plan:
     return choose_plan(load_config(file, []), {})
 
@@ -94,3 +100,45 @@ def test_a_run_of_several_nodes_is_started_by_torchrun(file: Path) -> None:
     cluster = plan_of(file).cluster
     counts = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.devices_per_node}"
     assert (counts in first) == (cluster.num_nodes > 1)
+
+
+# A figure of a comment, and what the plan has for it.
+FIGURES: dict[str, Callable[[Plan], float]] = {
+    r"([\d.]+)B tokens:": lambda plan: tokens_of(plan) / 1e9,
+    r"([\d.]+)M tokens:": lambda plan: tokens_of(plan) / 1e6,
+    r"about ([\d.]+|an) hours? .*by the plan": lambda plan: seconds_of(plan) / 3600,
+    r"about ([\d.]+) minutes by the plan": lambda plan: seconds_of(plan) / 60,
+    r"or (\d+) GPU-hours": lambda plan: plan.cluster.world_size * seconds_of(plan) / 3600,
+    r"([\d.]+)M tokens a step": lambda plan: plan.tokens_per_step / 1e6,
+    r"(\d+)k tokens a step": lambda plan: plan.tokens_per_step / 1e3,
+    r"(\d+) GB each": lambda plan: checkpoint_bytes(plan) / 1e9,
+    r"(\d+) GB of states": lambda plan: plan.memory.states / 1e9,
+    r"[Ss]tates take (\d+) GB": lambda plan: plan.memory.states / 1e9,
+}
+
+
+def tokens_of(plan: Plan) -> float:
+    return plan.config.train.steps * plan.tokens_per_step
+
+
+def seconds_of(plan: Plan) -> float:
+    seconds = whole_run(plan, DataSize(tokens=None, words="")).seconds
+    assert seconds is not None
+    return seconds
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_figures_of_an_example_are_the_plans(file: Path) -> None:
+    """Each is the plan's, rounded to as many digits as the comment has."""
+    plan, text = plan_of(file), file.read_text()
+    found = [(name, each[1]) for name in FIGURES for each in re.finditer(name, text)]
+    wrong = []
+    for name, figure in found:
+        number = figure.replace("an", "1")
+        digits = len(number.replace(".", "").strip("0"))
+        planned = f"{FIGURES[name](plan):.{digits}g}"
+        if float(planned) != float(number):
+            wrong.append(f"{name}: {number}, planned {planned}")
+    assert not wrong
+    # Tokens, time and the tokens of a step, at least; the demo's plan has no time.
+    assert file.stem == "demo" or len(found) >= 3
