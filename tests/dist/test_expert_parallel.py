@@ -85,10 +85,12 @@ HOW: dict[str, Settings] = {
     "selective": {"memory.checkpoint_activations": "selective"},
     "kept": {"shard.reshard_after_forward": False, "train.accumulation": 2},
     "on the host": {"memory.offload": "cpu"},
+    "unfused": {"optim.fused": False},
 }
 # Each family, mesh and way in the usual suite; all of them together in `make chaos`.
 SAMPLE = {
     ("mixtral", "EP 2", "plain"),
+    ("mixtral", "EP 2", "unfused"),
     ("mixtral", "FSDP 2 x EP 2", "kept"),
     ("qwen3_moe", "FSDP 2 x EP 2", "recomputed"),
     ("qwen3_moe", "EP 2", "on the host"),

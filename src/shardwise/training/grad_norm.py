@@ -42,6 +42,18 @@ def total_norm(
     return torch.linalg.vector_norm(norms[0] if len(norms) == 1 else torch.cat(norms))
 
 
+def clip_by_norm(grads: Sequence[Tensor], most: float, norm: Tensor) -> None:
+    """Scale gradients as torch.nn.utils.clip_grads_with_norm_ does, bit for bit.
+
+    Each rank scales its own parts: DTensor multiplies no list of gradients over two meshes, which
+    those of experts and of all else are.
+    """
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        own = own_part(grad)
+        own.mul_(factor.to(own.device))
+
+
 def _whole_norms(parts: list[Tensor], groups: Sequence[ProcessGroup]) -> Tensor:
     """The norm of each gradient, of which ranks along `groups` hold other parts."""
     norms = torch.stack(_norms_of(parts))

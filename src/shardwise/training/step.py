@@ -20,7 +20,7 @@ from shardwise.parallel.stages import stages_of
 from shardwise.plan.plan import Plan
 from shardwise.training.balance import Balance, Routing
 from shardwise.training.copies import GradientSums
-from shardwise.training.grad_norm import total_norm
+from shardwise.training.grad_norm import clip_by_norm, total_norm
 from shardwise.training.leftovers import give_back
 from shardwise.training.load import TokenCounts
 from shardwise.training.objective import NextToken, Objective
@@ -219,13 +219,12 @@ class Stepper:
         norm = self._norm() / self.scale.value
         judged = Judged(norm.item(), loss_sum.item())
         if judged.is_finite:
-            params = list(self.model.parameters())
+            grads = [param.grad for param in self.model.parameters() if param.grad is not None]
             if self.scale.value != 1.0:
-                for param in params:
-                    if param.grad is not None:
-                        param.grad.div_(self.scale.value)
+                for grad in grads:
+                    grad.div_(self.scale.value)
             if self.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(params, self.clip_norm, norm)
+                clip_by_norm(grads, self.clip_norm, norm)
             self.optimizer.step()
             refresh_scales(self.model, self.plan)
         return judged
