@@ -35,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", ["muon", pytest.param("adafactor", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["muon", *(pytest.param(n, marks=pytest.mark.long) for n in ("adafactor", "lion"))]
+)
 def test_ranks_have_the_losses_of_one_process_and_resume(
     shardwise: Run, folder: Path, name: str, losses_of: Callable[[Path], dict[int, float]]
 ) -> None:
@@ -60,9 +62,41 @@ def test_ranks_have_the_losses_of_one_process_and_resume(
     assert json.loads(run)["run"]["checkpoint_bytes"] == pytest.approx(saved, rel=0.1)
 
 
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [
+        ("tensor", [EVEN]),
+        pytest.param(
+            "expert",
+            ["model.name=tiny-mixtral", EVEN, "train.router_aux_loss=0"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "pipeline",
+            ["model.overrides.num_hidden_layers=2", "train.accumulation=2"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_lion_moves_parts_of_matrices_as_one_process_moves_the_whole(
+    shardwise: Run,
+    folder: Path,
+    axis: str,
+    words: list[str],
+    losses_of: Callable[[Path], dict[int, float]],
+) -> None:
+    words = [*words, "optim.name=lion", "optim.betas=[0.9,0.99]", "optim.lr=1e-3"]
+    shardwise("train", "run.yaml", f"name=lion-{axis}-one", *words, cwd=folder)
+    divided = (f"name=lion-{axis}-two", f"mesh.{axis}=2", "cluster=2xCPU")
+    shardwise("train", "run.yaml", *divided, *words, cwd=folder)
+    one, two = (losses_of(folder / "runs" / f"lion-{axis}-{count}") for count in ("one", "two"))
+    assert one[4] < one[1] and two == pytest.approx(one, rel=1e-5)
+
+
 def test_a_plan_knows_the_state_of_each_optimizer(shardwise: Run, folder: Path) -> None:
     held = {}
-    for name in ("adamw", "muon", "adafactor"):
+    for name in ("adamw", "muon", "adafactor", "lion"):
         words = (
             "model=llama-3.1-8b",
             "cluster=8xH100",
@@ -85,6 +119,7 @@ def test_a_plan_knows_the_state_of_each_optimizer(shardwise: Run, folder: Path) 
     # Seven of eight billion parameters are matrices of blocks.
     assert held["muon"] == pytest.approx((7 * 4 + 1.05 * 8) / 8.05 / 8, rel=0.03)
     assert held["adafactor"] < 0.01
+    assert held["lion"] == pytest.approx(4 / 8, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +134,7 @@ def test_a_plan_knows_the_state_of_each_optimizer(shardwise: Run, folder: Path) 
             "with several ranks along `tensor` was not tried",
         ),
         (["optim.name=adafactor", "optim.betas=[0.8,0.9]"], "optim.name=adafactor has no such"),
+        (["optim.name=lion", "optim.eps=1e-6"], "optim.name=lion has no such number"),
     ],
 )
 def test_what_was_not_tried_with_another_optimizer_is_an_error(
@@ -108,7 +144,14 @@ def test_what_was_not_tried_with_another_optimizer_is_an_error(
     assert says in said and "fix: " in said
 
 
-def test_the_tunnel_says_that_it_runs_adamw_alone(shardwise: Run, folder: Path) -> None:
+def test_the_tunnel_says_what_it_does_not_run(shardwise: Run, folder: Path) -> None:
     words = ("tunnel", "run.yaml", "--cluster", "2xCPU", "optim.name=muon")
     said = shardwise(*words, cwd=folder, expect=2).stderr
     assert "the tunnel runs no optim.name=muon" in said and "fix: write optim.name=adamw" in said
+
+
+def test_the_tunnel_holds_lions_one_moment(shardwise: Run, folder: Path) -> None:
+    words = ("tunnel", "run.yaml", "--cluster", "2xCPU", "--device", "fake", "--json")
+    found = json.loads(shardwise(*words, "optim.name=lion", cwd=folder).stdout)
+    for memory in (found["memory"], found["planned_memory"]):
+        assert memory["optimizer"] == memory["params"] > 0

@@ -26,13 +26,14 @@ def _with_adamw(setting: str, needs: str, *fine: object) -> Rule:
     )
 
 
-def _unused_by_adafactor(setting: str) -> Rule:
+def _unused(name: str, setting: str) -> Rule:
+    """A row for a number that the optimizer `name` does not have."""
     read = attrgetter(setting.removeprefix("optim."))
     return Rule(
-        f"{setting}-is-not-adafactors",
+        f"{setting}-is-not-of-{name}",
         setting,
-        lambda c: c.optim.name != "adafactor" or read(c.optim) == read(_USUAL),
-        "optim.name=adafactor has no such number, so it would be ignored",
+        lambda c: c.optim.name != name or read(c.optim) == read(_USUAL),
+        f"optim.name={name} has no such number, so it would be ignored",
         f"leave {setting} out, or write optim.name=adamw",
     )
 
@@ -50,5 +51,7 @@ OPTIMIZER_RULES: tuple[Rule, ...] = (
         "there are {c.num_sites} sites, and only AdamW's state was tried between them",
         "write optim.name=adamw, or mesh.site=1",
     ),
-    *map(_unused_by_adafactor, ("optim.betas", "optim.eps")),
+    _unused("adafactor", "optim.betas"),
+    _unused("adafactor", "optim.eps"),
+    _unused("lion", "optim.eps"),
 )

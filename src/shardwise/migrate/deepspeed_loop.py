@@ -31,7 +31,7 @@ _ADAMW = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
 def _optimizer(value: Any, _: Source) -> Outcome:
     if str(value).strip().lower() in _ADAMW:
         return always("AdamW, which DeepSpeed's Adam is unless adam_w_mode is false")
-    return changed({}, "AdamW is the only optimizer; rates that suit another may not suit it")
+    return changed({}, "AdamW is used; rates that suit another optimizer may not suit it")
 
 
 def _decoupled(value: Any, _: Source) -> Outcome:

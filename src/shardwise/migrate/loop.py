@@ -22,6 +22,12 @@ _SCHEDULES = {
     "warmup_stable_decay": "wsd",
 }
 _ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")
+_SCALED = "whose update may be scaled otherwise: check optim.lr"
+_OTHER_OPTIMIZERS = {
+    "muon": f"torch's Muon, {_SCALED}",
+    "adafactor": f"torch's Adafactor, {_SCALED}",
+    "lion": "Lion, whose moment is fp32 and on the device",
+}
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_4", "flex_attention")
 
 
@@ -110,10 +116,9 @@ def _optimizer(value: Any, _: Source) -> Outcome:
         return _small_adamw(has_8_bits="8bit" in word, is_paged="paged" in word)
     if "adamw" in word:
         return changed({}, "AdamW with fp32 moments; optim.state=bf16 halves their memory")
-    if "muon" in word or "adafactor" in word:
-        name = "muon" if "muon" in word else "adafactor"
-        why = f"torch's {name.capitalize()}, whose update may be scaled otherwise: check optim.lr"
-        return changed({"optim.name": name}, why)
+    for name, why in _OTHER_OPTIMIZERS.items():
+        if name in word:
+            return changed({"optim.name": name}, why)
     return changed({}, "AdamW is used; rates that suit another optimizer may not suit it")
 
 

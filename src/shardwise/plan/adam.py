@@ -13,7 +13,7 @@ from shardwise.units import format_bytes
 
 # Of both moments of a parameter, in fp32.
 ADAM_BYTES = 8
-# Of Muon's one, and of each of Adafactor's factors.
+# Of the one of Muon and Lion, and of each of Adafactor's factors.
 MOMENTUM_BYTES = 4
 
 
@@ -28,6 +28,8 @@ def state_bytes(model: ModelSpec, decided: Decisions) -> float:
     if decided.optimizer == "muon":
         share = matrix_params(model) / model.trained_params
         return MOMENTUM_BYTES * share + ADAM_BYTES * (1 - share)
+    if decided.optimizer == "lion":
+        return MOMENTUM_BYTES
     if decided.optimizer == "adafactor":
         # A number for each row and one for each column of matrices about this wide.
         return 2 * MOMENTUM_BYTES / model.hidden_size
@@ -49,7 +51,7 @@ def state_on_device(model: ModelSpec, shard_params: int, decided: Decisions) -> 
         return 0
     if decided.optimizer == "adafactor":  # every rank has all of it
         return int(model.trained_params * state_bytes(model, decided))
-    if decided.optimizer == "muon":
+    if decided.optimizer != "adamw":
         return int(shard_params * state_bytes(model, decided))
     most = NUM_PAGES * PAGE_NUMBERS if decided.offload_optimizer else shard_params
     return int(min(shard_params, most) * adam_bytes(decided))

@@ -151,11 +151,11 @@ def _divides_sequences(asked: Question) -> Iterator[UserError]:
 
 
 def _updates_whole_matrices(asked: Question) -> Iterator[UserError]:
-    optimizer = asked.config.optim.name
+    optim = asked.config.optim
     cut = [name for name in ("tensor", "expert") if getattr(asked.axes, name) > 1]
-    if optimizer != "adamw" and cut:
+    if optim.gathers_matrices and cut:
         yield UserError(
-            f"optim.name={optimizer} with several ranks along `{cut[0]}` was not tried",
+            f"optim.name={optim.name} with several ranks along `{cut[0]}` was not tried",
             why="it updates whole matrices, and ranks along that axis have parts of them",
             fix=f"write {' '.join(f'mesh.{name}=1' for name in cut)}, or optim.name=adamw",
         )

@@ -63,7 +63,7 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
     ),
     (
         "optim.name",
-        lambda c: c.optim.name != "adamw",
+        lambda c: c.optim.gathers_matrices,
         "updates of whole matrices in stages were not compared with one process",
     ),
     (

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
 from shardwise.plan.plan import Plan
+from shardwise.training.lion import build_lion
 from shardwise.training.optim import ShardAdamW, build_optimizer
 from shardwise.training.paged import PagedAdamW
 from shardwise.training.whole import build_whole
@@ -107,6 +108,8 @@ class OverlappedAdamW(ShardAdamW):
 
 def build_for(model: nn.Module, units: UnitMap, plan: Plan) -> torch.optim.Optimizer:
     """The optimizer of a plan, in pages or beside forward where the plan says so."""
+    if plan.decided.optimizer == "lion":
+        return build_lion(model, plan)
     if plan.decided.optimizer != "adamw":
         return build_whole(model, plan)
     if plan.decided.offload_optimizer:

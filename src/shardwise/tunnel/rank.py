@@ -18,6 +18,7 @@ from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.plan.decisions import Choice
 from shardwise.plan.plan import Plan
+from shardwise.training.lion import build_lion
 from shardwise.training.loss import attach_loss
 from shardwise.training.optim import build_optimizer
 from shardwise.training.session import (
@@ -112,7 +113,7 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     because each rank receives its own rows, and no trial of a few tokens would hold.
     """
     plan, model = shell.plan, shell.model
-    if plan.decided.optimizer != "adamw":
+    if plan.settings.optim.gathers_matrices:
         raise UserError(
             f"the tunnel runs no optim.name={plan.decided.optimizer}",
             why="it gathers matrices in the update, which is not emulated",
@@ -131,7 +132,8 @@ def fill_rank(shell: Shell, say: Say, *, has_values: bool) -> Rank:
     for note in notes_of(shell.units, plan, shell.mesh.world):
         say(note)
     fill_model(model, shell.units, plan, say, with_weights=has_values)
-    optimizer = build_optimizer(model, plan)
+    build = build_lion if plan.decided.optimizer == "lion" else build_optimizer
+    optimizer: torch.optim.Optimizer = build(model, plan)
     device = torch.device(plan.cluster.device)
     data = _synthetic_data(plan)
     session = Session(plan, model, shell.units, optimizer, data, device, shell.mesh)

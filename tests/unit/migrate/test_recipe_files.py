@@ -98,6 +98,8 @@ def test_axes_inside_a_replica(tmp_path: Path, tree: Any, key: str, expected: st
         ("adamw_8bit", ("optim.state", "int8"), "mapped"),
         ("paged_adamw_8bit", ("optim.state", "int8"), "changed"),
         ("paged_adamw_32bit", ("memory.offload_optimizer", True), "changed"),
+        ("lion_8bit", ("optim.name", "lion"), "changed"),
+        ("adafactor", ("optim.name", "adafactor"), "changed"),
     ],
 )
 def test_moments_that_take_less_of_the_device(

@@ -12,17 +12,19 @@ from shardwise.config.schema.words import Auto
 class OptimConfig:
     """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw", "muon", "adafactor"] = "adamw"
+    name: Literal["adamw", "muon", "adafactor", "lion"] = "adamw"
     """`muon`: torch's Muon for the matrices of blocks, half of AdamW's state there, and AdamW for
     embeddings, the head, vectors and stacked experts; its updates are scaled so that `lr` and
     `weight_decay` are AdamW's. `adafactor`: torch's, with hardly any state. Both gather each matrix
-    for its update, and every rank computes all updates."""
+    for its update, and every rank computes all updates. `lion`: half of AdamW's state, and nothing
+    is gathered; every number moves by `lr`, so rates are a third to a tenth of AdamW's, and
+    `weight_decay` is as much larger."""
 
     lr: float = 3e-4
     """Peak learning rate."""
 
     betas: tuple[float, float] = (0.9, 0.95)
-    """Adam's two decay rates."""
+    """Adam's two decay rates, or Lion's, whose paper has `[0.9, 0.99]`."""
 
     eps: float = 1e-8
     """Adam's epsilon."""
@@ -57,6 +59,11 @@ class OptimConfig:
     """Format of Adam's two moments. bf16 halves their memory, and int8 quarters it: 256 numbers of
     a row share a scale. Both are rounded stochastically, so that changes smaller than their
     precision add up. bf16 is part of our fused kernel; int8 is plain torch, and slower."""
+
+    @property
+    def gathers_matrices(self) -> bool:
+        """Whether an update needs whole matrices, and not only a rank's own part of them."""
+        return self.name in ("muon", "adafactor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
