@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -101,6 +102,23 @@ def test_the_run_directory_is_complete(
     assert not list(run_dir.glob("checkpoints/.writing*"))
     assert "finished 8 steps" in (run_dir / "logs/attempt-1/rank-0.log").read_text()
     assert events_of(run_dir, "end")[0]["finished"] is True
+
+
+def test_a_run_begins_with_what_it_reads_and_what_it_computes_on(
+    whole: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    run_dir, done = whole
+    head = done.stdout.partition("\nstep ")[0]
+    assert "\ntokenizer: byte (" in head and "\nfirst weights: random (" in head
+    assert re.search(r"^device: 2 x .+ GiB each$", head, re.MULTILINE)
+    (data,) = events_of(run_dir, "data")
+    read = 8 * 8 / ((data["tokens"] - 1) // 64)
+    tokens = f"{data['tokens'] / 1000:.1f}k tokens"
+    assert f"\ndata: {data['documents']} documents, {tokens}, read {read:.3g} times in 8 s" in head
+    # Of 200 records one is damaged, and a tenth is held out.
+    assert 150 < data["documents"] < 199
+    fit = [line for line in head.splitlines() if str(run_dir.parent) not in line]
+    assert [line for line in fit if len(line) > 80] == []
 
 
 def test_every_command_that_a_run_ends_with_works(

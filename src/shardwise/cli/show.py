@@ -27,10 +27,16 @@ _FAR = 30
 _WIDEST = 12
 
 
+def wrapped(text: str) -> str:
+    """A sentence in lines that fit; names and paths stay whole."""
+    return "\n".join(
+        wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    )
+
+
 def show_plan(plan: Plan, top: int, budget_tokens: float | None) -> None:
     """Headline, decisions with reasons, memory and speed of one rank, what else was considered."""
-    for line in wrap(headline(plan), _WIDTH, subsequent_indent="  ", break_on_hyphens=False):
-        typer.echo(line)
+    typer.echo(wrapped(headline(plan)))
     show_table([("decision", "value", "by", "why"), *choice_rows(plan)], width=_WIDTH)
     for line in picture_lines(plan):
         typer.echo(line)

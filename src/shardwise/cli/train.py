@@ -69,12 +69,13 @@ def _say_faults_of_node() -> None:
 
 def _show(plan: Plan) -> None:
     """What is planned, before anything starts."""
+    from shardwise.cli.show import wrapped
     from shardwise.launch.say import say_on_console
     from shardwise.plan.explain import headline, input_lines
 
-    say_on_console(headline(plan))
+    say_on_console(wrapped(headline(plan)))
     say_on_console(f"run directory: {plan.run_dir} (plan.json gives the reasons)")
-    for line in [*input_lines(plan), *(f"warning: {text}" for text in plan.warnings)]:
+    for line in [*map(wrapped, input_lines(plan)), *(f"warning: {text}" for text in plan.warnings)]:
         say_on_console(line)
 
 

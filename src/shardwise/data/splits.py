@@ -31,6 +31,8 @@ class DataSplits:
     eval: SequenceSet | None
     skipped: tuple[str, ...]
     tokenizer_identity: str
+    num_documents: int
+    """Documents or conversations to train on; 0 where tokens are made up."""
     num_train_tokens: int
     identity: str
     """Which tokens are trained on, wherever they lie: a hash of them, or how they are made."""
@@ -119,6 +121,7 @@ def _splits_of(
         eval=cut(packed.eval) if packed.eval else None,
         skipped=packed.skipped,
         tokenizer_identity=tokenizer.identity,
+        num_documents=packed.train.num_documents,
         num_train_tokens=packed.train.num_tokens,
         identity=f"sha256:{packed.train.sha256}",
         token_digests={
@@ -143,6 +146,7 @@ def _mix(found: list[MixedSplits], seed: int, shuffle: bool) -> DataSplits:
         eval=evaluated,
         skipped=tuple(record for each in splits for record in each.skipped),
         tokenizer_identity=splits[0].tokenizer_identity,
+        num_documents=sum(each.num_documents for each in splits),
         num_train_tokens=sum(each.num_train_tokens for each in splits),
         identity=f"mixture:{hashlib.sha256(identity.encode()).hexdigest()}",
         token_digests={
@@ -172,6 +176,7 @@ def _conversation_splits(
         eval=windows.get("eval"),
         skipped=stored.skipped,
         tokenizer_identity=tokenizer.identity,
+        num_documents=stored.train.num_conversations,
         num_train_tokens=stored.train.num_tokens,
         identity=f"sha256:{digests['train']}",
         token_digests=digests,
@@ -188,6 +193,7 @@ def _synthetic_splits(config: DataConfig, vocab_size: int, seed: int) -> DataSpl
         eval=held_out if config.eval_fraction > 0 else None,
         skipped=(),
         tokenizer_identity="none",
+        num_documents=0,
         num_train_tokens=len(train) * config.seq_len,
         identity=f"synthetic:{vocab_size}",
         token_digests={},

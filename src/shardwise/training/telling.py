@@ -17,7 +17,9 @@ from shardwise.plan.stage_rows import planned_bubble
 from shardwise.training.channels import Channels
 from shardwise.training.reached import Reached
 from shardwise.training.session import Session, length_order
+from shardwise.training.surroundings import device_name
 from shardwise.training.units import float8_table, notes_of, unit_table
+from shardwise.units import format_bytes, format_count
 
 
 def tell_session(session: Session, channels: Channels) -> None:
@@ -27,8 +29,11 @@ def tell_session(session: Session, channels: Channels) -> None:
     tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
     for line in [*tables, *notes_of(units, plan, session.mesh.world)]:
         channels.say(line)
+    channels.say(device_line(plan))
     for record in data.skipped:
         channels.say(f"skipped record {record}")
+    if not data.mixed:
+        channels.say(data_line(data, plan))
     for line in mixture_lines(data, plan):
         channels.say(line)
     found: dict[str, Any] = {}
@@ -42,9 +47,32 @@ def tell_session(session: Session, channels: Channels) -> None:
     if data.mixed:
         found["mixture"] = {each.name: each.share for each in data.mixed}
     channels.events.write(
-        "data", tokens=data.num_train_tokens, tokenizer=data.tokenizer_identity,
-        skipped=list(data.skipped), **found,
-    )  # fmt: skip
+        "data",
+        documents=data.num_documents,
+        tokens=data.num_train_tokens,
+        tokenizer=data.tokenizer_identity,
+        skipped=list(data.skipped),
+        **found,
+    )
+
+
+def device_line(plan: Plan) -> str:
+    """What the ranks of the run compute on."""
+    cluster = plan.cluster
+    held = format_bytes(cluster.memory_bytes)
+    return f"device: {cluster.world_size} x {device_name(plan)}, {held} each"
+
+
+def data_line(data: DataSplits, plan: Plan) -> str:
+    """What there is to train on, and how often the run reads it."""
+    if not data.num_documents:
+        return "data: random tokens, none of them read twice"
+    steps = plan.settings.train.steps
+    passes = steps * plan.decided.global_batch / data.num_sequences
+    plural = "" if data.num_documents == 1 else "s"
+    documents = f"{data.num_documents:,} {plan.settings.data.unit}{plural}"
+    tokens = f"{format_count(data.num_train_tokens)} tokens"
+    return f"data: {documents}, {tokens}, read {passes:.3g} times in {steps:,} steps"
 
 
 def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:

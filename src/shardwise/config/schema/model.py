@@ -149,4 +149,5 @@ class DataConfig:
     @property
     def unit(self) -> str:
         """What one row is called."""
-        return {"pairs": "pair", "labelled": "answer"}.get(self.format, "conversation")
+        named = {"text": "document", "pairs": "pair", "labelled": "answer"}
+        return named.get(self.format, "conversation")
