@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch.nn.functional as F
 from family_runs import HEADER, compare
+from gradient_runs import assert_gradients
 from rank_pool import Ranks
-from tiny_families import tiny_config
-from tiny_runs import (
-    TOLERANCE,
-    Arrays,
-    Settings,
-    on_first,
-    one_batch,
-    plain_twin,
-    start,
-    whole,
-)
-
-from shardwise.model.cuts import cuts_of
-from shardwise.training.session import build_loader
-from shardwise.training.step import Stepper
+from tiny_runs import Settings
 
 pytestmark = pytest.mark.dist
 
@@ -91,41 +74,4 @@ USUAL = ("TP", "CP", "EP")
 )
 def test_each_gradient_is_that_of_one_process(ranks: Pools, tmp_path: Path, mesh: str) -> None:
     family, world, axes = GRADIENTS[mesh]
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(family).to_dict()))
-    settings = {
-        **{"model.name": str(tmp_path), "model.overrides": {}, "model.attention": "eager"},
-        **{"train.router_aux_loss": "off", "data.seq_len": 32, "train.global_batch": 4},
-    }
-    plain: Arrays = ranks(1).run(plain_gradients, settings)[0]
-    found: Arrays = ranks(world).run(gradients, world, {**settings, **axes})[0]
-    assert found.keys() == plain.keys() and len(found) > 15
-    apart = {
-        name: float(np.linalg.norm(found[name] - each) / max(1e-6, np.linalg.norm(each)))
-        for name, each in plain.items()
-    }
-    worst = max(apart, key=apart.__getitem__)
-    print(f"\n{mesh}: {len(apart)} gradients, worst {apart[worst]:.1e} ({worst})")
-    assert apart[worst] <= TOLERANCE, worst
-
-
-def gradients(world: int, settings: Settings) -> Any:
-    """On every rank: the gradients of the first step, each in one piece."""
-    session = start(world, settings)
-    stepper = Stepper(session.model, session.optimizer, session.plan, session.mesh)
-    batches = build_loader(session).step_batches(0)
-    _, num_terms, _ = stepper._agree(batches, False)
-    stepper._accumulate(batches, num_terms)
-    cuts, named = cuts_of(session.model), session.model.named_parameters()
-    return on_first(
-        {name: whole(p.grad, cuts.get(name)).numpy() for name, p in named if p.requires_grad}
-    )
-
-
-def plain_gradients(settings: Settings) -> Arrays:
-    """In one process: those of the same batch through plain PyTorch."""
-    session = start(1, settings)
-    model = plain_twin(session)
-    inputs, labels = one_batch(build_loader(session).step_batches(0))
-    logits = model(input_ids=inputs, use_cache=False).logits
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
-    return {name: param.grad.numpy() for name, param in model.named_parameters()}
+    assert_gradients(ranks, family, (world, axes), tmp_path)

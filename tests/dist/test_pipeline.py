@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from family_runs import HEADER, Compared, compare
+from gradient_runs import assert_gradients
 from rank_pool import Ranks
 from tiny_runs import (
     Settings,
     Tally,
     Trained,
     assert_close,
-    run_steps,
-    start,
+    train,
     train_plainly,
-    whole_params,
 )
 
 from shardwise.plan.pipeline import FAMILIES
+from shardwise.plan.tensor import FAMILIES as DIVIDED_FAMILIES
 
 pytestmark = pytest.mark.dist
 
@@ -41,6 +40,7 @@ GRAD: Settings = {"shard.strategy": "shard_grad_op"}
 HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
 TURNS: Settings = {"mesh.pipeline_schedule": "interleaved_1f1b"}
 ZERO: Settings = {"mesh.pipeline_schedule": "zero_bubble"}
+DIVIDED: Settings = {"mesh.tensor": 2}
 RECOMPUTED: Settings = {"memory.checkpoint_activations": "full"}
 # The ranks of a pipeline, all ranks, and the rest of a mesh and of a run.
 WAYS: dict[str, tuple[int, int, Settings]] = {
@@ -69,6 +69,23 @@ LONG_WAYS: dict[str, tuple[int, int, Settings]] = {
     "FSDP x PP, interleaved": (2, 4, {**FULL, **TURNS}),
     "more micro-batches": (2, 2, {"train.accumulation": 16, "train.micro_batch": 1}),
     "zero bubble, one stage": (4, 4, ZERO),
+    "TP x PP": (2, 4, {**DIVIDED, "mesh.pipeline_blocks": "2+3", **RECOMPUTED}),
+    "TP x PP, interleaved": (2, 4, {**DIVIDED, **TURNS, "memory.loss": "full"}),
+    "TP x PP, zero bubble": (2, 4, {**DIVIDED, **ZERO}),
+    "TP without SP x PP": (2, 4, {**DIVIDED, "mesh.sequence_parallel": False}),
+    "TP x 4 stages": (4, 8, {**DIVIDED, **RECOMPUTED}),
+    "FSDP x TP x PP": (2, 8, {**DIVIDED, **FULL, "memory.accumulate": "sharded"}),
+    "FSDP x TP x PP, interleaved": (2, 8, {**DIVIDED, **FULL, **TURNS}),
+    "FSDP x TP x PP, zero bubble": (2, 8, {**DIVIDED, **FULL, **ZERO}),
+    "DDP x TP x PP": (2, 8, {**DIVIDED, "shard.strategy": "no_shard"}),
+}
+# All ranks, and the rest of a mesh and of a run.
+GRADIENTS: dict[str, tuple[int, Settings]] = {
+    "TP x PP": (4, DIVIDED),
+    "TP x PP, interleaved": (4, {**DIVIDED, **TURNS}),
+    "TP x PP, zero bubble": (4, {**DIVIDED, **ZERO}),
+    "FSDP x TP x PP": (8, {**DIVIDED, **FULL}),
+    "HSDP x PP, interleaved": (8, {**HYBRID, "mesh.shard": 2, **TURNS}),
 }
 
 
@@ -76,19 +93,6 @@ LONG_WAYS: dict[str, tuple[int, int, Settings]] = {
 def whole(ranks: Pools) -> Trained:
     found: Trained = ranks(1).run(train_plainly, LLAMA)[0]
     return found
-
-
-def train_in_stages(world: int, settings: Settings) -> Trained | None:
-    """On every rank: all steps; what they gave comes from rank 0, with the parameters of all
-    stages."""
-    session = start(world, settings)
-    steps = range(session.plan.config.train.steps)
-    found: Any = run_steps(session, steps)
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, whole_params(session.model))
-    if found is None:
-        return None
-    return Trained(found.losses, found.norms, {k: v for each in everyone for k, v in each.items()})
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -108,7 +112,7 @@ def _check(
     ranks: Pools, whole: Trained, tally: Tally, stages: int, world: int, more: Settings
 ) -> None:
     settings = {**LLAMA, "train.accumulation": 4, "mesh.pipeline": stages, **more}
-    run = ranks(world).run(train_in_stages, world, settings)[0]
+    run = ranks(world).run(train, world, settings)[0]
     assert_close(run, whole, tally)
 
 
@@ -127,6 +131,16 @@ def test_families_in_other_orders(
 ) -> None:
     settings = {**FAMILY, "shard.strategy": "auto", **more}
     _assert_equal(compare(ranks(2), family, tmp_path, settings, _untie_four))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each in DIVIDED_FAMILIES])
+@pytest.mark.parametrize("way", GRADIENTS)
+def test_each_gradient_is_that_of_one_process(
+    family: str, way: str, ranks: Pools, tmp_path: Path
+) -> None:
+    world, more = GRADIENTS[way]
+    assert_gradients(ranks, family, (world, {**FAMILY, **more}), tmp_path, _untie_four)
 
 
 def _untie(config: Any) -> None:

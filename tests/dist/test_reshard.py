@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rank_pool import Ranks
-from tiny_runs import SHAPE, Settings, start, whole
+from tiny_runs import SHAPE, Settings, start, wholes
 from torch import Tensor
 
 from shardwise.checkpoint.check import check_checkpoint
@@ -108,6 +108,9 @@ PIPED: dict[str, Settings] = {
     "turns": {"mesh.pipeline": 2, "mesh.pipeline_schedule": "interleaved_1f1b"},
     "sharded stages": {"mesh.pipeline": 2, "shard.strategy": "full_shard"},
     "copied stages": {"mesh.pipeline": 2, "mesh.replicate": 2, "mesh.shard": 1},
+    "divided stages": {"mesh.pipeline": 2, "mesh.tensor": 2},
+    "divided turns": {"mesh.pipeline": 2, "mesh.tensor": 2, "mesh.shard": 2}
+    | {"mesh.pipeline_schedule": "interleaved_1f1b"},
 }
 PIPED_LAYOUTS: list[Layout] = [
     ("stages", 2),
@@ -116,6 +119,8 @@ PIPED_LAYOUTS: list[Layout] = [
     ("turns", 2),
     ("copied stages", 4),
     ("whole", 3),
+    ("divided stages", 4),
+    ("divided turns", 8),
 ]
 # Meshes of every axis, which hold one and the same model.
 AXES_MODEL: Settings = {
@@ -229,20 +234,9 @@ def what_it_holds(session: Session, position: int) -> Held:
         mine = []
     rows: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(rows, mine)
-    digests = {name: digest(whole(each.tensor, each.cut)) for name, each in kept.items()}
-    if is_staged(session.model):
-        digests = of_all_stages(digests)
+    found = wholes(kept, in_stages=is_staged(session.model))
+    digests = {name: digest(found[name]) for name in sorted(found)}
     return Held(digests, [row for rank in rows for row in rank], position)
-
-
-def of_all_stages(digests: dict[str, str]) -> dict[str, str]:
-    """What the ranks hold together, in one order. Those of a stage hold the same."""
-    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, digests)
-    pairs = {pair for each in everyone for pair in each.items()}
-    found = dict(sorted(pairs))
-    assert len(found) == len(pairs)
-    return found
 
 
 def digest(tensor: Tensor) -> str:

@@ -26,8 +26,9 @@ from shardwise.data.tokenizer import ByteTokenizer
 from shardwise.kernels.packed_rows import floats_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.boxes import whole_box
-from shardwise.model.cuts import Cut, cuts_of
 from shardwise.model.packed import is_packed
+from shardwise.model.stages import is_staged
+from shardwise.model.weights import Portion, portions_of
 from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.decisions import Choice
@@ -163,28 +164,40 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
 
 
 def whole_params(model: torch.nn.Module) -> Arrays:
-    """Every parameter by name, gathered from its shards."""
-    cuts = cuts_of(model) if isinstance(model, torch.nn.Module) else {}
-    return {
-        name: whole(param, cuts.get(name)).float().numpy().copy()
-        for name, param in model.named_parameters()
-    }
+    """Every parameter by name, gathered from its shards, and from all stages of a pipeline."""
+    portions = portions_of(model, dict(model.named_parameters()))
+    found = wholes(portions, in_stages=is_staged(model))
+    return {name: each.float().numpy().copy() for name, each in found.items()}
 
 
-def whole(tensor: Tensor, cut: Cut | None = None) -> Tensor:
-    """A sharded tensor in one piece. All ranks call this together."""
-    tensor = bare(tensor.detach())
-    part = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    if cut is None:
-        return part
-    nothing = float("nan") if part.is_floating_point() else 0
-    found = torch.full(cut.shape, nothing, dtype=part.dtype)
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, (cut, part))
-    for its_cut, its_part in parts:
-        for place, inside in its_cut.places(whole_box(its_part.shape)):
-            found[place.slices] = its_part[inside.slices]
+def wholes(portions: Mapping[str, Portion], *, in_stages: bool) -> dict[str, Tensor]:
+    """Tensors of a model in one piece each, from the ranks along all axes. All ranks call this
+    together, those of one stage for the same names. What several ranks hold, they hold alike."""
+    mine = {name: (each.cut, whole(each.tensor)) for name, each in portions.items()}
+    if not in_stages and not any(each.cut for each in portions.values()):
+        return {name: part for name, (_, part) in mine.items()}
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    found: dict[str, Tensor] = {}
+    filled: dict[str, Tensor] = {}
+    for name, (cut, part) in (pair for each in everyone for pair in each.items()):
+        shape = part.shape if cut is None else cut.shape
+        into = found.setdefault(name, torch.empty(shape, dtype=part.dtype))
+        known = filled.setdefault(name, torch.zeros(shape, dtype=torch.bool))
+        box = whole_box(part.shape)
+        for place, inside in [(box, box)] if cut is None else cut.places(box):
+            before, now = into[place.slices], part[inside.slices]
+            assert torch.equal(before[known[place.slices]], now[known[place.slices]]), name
+            before.copy_(now)
+            known[place.slices] = True
+    assert all(map(torch.Tensor.all, filled.values()))
     return found
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """What FSDP2 has sharded of a tensor, in one piece. All ranks call this together."""
+    tensor = bare(tensor.detach())
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def on_first(value: Any) -> Any:
@@ -236,7 +249,7 @@ class Apart:
     def __init__(self, model: Any, end: int) -> None:
         self.model, self.end = model, end
         self.parameters, self.named_parameters = model.parameters, model.named_parameters
-        self.named_modules = model.named_modules
+        self.modules, self.named_modules = model.modules, model.named_modules
 
     def __call__(self, input_ids: Tensor, use_cache: bool) -> Any:
         rows = []

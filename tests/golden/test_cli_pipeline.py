@@ -48,10 +48,11 @@ def events_of(run_dir: Path, kind: str) -> list[Any]:
     return [event for event in events if event["event"] == kind]
 
 
-def test_stages_and_a_whole_model_take_turns(home: Path, shardwise: Run) -> None:
+def test_divided_stages_and_a_whole_model_take_turns(home: Path, shardwise: Run) -> None:
     train(home, "whole", shardwise)
-    done = train(home, "staged", shardwise, "mesh.pipeline=2", "train.stop_after=2")
-    assert "mesh replicate=1 x pipeline=2 x shard=1" in done.stdout
+    stages = ("cluster=4xCPU", "mesh.pipeline=2", "mesh.tensor=2")
+    done = train(home, "staged", shardwise, *stages, "train.stop_after=2")
+    assert "mesh replicate=1 x pipeline=2 x shard=1 x tensor=2" in done.stdout
     train(home, "staged", shardwise)
     for kind, names in (("step", ("loss", "grad_norm")), ("eval", ("loss",))):
         for name in names:

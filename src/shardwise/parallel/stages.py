@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from shardwise.parallel import rows
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.precision import DTYPES
 from shardwise.plan.plan import Plan
@@ -34,6 +35,8 @@ class Stages:
     """What hidden states are sent in."""
 
     device: torch.device
+    dividing: ProcessGroup | None = None
+    """The ranks of this stage that divide its tokens; None where each has all of them."""
 
     @property
     def last(self) -> int:
@@ -49,9 +52,22 @@ class Stages:
         """The rank of a stage."""
         return stage % self.ranks
 
-    def receive(self, stage: int, shape: tuple[int, int]) -> Tensor:
-        """The hidden states of so many sequences and tokens that a stage begins with."""
-        hidden = torch.empty((*shape, self.width), dtype=self.dtype, device=self.device)
+    def sent_shape(self, sequences: int, tokens: int) -> tuple[int, int, int]:
+        """Of the hidden states that a rank sends. Ranks that divide tokens send a part each, so
+        that together they send them once."""
+        parts = 1 if self.dividing is None else self.dividing.size()
+        return sequences, tokens // parts, self.width
+
+    def whole(self, received: Tensor) -> Tensor:
+        """All tokens of what the ranks of a stage have received, on each of them."""
+        if self.dividing is None:
+            return received
+        return rows.all_rows(received, rows.name_of(self.dividing))
+
+    def receive(self, stage: int, sequences: int, tokens: int) -> Tensor:
+        """This rank's part of the hidden states that a stage begins with."""
+        shape = self.sent_shape(sequences, tokens)
+        hidden = torch.empty(shape, dtype=self.dtype, device=self.device)
         dist.recv(hidden, group=self.group, group_src=self.owner(stage - 1))
         return hidden
 
@@ -73,4 +89,5 @@ def stages_of(plan: Plan, mesh: Mesh) -> Stages | None:
         width=plan.model.hidden_size,
         dtype=DTYPES[decided.output_dtype or decided.param_dtype],
         device=torch.device(plan.cluster.device),
+        dividing=mesh.group("tensor") if decided.sequence_parallel else None,
     )

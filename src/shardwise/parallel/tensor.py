@@ -32,6 +32,7 @@ from shardwise.model.tensor_rules import Layout, find_layout
 from shardwise.parallel import rows
 from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.stages import Stages, stages_of
 from shardwise.plan.plan import Plan
 
 Move = Callable[[Tensor, str], Tensor]
@@ -69,9 +70,26 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
         region.register_forward_pre_hook(_moves_input(enter, ranks.group), with_kwargs=True)
         region.register_forward_hook(_moves_output(leave, ranks.group))
     if sequence:
-        first, last = blocks[0], blocks[-1]
-        first.register_forward_pre_hook(_moves_input(rows.own_rows, ranks.group), with_kwargs=True)
-        last.register_forward_hook(_moves_output(rows.all_rows, ranks.group))
+        first, last = _ends(model, blocks, stages_of(plan, mesh))
+        for block in first:
+            divide = _moves_input(rows.own_rows, ranks.group)
+            block.register_forward_pre_hook(divide, with_kwargs=True)
+        for block in last:
+            block.register_forward_hook(_moves_output(rows.all_rows, ranks.group))
+
+
+def _ends(
+    model: Any, blocks: list[nn.Module], stages: Stages | None
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The blocks before which tokens are divided, and those after which they come together again.
+
+    Every stage of a pipeline begins with whole sequences, and only the last one ends with them.
+    """
+    if stages is None:
+        return blocks[:1], blocks[-1:]
+    layers = model.base_model.layers
+    first = [layers.get_submodule(str(stages.blocks[number][0])) for number in stages.own]
+    return first, blocks[-1:] if stages.last in stages.own else []
 
 
 def _is_by_token(module: nn.Module) -> bool:

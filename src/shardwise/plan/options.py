@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -73,9 +73,12 @@ class Search:
 
     def _other_axes(self) -> tuple[list[InnerAxes], list[InnerAxes]]:
         """One axis alone, which is always tried; and split sequences or several axes, which are
-        tried where nothing else fits, the fewest ranks that share work first."""
+        tried where nothing else fits, the fewest ranks that share work first. Stages are given, so
+        an axis beside them counts as alone."""
         legal = list(self._legal())
-        alone = [axes for axes in legal if axes.num_used == 1 and axes.context == 1]
+        alone = [
+            axes for axes in legal if replace(axes, pipeline=1).num_used == 1 and axes.context == 1
+        ]
         together = [axes for axes in legal if axes not in alone]
         together.sort(key=lambda axes: (axes.num_used, axes.ranks, axes.expert))
         return alone, together

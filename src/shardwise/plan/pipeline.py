@@ -121,7 +121,7 @@ def check_pipeline(
 
 def _check_axes(config: RunConfig, ranks: int) -> Iterator[UserError]:
     axes = given_axes(config.mesh)
-    for name in ("tensor", "context", "expert"):
+    for name in ("context", "expert"):
         if getattr(axes, name) > 1:
             yield _refusal(
                 ranks,

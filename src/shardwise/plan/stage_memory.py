@@ -12,11 +12,11 @@ from dataclasses import replace
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.activations import activations_of
-from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, memory_over_step
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.plan.schedule import Pipeline, most_in_flight
-from shardwise.plan.stages import stage_ranges
+from shardwise.plan.stages import sent_bytes, stage_ranges
 
 
 def estimate_largest(model: ModelSpec, cluster: ClusterSpec, decided: Decisions) -> MemoryEstimate:
@@ -89,11 +89,10 @@ def _on_their_way(
     pipeline = Pipeline(decided.pipeline_schedule, decided.pipeline, decided.accumulation, one, one)
     more = most_in_flight(pipeline, rank) / chunks - 1
     kept = activations_of(part, replace(decided, pipeline=1)).kept
-    hidden = decided.tokens * model.hidden_size * DTYPE_BYTES[decided.param_dtype]
     # The first stage receives no hidden states, and the last one no gradients.
     buffers = 2 * chunks - (rank == 0) - (rank == decided.pipeline - 1)
     return replace(
         alone,
         activations=alone.activations + max(0, int(more * kept)),
-        buffers=alone.buffers + buffers * decided.accumulation * hidden,
+        buffers=alone.buffers + buffers * decided.accumulation * sent_bytes(model, decided),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.decisions import Decisions
 from shardwise.plan.schedule import Pipeline
-from shardwise.plan.stages import stage_ranges
+from shardwise.plan.stages import sent_bytes, stage_ranges
 
 
 def pipeline_of(
@@ -23,14 +23,22 @@ def pipeline_of(
     last = len(blocks) - 1
     # The loss is computed with the gradients of the head, in forward.
     ahead = [count * forward + head * (stage == last) for stage, count in enumerate(blocks)]
-    hidden = decided.tokens * model.hidden_size * DTYPE_BYTES[decided.param_dtype]
-    stride = decided.shard * decided.context * decided.tensor
     return Pipeline(
         decided.pipeline_schedule,
         decided.pipeline,
         decided.accumulation,
         tuple(ahead),
         tuple(count * backward for count in blocks),
-        # Half of what two ranks gather comes from the other one.
-        fabric.seconds("all_gather", 2 * hidden, 2, stride),
+        _send_seconds(model, fabric, decided),
     )
+
+
+def _send_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> float:
+    """The hidden states of a micro-batch, from one stage to the next."""
+    sent = sent_bytes(model, decided)
+    stride = decided.shard * decided.context * decided.tensor
+    # Half of what two ranks gather comes from the other one.
+    send = fabric.seconds("all_gather", 2 * sent, 2, stride)
+    if not decided.sequence_parallel:
+        return send
+    return send + fabric.seconds("all_gather", decided.tensor * sent, decided.tensor)

@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.facts.flops import attention_flops
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import Choice, Choices
+from shardwise.plan.decisions import DTYPE_BYTES, Choice, Choices, Decisions
 from shardwise.plan.given import decide
 
 # Schedules in which a rank may have several stages.
@@ -55,6 +55,13 @@ def stage_ranges(blocks: str) -> list[range]:
     counts = [int(each) for each in blocks.split("+")]
     ends = [sum(counts[: place + 1]) for place in range(len(counts))]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def sent_bytes(model: ModelSpec, decided: Decisions) -> int:
+    """What a rank sends of the hidden states of a micro-batch. Ranks that divide tokens send a part
+    each."""
+    parts = decided.tensor if decided.sequence_parallel else 1
+    return decided.tokens * model.hidden_size * DTYPE_BYTES[decided.param_dtype] // parts
 
 
 def head_in_blocks(model: ModelSpec, seq_len: int) -> float:

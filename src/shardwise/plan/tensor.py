@@ -89,7 +89,7 @@ def divided_widths(model: ModelSpec, hf_config: Mapping[str, Any]) -> dict[str, 
 def _refused_settings(config: RunConfig, model: ModelSpec) -> Iterator[UserError]:
     """What of the run's settings forbids it."""
     axes, length = given_axes(config.mesh), config.data.seq_len
-    size, ranks = axes.tensor, axes.ranks
+    size, ranks = axes.tensor, axes.neighbours
     if config.mesh.sequence_parallel and length % ranks:
         yield _refusal(
             size,

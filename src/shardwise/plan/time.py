@@ -112,6 +112,8 @@ def estimate_time(
     once = loss + head_matmul + copied / rates.memory_bytes_per_s / passes
     short = max(0.0, host - (forward + backward + once / layers) * software.overlaps)
     busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
+    # Both directions of a block exchange about as much.
+    exchanged = (tensor + expert) / layers / 2
     stored = stored_params(model, decided) / decided.pipeline
     trained = trained_share(model, decided) / decided.pipeline
     return TimeEstimate(
@@ -126,7 +128,9 @@ def estimate_time(
         expert_parallel=passes * expert,
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
-        bubble=_bubble_seconds(model, fabric, decided, forward, backward, loss + head_matmul)
+        bubble=_bubble_seconds(
+            model, fabric, decided, forward + exchanged, backward + exchanged, loss + head_matmul
+        )
         if "+" in decided.pipeline_blocks
         else _idle_share(model, decided) * busy,
         optimizer=_optimizer_seconds(trained, decided, rates, software)

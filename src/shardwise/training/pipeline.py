@@ -44,7 +44,7 @@ def attach_stages(model: Any, stages: Stages) -> None:
         self: Any, number: int, received: Tensor, labels: Tensor, more: dict[str, Any]
     ) -> Tensor:
         ids = received if number == 0 else None
-        given = more if number == 0 else {**more, "inputs_embeds": received}
+        given = more if number == 0 else {**more, "inputs_embeds": stages.whole(received)}
         is_last = number == stages.last
         with running(self, stages.blocks[number], is_last=is_last):
             if is_last:
@@ -130,7 +130,8 @@ class StagePasses:
         self.model.set_requires_all_reduce(not waits)
         self.model.set_is_last_backward(not waits)
         self.model.set_reshard_after_backward(not keeps)
-        schedule = self._schedule_of(len(batches), tuple(inputs[0][0].shape))
+        sequences, tokens = inputs[0][0].shape
+        schedule = self._schedule_of(len(batches), (sequences, tokens))
         numbers = torch.arange(len(batches))
         first = (numbers,) if 0 in self.stages.own else ()
         target = {"target": numbers} if self.stages.last in self.stages.own else {}
@@ -157,7 +158,7 @@ class StagePasses:
         whole, busy = figures.tolist()
         return 1 - busy / whole
 
-    def _schedule_of(self, num: int, shape: tuple[int, ...]) -> Any:
+    def _schedule_of(self, num: int, shape: tuple[int, int]) -> Any:
         """The schedule for so many micro-batches of one shape, which is made once."""
         key = (num, *shape)
         if key not in self._schedules:
@@ -178,13 +179,14 @@ class StagePasses:
             return ScheduleInterleaved1F1B([*stages], **common)
         return ScheduleInterleavedZeroBubble([*stages], **common)
 
-    def _stage(self, module: StageModule, shape: tuple[int, ...]) -> TimedStage:
+    def _stage(self, module: StageModule, shape: tuple[int, int]) -> TimedStage:
         """Shapes are given, so that PyTorch need not find them by a forward that FSDP2 would
         see."""
         stages = self.stages
 
         def hidden() -> Tensor:
-            given = torch.empty((*shape, stages.width), dtype=stages.dtype, device="meta")
+            sent = stages.sent_shape(*shape)
+            given = torch.empty(sent, dtype=stages.dtype, device="meta")
             return given.requires_grad_()
 
         number = torch.empty(1, dtype=torch.int64, device="meta")
@@ -223,7 +225,7 @@ class StagedNextToken:
             if number not in stages.own:
                 continue
             if number > 0:
-                hidden = stages.receive(number, (ids.shape[0], ids.shape[1]))
+                hidden = stages.receive(number, *ids.shape)
             with torch.no_grad():
                 hidden = model.run_stage(number, hidden, labels, more)
             if number == stages.last:

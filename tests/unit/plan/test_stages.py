@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from shardwise.plan.pipeline import REFUSED
 from shardwise.plan.plan import Plan
 from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step, work_of
 from shardwise.plan.stage_memory import largest_over_step, memory_of_ranks, part_of_rank
-from shardwise.plan.stages import balanced_blocks, stage_ranges
+from shardwise.plan.stages import balanced_blocks, sent_bytes, stage_ranges
 
 UNTIED = "model.overrides={num_hidden_layers: 8, tie_word_embeddings: false}"
 STAGES = ("model.name=tiny-llama", "cluster.name=4xCPU", "data.seq_len=64", "mesh.pipeline=2")
@@ -37,7 +38,6 @@ def plan_of(*settings: str) -> Plan:
 
 
 CASES = [
-    (("mesh.tensor=2",), "also share a `tensor` axis", "write mesh.tensor=1"),
     (("mesh.context=2",), "also share a `context` axis", "write mesh.context=1"),
     (
         ("model.name=tiny-mixtral", "mesh.expert=2"),
@@ -241,3 +241,31 @@ def test_a_plan_for_gpus_forecasts_the_bubble() -> None:
     assert share == pytest.approx(3 / (16 + 3), abs=0.03)
     assert any("has not run on GPUs yet" in warning for warning in plan.warnings)
     assert plan.decided.compile is False
+
+
+LARGE = ("model.name=llama-3.1-405b", "model.overrides={}", "cluster.name=64x8xH100")
+LARGE += ("precision.param=bf16", "data.seq_len=8192", "mesh.pipeline=8")
+
+
+def test_ranks_of_a_stage_may_divide_its_blocks() -> None:
+    plan = plan_of(*LARGE, "mesh.tensor=8", "train.accumulation=16")
+    decided = plan.decided
+    assert (decided.pipeline, decided.tensor, decided.data_ranks) == (8, 8, 8)
+    assert plan.memory.high < plan.cluster.memory_bytes
+    assert plan.forecast is not None
+    share = plan.forecast.terms["bubble"] / plan.forecast.step_s
+    assert share == pytest.approx(7 / (16 + 7), abs=0.03)
+
+
+def test_ranks_that_divide_tokens_send_a_part_each() -> None:
+    plan = plan_of("mesh.tensor=2")
+    whole = replace(plan.decided, tensor=1, sequence_parallel=False)
+    assert 2 * sent_bytes(plan.model, plan.decided) == sent_bytes(plan.model, whole)
+    alike = replace(plan.decided, sequence_parallel=False)
+    assert sent_bytes(plan.model, alike) == sent_bytes(plan.model, whole)
+
+
+def test_a_tensor_axis_is_looked_at_where_stages_are_given() -> None:
+    plan = plan_of(*GPUS, "model.name=llama-3.1-8b", "model.overrides={}", "data.seq_len=4096")
+    assert plan.decided.tensor == 1
+    assert any("pipeline 2, tensor 2" in each.label for each in plan.alternatives)
