@@ -79,6 +79,19 @@ LONG_WAYS: dict[str, tuple[int, int, Settings]] = {
     "FSDP x TP x PP, zero bubble": (2, 8, {**DIVIDED, **FULL, **ZERO}),
     "DDP x TP x PP": (2, 8, {**DIVIDED, "shard.strategy": "no_shard"}),
 }
+# Gradients are longer than that, so the table must count once.
+TIED: Settings = {
+    **{"model.name": "tiny-llama", "optim.clip_norm": 0.5},
+    "model.overrides": {**SHAPE, "tie_word_embeddings": True},
+}
+TIED_WAYS: dict[str, tuple[int, int, Settings]] = {
+    "two stages": (2, 2, {}),
+    "FSDP, four stages": (4, 8, {**FULL, "memory.accumulate": "sharded"}),
+    "FSDP, interleaved": (2, 4, {**FULL, **TURNS}),
+    "FSDP x TP, zero bubble": (2, 8, {**FULL, **DIVIDED, **ZERO}),
+    "HSDP": (2, 8, {**HYBRID, "mesh.shard": 2, "train.accumulation": 2}),
+    "all logits at once": (2, 4, {**DIVIDED, "memory.loss": "full"}),
+}
 # All ranks, and the rest of a mesh and of a run.
 GRADIENTS: dict[str, tuple[int, Settings]] = {
     "TP x PP": (4, DIVIDED),
@@ -108,6 +121,31 @@ def test_all_ways_train_as_one_process(
     _check(ranks, whole, tally, *LONG_WAYS[way])
 
 
+@pytest.fixture(scope="module")
+def whole_and_tied(ranks: Pools) -> Trained:
+    found: Trained = ranks(1).run(train_plainly, TIED)[0]
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", TIED_WAYS)
+def test_a_table_may_be_in_two_stages(
+    ranks: Pools, whole_and_tied: Trained, tally: Tally, way: str
+) -> None:
+    stages, world, more = TIED_WAYS[way]
+    _check(ranks, whole_and_tied, tally, stages, world, {**TIED, **more})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", [{"optim.state": "int8"}, {"optim.decay_embeddings": False}])
+def test_both_copies_of_a_table_stay_equal(ranks: Pools, state: Settings) -> None:
+    """`whole_params` finds them unequal otherwise."""
+    wide = {**SHAPE, "hidden_size": 64, "tie_word_embeddings": True}
+    stages = {"train.accumulation": 4, "mesh.pipeline": 2, **FULL}
+    settings = {**LLAMA, "model.overrides": wide, **stages, **state}
+    assert ranks(4).run(train, 4, settings)[0] is not None
+
+
 def _check(
     ranks: Pools, whole: Trained, tally: Tally, stages: int, world: int, more: Settings
 ) -> None:
@@ -120,17 +158,22 @@ def _check(
 def test_a_family_trains_as_plain_pytorch_trains_it(
     family: str, ranks: Pools, tmp_path: Path
 ) -> None:
-    _assert_equal(compare(ranks(4), family, tmp_path, FAMILY, _untie))
+    _assert_equal(compare(ranks(4), family, tmp_path, FAMILY, _as_it_is))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("more", [TURNS, ZERO], ids=["interleaved", "zero bubble"])
 def test_families_in_other_orders(
-    family: str, more: Settings, ranks: Pools, tmp_path: Path
+    family: str, more: Settings, is_tied: bool, ranks: Pools, tmp_path: Path
 ) -> None:
+    def change(config: Any) -> None:
+        _four_blocks(config)
+        config.tie_word_embeddings = is_tied
+
     settings = {**FAMILY, "shard.strategy": "auto", **more}
-    _assert_equal(compare(ranks(2), family, tmp_path, settings, _untie_four))
+    _assert_equal(compare(ranks(2), family, tmp_path, settings, change))
 
 
 @pytest.mark.long
@@ -140,17 +183,15 @@ def test_each_gradient_is_that_of_one_process(
     family: str, way: str, ranks: Pools, tmp_path: Path
 ) -> None:
     world, more = GRADIENTS[way]
-    assert_gradients(ranks, family, (world, {**FAMILY, **more}), tmp_path, _untie_four)
+    assert_gradients(ranks, family, (world, {**FAMILY, **more}), tmp_path, _four_blocks)
 
 
-def _untie(config: Any) -> None:
-    """Stages cannot share a table, nor compute the losses of routers."""
-    config.tie_word_embeddings = False
+def _as_it_is(config: Any) -> None:
+    """Stages cannot compute the losses of routers."""
 
 
-def _untie_four(config: Any) -> None:
-    """The same with blocks enough for two stages on each of two ranks."""
-    _untie(config)
+def _four_blocks(config: Any) -> None:
+    """Enough for two stages on each of two ranks."""
     config.num_hidden_layers = 4
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[place % 2] for place in range(4)]

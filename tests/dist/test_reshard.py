@@ -98,10 +98,7 @@ DIVIDED_LAYOUTS: list[Layout] = [
     ("tensor-offload", 2),
 ]
 # Three blocks in two and three stages, more of them than ranks, and beside other axes.
-PIPED_MODEL: Settings = {
-    "model.overrides": {**SHAPE, "num_hidden_layers": 4, "tie_word_embeddings": False},
-    "train.accumulation": 2,
-}
+PIPED_SHAPE = {**SHAPE, "num_hidden_layers": 4}
 PIPED: dict[str, Settings] = {
     "whole": {"shard.strategy": "full_shard"},
     "stages": {"mesh.pipeline": 2, "mesh.pipeline_blocks": "3+1"},
@@ -121,6 +118,12 @@ PIPED_LAYOUTS: list[Layout] = [
     ("whole", 3),
     ("divided stages", 4),
     ("divided turns", 8),
+]
+TIED_LAYOUTS: list[Layout] = [
+    ("tied stages", 2),
+    ("tied whole", 3),
+    ("tied sharded stages", 4),
+    ("tied divided turns", 8),
 ]
 # Meshes of every axis, which hold one and the same model.
 AXES_MODEL: Settings = {
@@ -171,8 +174,10 @@ def settings_of(layout: Layout) -> Settings:
         return {"model.overrides": SHAPE, "train.global_batch": 12, **ADAPTED[layout[0]]}
     if layout[0] in DIVIDED:
         return {**DIVIDED_MODEL, "train.global_batch": 12, **DIVIDED[layout[0]]}
-    if layout[0] in PIPED:
-        return {**PIPED_MODEL, "train.global_batch": 24, **PIPED[layout[0]]}
+    if (piped := layout[0].removeprefix("tied ")) in PIPED:
+        shape = {**PIPED_SHAPE, "tie_word_embeddings": piped != layout[0]}
+        passes = {"train.global_batch": 24, "train.accumulation": 2}
+        return {"model.overrides": shape, **passes, **PIPED[piped]}
     if layout[0] in AXES:
         return {**AXES_MODEL, "train.global_batch": 12, **AXES[layout[0]]}
     strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
@@ -307,8 +312,11 @@ def test_meshes_of_all_axes_read_each_other(ranks: Pools, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_stages_and_whole_models_read_each_other(ranks: Pools, tmp_path: Path) -> None:
-    assert_read_anywhere(ranks, PIPED_LAYOUTS if IS_LONG else PIPED_LAYOUTS[:3], tmp_path)
+@pytest.mark.parametrize("layouts", [PIPED_LAYOUTS, TIED_LAYOUTS], ids=["untied", "tied"])
+def test_stages_and_whole_models_read_each_other(
+    ranks: Pools, tmp_path: Path, layouts: list[Layout]
+) -> None:
+    assert_read_anywhere(ranks, layouts, tmp_path)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ CONFIG = """\
 model:
   name: tiny-llama
   overrides: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, vocab_size: 259,
-              tie_word_embeddings: false}
+              tie_word_embeddings: true}
 data: {source: jsonl, path: RECORDS, seq_len: 64, document_mask: true, eval_fraction: 0.2}
 cluster: 2xCPU
 precision: {param: fp32}
@@ -84,14 +84,6 @@ def test_pretrained_weights_go_to_their_stages(home: Path, shardwise: Run) -> No
         for run in ("again", "again-staged")
     )
     assert found == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_tied_model_starts_no_rank(home: Path, shardwise: Run) -> None:
-    words = ("model.overrides.tie_word_embeddings=true", "mesh.pipeline=2")
-    done = train(home, "refused", shardwise, *words, expect=2)
-    assert "its embedding is also its head" in done.stderr
-    assert "model.overrides.tie_word_embeddings=false" in done.stderr
-    assert not (home / "refused" / "events.jsonl").exists()
 
 
 def test_the_tunnel_has_no_other_stages(home: Path, shardwise: Run) -> None:

@@ -64,12 +64,16 @@ def keep_stages(model: Any, stages: Sequence[range], own: Collection[int]) -> No
     meta."""
     everything = dict(model.named_parameters(remove_duplicate=False))
     base = model.base_model
+    is_tied = model.lm_head.weight is base.embed_tokens.weight
     base.layers = StageBlocks(base.layers, [place for stage in own for place in stages[stage]])
     if 0 not in own:
         base.embed_tokens = None
     if len(stages) - 1 not in own:
         base.norm = HandOn()
         model.lm_head = None
+    elif is_tied:
+        # Its weight keeps both names, and nothing is looked up in it here.
+        base.embed_tokens = model.lm_head
     here = dict(model.named_parameters(remove_duplicate=False))
     setattr(model, _ELSEWHERE, frozenset(everything.keys() - here.keys()))
 

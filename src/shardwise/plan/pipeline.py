@@ -140,12 +140,6 @@ def _check_model(
             f"{', '.join(FAMILIES)}",
             f"write {WITHOUT}",
         )
-    if model.tied_embeddings:
-        yield _refusal(
-            ranks,
-            "its embedding is also its head, and the first and the last stage would each have it",
-            f"write {WITHOUT}, or untie them: model.overrides.tie_word_embeddings=false",
-        )
     if wants_aux_loss(config, model):
         yield _refusal(
             ranks,

@@ -27,9 +27,11 @@ def has_reduce_buffer(model: ModelSpec, decided: Decisions, cluster: ClusterSpec
 
     It is as large as the largest unit in the dtype of the reduction. It would lie idle at the peak
     where the loss does not use it: with all logits at once, with a tied head, whose gradient is
-    reduced at the end of backward, or with a frozen one.
+    reduced at the end of backward, or with a frozen one. Where a head and its embedding are in
+    different stages, each has a gradient of its own.
     """
-    sums_head = model.adapter is None and not model.tied_embeddings
+    is_tied = model.tied_embeddings and decided.pipeline == 1
+    sums_head = model.adapter is None and not is_tied
     shares = decided.slice_tokens is not None and sums_head
     return cluster.device == "cuda" and num_shards(decided) > 1 and shares
 

@@ -56,14 +56,16 @@ def memory_of_ranks(
 
 
 def part_of_rank(model: ModelSpec, decided: Decisions, rank: int) -> ModelSpec:
-    """What a rank of a pipeline has, as a model. Blocks that differ count by their mean."""
+    """What a rank of a pipeline has, as a model. Blocks that differ count by their mean. Of a tied
+    table the first and the last rank have a copy each."""
     stages = stage_ranges(decided.pipeline_blocks)
     blocks = sum(len(stage) for stage in stages[rank :: decided.pipeline])
     has_head = rank == decided.pipeline - 1
     outside = model.embedding_params + model.tail_params
     all_blocks = model.total_params - outside
     table = model.embedding_params if rank == 0 else 0
-    tail = model.tail_params if has_head else 0
+    tail = model.tail_params + (model.embedding_params if model.tied_embeddings else 0)
+    tail = tail if has_head else 0
     share = blocks / model.num_layers
     head = model.vocab_size * model.hidden_size if has_head else 0
     kinds = tuple(replace(kind, count=round(kind.count * share) or 1) for kind in model.kinds)
@@ -74,6 +76,7 @@ def part_of_rank(model: ModelSpec, decided: Decisions, rank: int) -> ModelSpec:
         num_layers=blocks if not kinds else sum(kind.count for kind in kinds),
         kinds=kinds,
         vocab_size=model.vocab_size if has_head else 0,
+        tied_embeddings=False,
         embedding_params=table,
         tail_params=tail,
         total_params=round(all_blocks * share) + table + tail,

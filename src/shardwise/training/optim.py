@@ -14,6 +14,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.internals.functions import add_to_each
 from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
+from shardwise.model.head import embedding_of
 from shardwise.parallel.float8 import bare, own_part
 from shardwise.plan.plan import Plan
 from shardwise.training.adam8 import Adam8
@@ -172,8 +173,14 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _embeddings(model: nn.Module) -> set[Tensor]:
-    """The tables of all embeddings. A head that is tied to one is the same parameter."""
-    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    """The tables of all embeddings. A head that is tied to one is the same parameter, and the last
+    stage of a pipeline has it as a head alone."""
+    named = embedding_of(model)
+    return {
+        module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) or (module is named and isinstance(module, nn.Linear))
+    }
 
 
 def _check_kernels(plan: Plan) -> None:

@@ -29,6 +29,7 @@ from shardwise.training.overlapped import settle
 from shardwise.training.passes import OneByOne, Passed, Passes
 from shardwise.training.pipeline import StagePasses
 from shardwise.training.scale import scale_of
+from shardwise.training.tied import TiedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Stepper:
         groups = {param: mesh.group(cut.axis) for param, cut in cuts.items()}
         self.cut_over = {param: group for param, group in groups.items() if group is not None}
         self.sums = GradientSums(model, mesh, self.device)
+        self.tied = TiedTable(model, stages, is_tied=plan.model.tied_embeddings)
         self.num_run = 0
 
     def run(
@@ -190,6 +192,7 @@ class Stepper:
         passed = self.passes.forward_backward(batches, num_terms, self.scale.value)
         self.on_phase("agree")
         self.sums.reduce()
+        self.tied.reduce()
         dist.all_reduce(passed.loss_sum, group=self.mesh.loss_group)
         self.on_phase("update")
         return passed
@@ -231,7 +234,8 @@ class Stepper:
 
     def _norm(self) -> Tensor:
         """The norm of the gradients of all ranks, with the same bits on each of them."""
-        grads = [param.grad for param in self.model.parameters() if param.grad is not None]
+        params = filter(self.tied.counts, self.model.parameters())
+        grads = [param.grad for param in params if param.grad is not None]
         cut_over = {
             param.grad: group for param, group in self.cut_over.items() if param.grad is not None
         }

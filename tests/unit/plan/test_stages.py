@@ -47,11 +47,6 @@ CASES = [
     (("mesh.site=2",), "mesh.pipeline with 2 sites", "write mesh.pipeline=1"),
     (("model.name=tiny-gpt2",), "how to cut gpt2 models", "write mesh.pipeline=1"),
     (
-        ("model.overrides={tie_word_embeddings: true}",),
-        "its embedding is also its head",
-        "model.overrides.tie_word_embeddings=false",
-    ),
-    (
         ("model.overrides={attention_dropout: 0.1, tie_word_embeddings: false}",),
         "would drop other values",
         "write model.overrides.attention_dropout=0.0",
@@ -230,6 +225,15 @@ def test_each_rank_has_its_part_of_the_model() -> None:
     assert plan.memory == max(memory, key=lambda each: each.total)
     over_step = largest_over_step(plan.model, plan.cluster, plan.decided)
     assert max(each.total for each in over_step.values()) == plan.memory.total
+
+
+def test_the_first_and_the_last_rank_have_a_tied_table() -> None:
+    plan = plan_of("mesh.pipeline=4", "model.overrides.tie_word_embeddings=true")
+    assert plan.model.tied_embeddings
+    parts = [part_of_rank(plan.model, plan.decided, rank) for rank in range(4)]
+    table = plan.model.embedding_params
+    assert sum(part.total_params for part in parts) == plan.model.total_params + table
+    assert [part.embedding_params for part in parts] == [table, 0, 0, 0]
 
 
 def test_a_plan_for_gpus_forecasts_the_bubble() -> None:
