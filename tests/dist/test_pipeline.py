@@ -93,6 +93,11 @@ TIED_WAYS: dict[str, tuple[int, int, Settings]] = {
     "all logits at once": (2, 4, {**DIVIDED, "memory.loss": "full"}),
 }
 # All ranks, and the rest of a mesh and of a run.
+COMPILED: dict[str, tuple[int, Settings]] = {
+    "FSDP, 1f1b": (4, {**FULL, "memory.checkpoint_activations": "selective"}),
+    "interleaved": (2, {**TURNS, **RECOMPUTED}),
+    "TP": (4, DIVIDED),
+}
 GRADIENTS: dict[str, tuple[int, Settings]] = {
     "TP x PP": (4, DIVIDED),
     "TP x PP, interleaved": (4, {**DIVIDED, **TURNS}),
@@ -144,6 +149,15 @@ def test_both_copies_of_a_table_stay_equal(ranks: Pools, state: Settings) -> Non
     stages = {"train.accumulation": 4, "mesh.pipeline": 2, **FULL}
     settings = {**LLAMA, "model.overrides": wide, **stages, **state}
     assert ranks(4).run(train, 4, settings)[0] is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", COMPILED)
+def test_compiled_stages_train_as_one_process(
+    ranks: Pools, whole: Trained, tally: Tally, way: str
+) -> None:
+    world, more = COMPILED[way]
+    _check(ranks, whole, tally, 2, world, {"memory.compile": True, **more})
 
 
 def _check(

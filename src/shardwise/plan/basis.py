@@ -9,12 +9,12 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.adam import choose_offload_optimizer
 from shardwise.plan.adapter import choose_adapter
 from shardwise.plan.attention import choose_attention
-from shardwise.plan.axes import given_axes
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_linear
 from shardwise.plan.given import decide
 from shardwise.plan.objective import choose_kl_term, choose_objective
 from shardwise.plan.routers import choose_router_aux_loss, choose_router_z_loss
+from shardwise.plan.stages import splits_backward
 from shardwise.units import format_bytes
 
 
@@ -22,14 +22,15 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     """One choice for each of them, by the name of the decision."""
     on_gpu, memory = cluster.device == "cuda", config.memory
     param, why_param = _best_format(cluster)
-    compiles = on_gpu and given_axes(config.mesh).pipeline == 1
+    has_parts = splits_backward(config)
+    compiles = on_gpu and not has_parts
     compiled = compiles if memory.compile == "auto" else memory.compile
     chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
     why_compile = "fuses norms, rope and activations"
     if not on_gpu:
         why_compile = "compiling takes longer than it saves"
-    elif not compiles:
-        why_compile = "compiled blocks were not compared with one process in stages"
+    elif has_parts:
+        why_compile = "zero_bubble runs backward in two parts, and a compiled block has one"
     why_state = "bf16 rounds Adam's moments stochastically, so it is not chosen unless asked for"
     why_fused = f"it supports {'host' if memory.offload == 'cpu' else cluster.device} parameters"
     wanted = decide(config, "param_dtype", param, why_param)

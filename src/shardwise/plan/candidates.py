@@ -11,7 +11,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import InnerAxes, given_axes
+from shardwise.plan.axes import InnerAxes
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.exchange import outer_bytes
@@ -24,7 +24,7 @@ from shardwise.plan.mesh import (
     with_inner_axes,
 )
 from shardwise.plan.pipeline import with_full_pipeline
-from shardwise.plan.stages import in_stages
+from shardwise.plan.stages import in_stages, splits_backward
 
 RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
 
@@ -135,7 +135,7 @@ def _micro_batches(config: RunConfig, cluster: ClusterSpec, candidate: Candidate
 def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
     if config.memory.checkpoint_activations != "auto":
         return (config.memory.checkpoint_activations,)
-    if candidate.mesh.pipeline > 1 and config.mesh.pipeline_schedule == "zero_bubble":
+    if splits_backward(config):
         return ("none",)
     return RECOMPUTE_MODES if candidate.recompute_allowed else ("none",)
 
@@ -267,7 +267,6 @@ def _ways_to_accumulate(config: RunConfig, passes: int) -> list[str]:
     """What is kept from one micro-batch to the next: both ways where the planner may decide."""
     if config.memory.accumulate != "auto":
         return [config.memory.accumulate]
-    splits = config.mesh.pipeline_schedule == "zero_bubble"
-    if passes == 1 or (splits and given_axes(config.mesh).pipeline > 1):
+    if passes == 1 or splits_backward(config):
         return ["unsharded"]
     return ["unsharded", "sharded"]

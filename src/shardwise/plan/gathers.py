@@ -10,6 +10,7 @@ from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8 import choose_float8_gather
 from shardwise.plan.given import decide
 from shardwise.plan.mesh import MeshShape
+from shardwise.plan.stages import splits_backward
 
 
 def choose_gathers(
@@ -31,7 +32,7 @@ def choose_reshard(config: RunConfig, mesh: MeshShape) -> Choice[bool | int]:
     """What happens to gathered parameters after forward."""
     if config.shard.reshard_after_forward != "auto" and not reshard_divides(config, mesh):
         raise reshard_error(config, mesh.num_shards)
-    if mesh.pipeline > 1 and config.mesh.pipeline_schedule == "zero_bubble":
+    if splits_backward(config):
         why = "zero_bubble computes gradients of weights from what is still gathered"
         return Choice(False, why, "rule")
     if mesh.reshard_after_forward:

@@ -72,11 +72,6 @@ REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
         "a start on fewer nodes was not tried with stages",
     ),
     (
-        "memory.compile",
-        lambda c: c.memory.compile is True,
-        "compiled blocks were not compared with one process in stages",
-    ),
-    (
         "shard.unit_classes",
         lambda c: bool(c.shard.unit_classes),
         "stages are cut between the blocks of the model's own list",
@@ -194,6 +189,12 @@ def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
             "zero_bubble computes gradients of weights later, from parameters that are still "
             "gathered",
             "write shard.reshard_after_forward=false, or mesh.pipeline_schedule=1f1b",
+        )
+    if config.memory.compile is True:
+        yield _refusal(
+            ranks,
+            "zero_bubble runs backward in two parts, and a compiled block has one",
+            "leave memory.compile out, or write mesh.pipeline_schedule=1f1b",
         )
     if config.memory.accumulate == "sharded":
         yield _refusal(

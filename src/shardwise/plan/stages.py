@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.facts.flops import attention_flops
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.axes import given_axes
 from shardwise.plan.decisions import DTYPE_BYTES, Choice, Choices, Decisions
 from shardwise.plan.given import decide
 
@@ -21,6 +22,11 @@ def num_chunks(config: RunConfig) -> int:
     if mesh.pipeline_chunks != "auto":
         return int(mesh.pipeline_chunks)
     return 2 if mesh.pipeline_schedule == "interleaved_1f1b" else 1
+
+
+def splits_backward(config: RunConfig) -> bool:
+    """Whether gradients of weights are computed apart from those of hidden states."""
+    return given_axes(config.mesh).pipeline > 1 and config.mesh.pipeline_schedule == "zero_bubble"
 
 
 def choose_stages(config: RunConfig, model: ModelSpec, ranks: int) -> Choices:

@@ -69,7 +69,6 @@ CASES = [
         "a start on fewer nodes",
         "leave launch.elastic out",
     ),
-    (("memory.compile=true",), "compiled blocks", "leave memory.compile out"),
     ((*GPUS, "precision.param=fp16"), "a loss scale that falls", "leave precision.param out"),
     ((*GPUS, "precision.linear=float8"), "scales of float8", "leave precision.linear out"),
     ((*GPUS, "memory.offload_activations=0.5"), "each block copies out one", "leave memory"),
@@ -110,6 +109,7 @@ CASES = [
             ("memory.checkpoint_activations=full", "recomputed in each"),
             ("shard.reshard_after_forward=true", "still gathered"),
             ("memory.accumulate=sharded", "until the last micro-batch"),
+            ("memory.compile=true", "a compiled block has one"),
         )
     ),
 ]
@@ -244,7 +244,9 @@ def test_a_plan_for_gpus_forecasts_the_bubble() -> None:
     share = plan.forecast.terms["bubble"] / plan.forecast.step_s
     assert share == pytest.approx(3 / (16 + 3), abs=0.03)
     assert any("has not run on GPUs yet" in warning for warning in plan.warnings)
-    assert plan.decided.compile is False
+    assert plan.decided.compile is True
+    split = plan_of(*settings, "mesh.pipeline=4", "mesh.pipeline_schedule=zero_bubble")
+    assert split.decided.compile is False
 
 
 LARGE = ("model.name=llama-3.1-405b", "model.overrides={}", "cluster.name=64x8xH100")

@@ -50,7 +50,8 @@ class MemoryConfig:
     and recomputes the rest, a fraction (0 to 1) recomputes that share of the blocks, evenly."""
 
     compile: bool | Auto = "auto"
-    """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs."""
+    """Compile each block with torch.compile. `auto`: on GPUs, not on CPUs, nor where
+    `mesh.pipeline_schedule` is `zero_bubble`."""
 
     offload_activations: float = 0.0
     """Share of the blocks, 0 to 1, whose activations are in host memory until backward. The copies
