@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.config.schema import RunConfig
@@ -10,23 +10,24 @@ from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.positions import changing_rope
 from shardwise.plan.axes import given_axes
+from shardwise.plan.refused import RefusedSetting
 
 _WHOLE = "write mesh.context=1"
 # Attentions that are called through transformers' interface.
 _REGISTERED = ("flash_attention_4", "flex_attention")
 # Settings that need whole sequences, and why.
-REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    (
+REFUSED: tuple[RefusedSetting, ...] = (
+    RefusedSetting(
         "preference.objective",
         lambda c: c.preference.objective != "none",
         "the tokens of an answer would lie on several ranks, and its log-probability is their sum",
     ),
-    (
+    RefusedSetting(
         "data.group_lengths",
         lambda c: c.data.group_lengths,
         "each batch would have another length, and ranks divide sequences of one length",
     ),
-    (
+    RefusedSetting(
         "model.attention=flash_attention_2",
         lambda c: c.model.attention == "flash_attention_2",
         "transformers calls that kernel itself, and hands no keys of other ranks to it",
@@ -50,12 +51,12 @@ def check_context(
             why=f"each rank has two chunks of a sequence, and {length} is no multiple of {cuts}",
             fix=f"write data.seq_len={near}, or {_WHOLE.removeprefix('write ')}",
         )
-    for name, is_asked, why in REFUSED:
-        if is_asked(config):
+    for refused in REFUSED:
+        if refused.is_asked(config):
             yield UserError(
-                f"mesh.context={ranks} does not go with {name}",
-                why=why,
-                fix=f"leave {name.partition('=')[0]} out, or {_WHOLE}",
+                f"mesh.context={ranks} does not go with {refused.setting}",
+                why=refused.why,
+                fix=f"leave {refused.path} out, or {_WHOLE}",
             )
     yield from _check_attention(ranks, model)
     if kind := changing_rope(hf_config, length):

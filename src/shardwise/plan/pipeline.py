@@ -3,13 +3,14 @@ fix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.axes import given_axes
+from shardwise.plan.refused import RefusedSetting
 from shardwise.plan.stages import MULTI, balanced_blocks, num_chunks
 
 # Those that were compared with one process. In these a block takes one hidden state and gives one,
@@ -20,73 +21,73 @@ FAMILIES = (
 )
 WITHOUT = "mesh.pipeline=1"
 # Settings that were not shown to give the same numbers, and why they may not.
-REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    (
+REFUSED: tuple[RefusedSetting, ...] = (
+    RefusedSetting(
         "adapter.method",
         lambda c: c.adapter.method != "none",
         "adapters in stages were not compared with one process",
     ),
-    (
+    RefusedSetting(
         "preference.objective",
         lambda c: c.preference.objective != "none",
         "losses of whole answers were not compared with one process",
     ),
-    (
+    RefusedSetting(
         "data.group_lengths",
         lambda c: c.data.group_lengths,
         "stages receive hidden states of one shape",
     ),
-    (
+    RefusedSetting(
         "precision.linear",
         lambda c: c.precision.linear not in ("auto", "param"),
         "scales of float8 in stages were not compared with one process",
     ),
-    (
+    RefusedSetting(
         "precision.param=fp16",
         lambda c: c.precision.param == "fp16",
         "a loss scale that falls would repeat the passes of some stages",
     ),
-    (
+    RefusedSetting(
         "memory.offload",
         lambda c: c.memory.offload != "none",
         "parameters in host memory were not tried with stages",
     ),
-    (
+    RefusedSetting(
         "memory.offload_optimizer",
         lambda c: bool(c.memory.offload_optimizer),
         "an optimizer in host memory was not tried with stages",
     ),
-    (
+    RefusedSetting(
         "memory.offload_activations",
         lambda c: c.memory.offload_activations not in ("auto", 0, 0.0),
         "several micro-batches are on their way at once, and each block copies out one",
     ),
-    (
+    RefusedSetting(
         "optim.name",
         lambda c: c.optim.gathers_matrices,
         "updates of whole matrices in stages were not compared with one process",
     ),
-    (
+    RefusedSetting(
         "launch.elastic",
         lambda c: c.launch.elastic,
         "a start on fewer nodes was not tried with stages",
     ),
-    (
+    RefusedSetting(
         "shard.unit_classes",
         lambda c: bool(c.shard.unit_classes),
         "stages are cut between the blocks of the model's own list",
     ),
-    (
+    RefusedSetting(
         "shard.unit_min_params",
         lambda c: bool(c.shard.unit_min_params),
         "stages are cut between the blocks of the model's own list",
     ),
-    (
+    RefusedSetting(
         "shard.gather_in_place",
         lambda c: c.shard.gather_in_place is True,
         "several micro-batches use a block's parameters between two gathers",
     ),
-    (
+    RefusedSetting(
         "train.router_z_loss",
         lambda c: c.train.router_z_loss not in ("auto", "off", 0, 0.0),
         "losses of routers are means over the blocks of all stages",
@@ -104,10 +105,9 @@ def check_pipeline(
         return
     yield from _check_axes(config, ranks)
     yield from _check_model(config, model, hf_config, ranks)
-    for path, is_refused, why in REFUSED:
-        if is_refused(config):
-            fix = f"leave {path.partition('=')[0]} out, or write {WITHOUT}"
-            yield _refusal(ranks, why, fix)
+    for refused in REFUSED:
+        if refused.is_asked(config):
+            yield _refusal(ranks, refused.why, f"leave {refused.path} out, or write {WITHOUT}")
     if config.mesh.pipeline_schedule == "zero_bubble":
         yield from _check_zero_bubble(config, ranks)
     yield from _check_stages(config, model, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd
 from typing import Any
 
@@ -11,6 +11,7 @@ from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.axes import given_axes
 from shardwise.plan.decisions import DTYPE_BYTES
+from shardwise.plan.refused import RefusedSetting
 
 # Those that were compared with one process. Any other may divide a head, or count a token twice.
 FAMILIES = (
@@ -20,25 +21,29 @@ FAMILIES = (
     *("deepseek_v2", "deepseek_v3"),
 )
 # Settings that were not shown to give the same numbers, and why they may not.
-REFUSED: tuple[tuple[str, Callable[[RunConfig], bool], str], ...] = (
-    ("adapter.base", lambda c: c.adapter.base != "param", "packed weights are not divided"),
-    ("adapter.dora", lambda c: c.adapter.dora, "a rank would need the lengths of whole rows"),
-    (
+REFUSED: tuple[RefusedSetting, ...] = (
+    RefusedSetting(
+        "adapter.base", lambda c: c.adapter.base != "param", "packed weights are not divided"
+    ),
+    RefusedSetting(
+        "adapter.dora", lambda c: c.adapter.dora, "a rank would need the lengths of whole rows"
+    ),
+    RefusedSetting(
         "adapter.dropout",
         lambda c: c.adapter.dropout > 0,
         "each rank would drop other inputs of one adapter",
     ),
-    (
+    RefusedSetting(
         "precision.linear",
         lambda c: c.precision.linear not in ("auto", "param"),
         "a scale of float8 would be that of a rank's part",
     ),
-    (
+    RefusedSetting(
         "optim.state",
         lambda c: c.optim.state == "int8",
         "a rank's part may end inside a block of numbers with one scale",
     ),
-    (
+    RefusedSetting(
         "preference.objective",
         lambda c: c.preference.objective != "none",
         "losses of whole answers were not compared with one process",
@@ -96,9 +101,9 @@ def _refused_settings(config: RunConfig, model: ModelSpec) -> Iterator[UserError
             f"{ranks} ranks divide the tokens of a sequence, and {length} do not divide",
             f"write data.seq_len={-(-length // ranks) * ranks}, or mesh.sequence_parallel=false",
         )
-    for path, is_refused, why in REFUSED:
-        if is_refused(config):
-            yield _refusal(size, why, f"leave {path} out, or write mesh.tensor=1")
+    for refused in REFUSED:
+        if refused.is_asked(config):
+            yield _refusal(size, refused.why, f"leave {refused.path} out, or write mesh.tensor=1")
     if model.attention_dropout:
         yield _refusal(
             size,

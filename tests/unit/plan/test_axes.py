@@ -145,9 +145,10 @@ def test_every_refused_setting_has_its_reason() -> None:
             config, preference=replace(config.preference, objective="dpo")
         ),
     }
-    assert [path for path, *_ in REFUSED] == list(changed)
-    for path, is_refused, why in REFUSED:
-        assert why and is_refused(changed[path]) and not is_refused(config)
+    assert [refused.path for refused in REFUSED] == list(changed)
+    for refused in REFUSED:
+        asks = refused.is_asked
+        assert refused.why and asks(changed[refused.path]) and not asks(config)
 
 
 def test_sequence_parallelism_has_a_reason(plan_with: MakePlan) -> None:
