@@ -198,7 +198,7 @@ def test_a_run_is_told_before_its_time_limit_and_ends_as_if_it_had_not_been(
     site.wait_for_state("limited", job, "COMPLETED")
     said = site.output("limited")
     assert "error: stopped by SIGUSR2; step " in said and "resumed at step " in said
-    assert f"mesh replicate={RANKS} x shard=2" in said
+    assert f"mesh replicate={RANKS} x shard=2" in " ".join(said.split())
     assert f"finished {STEPS} steps" in said
     assert end_state(site.run_dir("limited"), STEPS) == end_state(uninterrupted, STEPS)
     assert losses(site.run_dir("limited")) == losses(uninterrupted)
