@@ -15,12 +15,16 @@ from tiny_runs import (
     Tally,
     Trained,
     assert_close,
+    start,
     train,
     train_plainly,
 )
 
+from shardwise.parallel.stages import stages_of
 from shardwise.plan.pipeline import FAMILIES
 from shardwise.plan.tensor import FAMILIES as DIVIDED_FAMILIES
+from shardwise.training.pipeline import StagePasses
+from shardwise.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.dist
 
@@ -166,6 +170,34 @@ def _check(
     settings = {**LLAMA, "train.accumulation": 4, "mesh.pipeline": stages, **more}
     run = ranks(world).run(train, world, settings)[0]
     assert_close(run, whole, tally)
+
+
+class Watched(Stopwatch):
+    """A stopwatch that has seen pieces of these seconds."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def take_s(self) -> list[float]:
+        """The pieces that were given."""
+        return self.seconds
+
+
+def waited(steps_s: list[list[float]], busy_s: list[list[float]]) -> float:
+    """On every rank: the share of two steps in which ranks wait, if they were as long on each and
+    it was busy for so long."""
+    session = start(2, {**LLAMA, "train.accumulation": 2, "mesh.pipeline": 2})
+    stages = stages_of(session.plan, session.mesh)
+    assert stages is not None
+    passes = StagePasses(session.model, session.plan, stages, lambda phase: None)
+    passes.whole, passes.busy = Watched(steps_s[stages.rank]), Watched(busy_s[stages.rank])
+    return passes.bubble()
+
+
+def test_a_rank_that_has_done_its_part_waits_for_the_last_backward_of_any(ranks: Pools) -> None:
+    # The longer rank needs 4 seconds for each step, and both together are busy for 10 of 16.
+    steps, busy = [[4.0, 3.0], [2.0, 4.0]], [[3.0, 3.0], [1.0, 3.0]]
+    assert ranks(2).run(waited, steps, busy) == [pytest.approx(1 - 10 / 16)] * 2
 
 
 @pytest.mark.parametrize("family", SAMPLE)

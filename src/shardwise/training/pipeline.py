@@ -115,7 +115,7 @@ class StagePasses:
         self._schedules: dict[tuple[int, ...], Any] = {}
         self._scale: Callable[[Tensor], Tensor] = torch.sum
         self.whole, self.busy = Stopwatch(self.device), Stopwatch(self.device)
-        """From the first forward of a step to its last backward, and computing in it."""
+        """From the first forward of a step to this rank's last backward, and computing in it."""
 
     def forward_backward(
         self, batches: Sequence[MicroBatch], num_terms: Tensor, loss_scale: float
@@ -152,11 +152,15 @@ class StagePasses:
 
     def bubble(self) -> float:
         """The share of their time in which the ranks of a pipeline have waited for each other since
-        the last call, as a mean over them. All ranks call this together."""
-        figures = torch.tensor([self.whole.take_s(), self.busy.take_s()], device=self.device)
-        dist.all_reduce(figures, group=self.stages.group)
-        whole, busy = figures.tolist()
-        return 1 - busy / whole
+        the last call, as a mean over them. All ranks call this together.
+
+        A rank that has done its part waits for the last backward of any rank.
+        """
+        longest = torch.tensor(self.whole.take_s(), device=self.device)
+        busy = torch.tensor(sum(self.busy.take_s()), device=self.device)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self.stages.group)
+        dist.all_reduce(busy, group=self.stages.group)
+        return 1 - busy.item() / self.stages.ranks / longest.sum().item()
 
     def _schedule_of(self, num: int, shape: tuple[int, int]) -> Any:
         """The schedule for so many micro-batches of one shape, which is made once."""

@@ -11,8 +11,8 @@ import torch
 
 
 class Stopwatch:
-    """Adds up pieces of time. On a GPU they lie between events of the current stream, so that the
-    host waits for the device only when the sum is asked for."""
+    """Takes pieces of time. On a GPU they lie between events of the current stream, so that the
+    host waits for the device only when they are asked for."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -27,14 +27,14 @@ class Stopwatch:
         finally:
             self._pieces.append((started, self._now()))
 
-    def take_s(self) -> float:
-        """The seconds since the last call."""
+    def take_s(self) -> list[float]:
+        """The seconds of each piece since the last call."""
         pieces, self._pieces = self._pieces, []
         if not self._on_gpu:
-            return sum(ended - started for started, ended in pieces)
+            return [ended - started for started, ended in pieces]
         if pieces:
             pieces[-1][1].synchronize()
-        return sum(started.elapsed_time(ended) for started, ended in pieces) / 1000
+        return [started.elapsed_time(ended) / 1000 for started, ended in pieces]
 
     def _now(self) -> Any:
         if not self._on_gpu:
