@@ -243,7 +243,10 @@ def _float8(run: PublishedRun, parameters: Parameters) -> dict[str, Any]:
 
 
 def _parallel(run: PublishedRun, parameters: Parameters) -> dict[str, Any]:
-    changes: dict[str, Any] = {"sends_once": run.traits.sends_once}
+    changes: dict[str, Any] = {
+        "sends_once": run.traits.sends_once,
+        "stages_in_slots": run.traits.stages_in_slots,
+    }
     if run.traits.graphs:
         changes["exchange_s"] = 0.0
     if run.traits.async_tensor:

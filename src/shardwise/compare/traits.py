@@ -48,6 +48,9 @@ class Traits:
     graphs: bool
     """CUDA graphs launch blocks with experts, so that the host waits for no numbers of tokens."""
 
+    stages_in_slots: bool
+    """Its interleaved stages run by PyTorch's schedule; others have written their own."""
+
     early_zero3: bool
     """DeepSpeed's ZeRO-3 in its first year, which used one network card of a node."""
 
@@ -69,6 +72,9 @@ def read_traits(row: Row, gpu: GpuSpec) -> Traits:
         graphs="cuda graphs" in notes,
         # FSDP2, which mixes trained and frozen parameters, came with torch 2.4.
         adapter_units="lora" in method and _date(row) < "2024-07",
+        stages_in_slots=bool(
+            re.search("torchtitan|torchao|automodel", row.get("source", "").lower())
+        ),
         early_zero3=strategy == "ZERO3" and _date(row) < "2022",
     )
 

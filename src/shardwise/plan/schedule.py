@@ -6,10 +6,11 @@ sent, with a backward when the stage behind has, and waits otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from itertools import zip_longest
+from typing import Literal, NamedTuple, get_args
 
 Kind = Literal["forward", "backward", "weights"]
 
@@ -36,14 +37,23 @@ class Pipeline:
     send: float = 0.0
     """From one stage to the next."""
 
+    in_slots: bool = False
+    """Ranks of an interleaved schedule count slots, as PyTorch's do. In each a rank does one piece
+    of work or none, and ends it together with those that it sends to or receives from."""
+
+    @property
+    def num_stages(self) -> int:
+        """On all ranks."""
+        return len(self.forward)
+
     @property
     def chunks(self) -> int:
         """Stages on each rank."""
-        return len(self.forward) // self.ranks
+        return self.num_stages // self.ranks
 
     def busy(self, rank: int) -> float:
         """How long a rank computes in a step."""
-        own = range(rank, len(self.forward), self.ranks)
+        own = range(rank, self.num_stages, self.ranks)
         return self.passes * sum(self.forward[stage] + self.backward[stage] for stage in own)
 
     def seconds(self, work: StageWork) -> float:
@@ -80,6 +90,18 @@ def work_of(pipeline: Pipeline, rank: int) -> list[StageWork]:
     return work
 
 
+def slots_of(pipeline: Pipeline, rank: int) -> list[StageWork | None]:
+    """The same by slots, as PyTorch's interleaved schedule counts them; None where a rank waits for
+    its turn."""
+    work, total = work_of(pipeline, rank), pipeline.passes * pipeline.chunks
+    ahead = min(num_ahead(pipeline, rank), total)
+    first_backward = pipeline.num_stages + 2 * (pipeline.ranks - 1 - rank)
+    in_turn = 2 * total - ahead
+    last = [slot for backward in work[in_turn:] for slot in (None, backward)]
+    waits = [None] * (first_backward - ahead - rank) if ahead else []
+    return [*[None] * rank, *work[:ahead], *waits, *work[ahead:in_turn], *last]
+
+
 def num_ahead(pipeline: Pipeline, rank: int) -> int:
     """Forwards of a rank before its first turn of a forward and a backward."""
     behind = pipeline.ranks - 1 - rank
@@ -102,47 +124,82 @@ def most_in_flight(pipeline: Pipeline, rank: int) -> int:
 @lru_cache(maxsize=4096)
 def seconds_of_step(pipeline: Pipeline) -> float:
     """From the first forward to the last piece of work of any rank."""
-    left = [iter(work_of(pipeline, rank)) for rank in range(pipeline.ranks)]
-    following = [next(each, None) for each in left]
+    meets = pipeline.in_slots and pipeline.schedule == "interleaved_1f1b"
+    return _play_slots(pipeline) if meets else _play(pipeline)
+
+
+def _play(pipeline: Pipeline) -> float:
+    """Where a rank waits for nothing but what it needs."""
+    kinds, stages = get_args(Kind), range(pipeline.num_stages)
+    seconds = [pipeline.seconds(StageWork(kind, stage, 0)) for kind in kinds for stage in stages]
+    # What is done in turn does not depend on how long it takes.
+    alike = (1.0,) * pipeline.num_stages
     free = [0.0] * pipeline.ranks
-    done: dict[StageWork, float] = {}
-    moved = True
-    while moved:
-        moved = False
-        for rank, queue in enumerate(left):
-            while (work := following[rank]) is not None:
-                ready = _ready_at(pipeline, work, done)
-                if ready is None:
-                    break
-                free[rank] = max(free[rank], ready) + pipeline.seconds(work)
-                done[work] = free[rank]
-                following[rank], moved = next(queue, None), True
-    if any(work is not None for work in following):
-        raise RuntimeError(f"{pipeline} would wait for ever")
+    done: list[float] = []
+    for rank, piece, after in _turns(replace(pipeline, forward=alike, backward=alike, send=0.0)):
+        begin = free[rank]
+        if after is not None:
+            begin = max(begin, done[after] + pipeline.send)
+        free[rank] = begin + seconds[piece]
+        done.append(free[rank])
     return max(free)
 
 
-def _ready_at(pipeline: Pipeline, work: StageWork, done: dict[StageWork, float]) -> float | None:
-    """When what a piece of work needs is there; None where it is not known yet."""
-    latest = 0.0
-    for needed, travels in _needs(pipeline, work):
-        if needed not in done:
-            return None
-        latest = max(latest, done[needed] + (pipeline.send if travels else 0.0))
-    return latest
+@lru_cache(maxsize=64)
+def _turns(pipeline: Pipeline) -> list[tuple[int, int, int | None]]:
+    """All pieces of work, each after those that it needs: its rank, its kind and stage as one
+    number, and the place in this list of what another rank has to send."""
+    kinds = get_args(Kind)
+    turns: list[tuple[int, int, int | None]] = []
+    left = [deque(work_of(pipeline, rank)) for rank in range(pipeline.ranks)]
+    places: dict[StageWork, int] = {}
+    while any(left):
+        before = len(turns)
+        for rank, queue in enumerate(left):
+            while queue:
+                needed = _sent_before(pipeline, queue[0])
+                if needed is not None and needed not in places:
+                    break
+                work = queue.popleft()
+                places[work] = len(turns)
+                piece = kinds.index(work.kind) * pipeline.num_stages + work.stage
+                turns.append((rank, piece, None if needed is None else places[needed]))
+        if len(turns) == before:
+            raise RuntimeError(f"{pipeline} would wait for ever")
+    return turns
 
 
-def _needs(pipeline: Pipeline, work: StageWork) -> Iterator[tuple[StageWork, bool]]:
-    """The pieces that come before one, and whether their result travels."""
-    travels = pipeline.ranks > 1
+def _play_slots(pipeline: Pipeline) -> float:
+    """Where the ranks that send and receive in a slot end it together."""
+    free = [0.0] * pipeline.ranks
+    slots = [slots_of(pipeline, rank) for rank in range(pipeline.ranks)]
+    for slot in zip_longest(*slots):
+        done = [
+            at + (pipeline.seconds(work) if work else 0.0)
+            for at, work in zip(free, slot, strict=True)
+        ]
+        free = list(done)
+        for rank, work in enumerate(slot):
+            if work is not None and (other := _receiver(pipeline, work)) is not None:
+                met = max(done[rank], done[other]) + pipeline.send
+                free[rank], free[other] = max(free[rank], met), max(free[other], met)
+    return max(free)
+
+
+def _receiver(pipeline: Pipeline, work: StageWork) -> int | None:
+    """The rank that gets what a piece of work has made."""
+    following = work.stage + (1 if work.kind == "forward" else -1)
+    is_sent = work.kind != "weights" and 0 <= following < pipeline.num_stages
+    return following % pipeline.ranks if is_sent else None
+
+
+def _sent_before(pipeline: Pipeline, work: StageWork) -> StageWork | None:
+    """What another rank has to do before a piece of work. What its own rank does is in order."""
     if work.kind == "forward" and work.stage > 0:
-        yield StageWork("forward", work.stage - 1, work.batch), travels
-    if work.kind == "backward":
-        yield StageWork("forward", work.stage, work.batch), False
-        if work.stage < len(pipeline.forward) - 1:
-            yield StageWork("backward", work.stage + 1, work.batch), travels
-    if work.kind == "weights":
-        yield StageWork("backward", work.stage, work.batch), False
+        return StageWork(work.kind, work.stage - 1, work.batch)
+    if work.kind == "backward" and work.stage < pipeline.num_stages - 1:
+        return StageWork(work.kind, work.stage + 1, work.batch)
+    return None
 
 
 def _round(pipeline: Pipeline) -> int:

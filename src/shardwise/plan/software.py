@@ -151,6 +151,9 @@ class Software:
     splits_update: bool = False
     """Each replica updates a part of the parameters, as in ZeRO-1."""
 
+    stages_in_slots: bool = True
+    """Interleaved stages run by PyTorch's schedule, whose ranks meet in every slot."""
+
     frozen: bool = False
     """The base model is not trained (LoRA): no gradients of its weights, nothing to reduce."""
 

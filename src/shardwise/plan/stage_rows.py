@@ -69,5 +69,10 @@ def _in_blocks(plan: Plan) -> Pipeline:
     ahead = (*blocks[:-1], blocks[-1] + (1 + _BACKWARD) * head)
     backward = tuple(_BACKWARD * count for count in blocks)
     return Pipeline(
-        decided.pipeline_schedule, decided.pipeline, decided.accumulation, ahead, backward
+        decided.pipeline_schedule,
+        decided.pipeline,
+        decided.accumulation,
+        ahead,
+        backward,
+        in_slots=True,
     )

@@ -6,6 +6,7 @@ from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.schedule import Pipeline
+from shardwise.plan.software import Software
 from shardwise.plan.stages import sent_bytes, stage_ranges
 
 
@@ -13,6 +14,7 @@ def pipeline_of(
     model: ModelSpec,
     fabric: Fabric,
     decided: Decisions,
+    software: Software,
     forward: float,
     backward: float,
     head: float,
@@ -30,6 +32,7 @@ def pipeline_of(
         tuple(ahead),
         tuple(count * backward for count in blocks),
         _send_seconds(model, fabric, decided),
+        software.stages_in_slots,
     )
 
 

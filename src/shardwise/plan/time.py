@@ -129,7 +129,13 @@ def estimate_time(
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_bubble_seconds(
-            model, fabric, decided, forward + exchanged, backward + exchanged, loss + head_matmul
+            model,
+            fabric,
+            decided,
+            software,
+            forward + exchanged,
+            backward + exchanged,
+            loss + head_matmul,
         )
         if "+" in decided.pipeline_blocks
         else _idle_share(model, decided) * busy,
@@ -219,6 +225,7 @@ def _bubble_seconds(
     model: ModelSpec,
     fabric: Fabric,
     decided: Decisions,
+    software: Software,
     forward: float,
     backward: float,
     head: float,
@@ -228,7 +235,8 @@ def _bubble_seconds(
     `forward` and `backward` are of one block, and `head` is the head's and the loss's mean over
     ranks.
     """
-    pipeline = pipeline_of(model, fabric, decided, forward, backward, head * decided.pipeline)
+    times = forward, backward, head * decided.pipeline
+    pipeline = pipeline_of(model, fabric, decided, software, *times)
     ranks = range(pipeline.ranks)
     return seconds_of_step(pipeline) - sum(map(pipeline.busy, ranks)) / pipeline.ranks
 

@@ -21,7 +21,15 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.plan.explain import forecast_rows
 from shardwise.plan.pipeline import REFUSED
 from shardwise.plan.plan import Plan
-from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step, work_of
+from shardwise.plan.schedule import (
+    Kind,
+    Pipeline,
+    StageWork,
+    most_in_flight,
+    seconds_of_step,
+    slots_of,
+    work_of,
+)
 from shardwise.plan.stage_memory import largest_over_step, memory_of_ranks, part_of_rank
 from shardwise.plan.stages import balanced_blocks, sent_bytes, stage_ranges
 
@@ -30,7 +38,7 @@ STAGES = ("model.name=tiny-llama", "cluster.name=4xCPU", "data.seq_len=64", "mes
 FILE = ("data.source=jsonl", "data.path=x.jsonl")
 GROUPED = ("data.packing=one", "data.group_lengths=true", "memory.compile=false")
 GPUS = ("cluster.name=8xH100", "precision.param=auto")
-NAMES = {"F": "forward", "I": "backward", "B": "backward", "W": "weights"}
+NAMES: dict[str, Kind] = {"F": "forward", "I": "backward", "B": "backward", "W": "weights"}
 
 
 def plan_of(*settings: str) -> Plan:
@@ -179,11 +187,27 @@ def test_ranks_work_in_the_order_of_pytorch(
     pipeline = Pipeline(name, ranks, passes, (1.0,) * count, (2.0,) * count)
     # PyTorch's picture of 1F1B counts the last rank's forwards from 1. It runs them from 0.
     for rank in range(ranks - (name == "1f1b")):
-        actions = [str(each) for each in theirs[rank] if each and "REDUCE" not in str(each)]
-        parts = [re.fullmatch(r"(\d+)([FIBW])(\d+)", action) for action in actions]
-        expected = [(NAMES[part[2]], int(part[1]), int(part[3])) for part in parts if part]
-        assert len(expected) == len(actions)
-        assert [tuple(work) for work in work_of(pipeline, rank)] == expected
+        slots = [each and in_words(each) for each in theirs[rank] if "REDUCE" not in str(each)]
+        assert work_of(pipeline, rank) == [each for each in slots if each]
+        if name == "interleaved_1f1b":
+            assert slots_of(pipeline, rank) == slots
+
+
+def in_words(action: Any) -> StageWork:
+    """An action of PyTorch's, such as 3F0."""
+    stage, letter, batch = re.fullmatch(r"(\d+)([FIBW])(\d+)", str(action)).groups()  # type: ignore[union-attr]
+    return StageWork(NAMES[letter], int(stage), int(batch))
+
+
+def test_ranks_that_meet_in_every_slot_wait_for_longer() -> None:
+    def step(name: str, **how: Any) -> float:
+        return seconds_of_step(Pipeline(name, 2, 2, (1.0,) * 4, (2.0,) * 4, **how))
+
+    # Rank 1 could begin with the last stage after three forwards of rank 0. In its slot it receives
+    # the fourth first.
+    assert step("interleaved_1f1b") == pytest.approx(15)
+    assert step("interleaved_1f1b", in_slots=True) == pytest.approx(16)
+    assert step("zero_bubble", in_slots=True) == step("zero_bubble")
 
 
 def test_ranks_wait_as_the_formulas_say() -> None:
