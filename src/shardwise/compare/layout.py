@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from shardwise.compare.traits import Row, has_light_states, notes_of
 from shardwise.facts.gpus import GpuSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions
+from shardwise.plan.stages import balanced_blocks, head_in_blocks
 
 
 class UnusableRow(Exception):
@@ -75,6 +77,28 @@ def decisions_of(row: Row) -> Decisions:
     if decided.tokens < 1:
         raise UnusableRow("there is less than one token for each rank")
     return decided
+
+
+def in_stages(row: Row, decided: Decisions, model: ModelSpec) -> Decisions:
+    """With the blocks of each stage, which no row states: as its stack divides them."""
+    if decided.pipeline == 1:
+        return decided
+    layers, stages = model.num_layers, decided.pipeline * decided.pipeline_chunks
+    if stages > layers:
+        raise UnusableRow(f"{layers} blocks do not make {stages} stages")
+    # torchtitan's and Megatron's stages are equal, whatever the head takes. Where blocks do not
+    # divide, the head counts as one. nanotron goes by FLOPs.
+    head = 0.0 if layers % stages == 0 else 1.0
+    if "nanotron" in row.get("source", "").lower():
+        head = head_in_blocks(model, decided.seq_len)
+    blocks = balanced_blocks(layers, stages, head)
+    return replace(
+        decided,
+        pipeline_schedule="1f1b" if decided.pipeline_chunks == 1 else "interleaved_1f1b",
+        pipeline_blocks="+".join(map(str, blocks)),
+        # Stacks with both axes send each token once, whatever the rows call it.
+        sequence_parallel=decided.tensor > 1,
+    )
 
 
 def _batch(row: Row, pipeline: int) -> tuple[int, int]:

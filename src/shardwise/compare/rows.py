@@ -18,6 +18,7 @@ from shardwise.compare.layout import (
     count_in,
     decisions_of,
     fits_without_recompute,
+    in_stages,
     number_in,
 )
 from shardwise.compare.shapes import Shape, read_shape
@@ -108,6 +109,7 @@ def read_run(line: int, row: Row, known: Shape | None = None) -> PublishedRun:
         row, shape.model, gpu, decided
     ):
         decided = replace(decided, checkpoint_activations="full")
+    decided = in_stages(row, decided, shape.model)
     rates = rates_of(gpu)
     fmt = "fp8" if computes_float8(shape.model, decided) else decided.param_dtype
     if not rates.matmul_flops.get(fmt):

@@ -158,7 +158,7 @@ def _unsaid(stated: StatedRun, run: PublishedRun) -> Iterator[str]:
     if decided.pipeline > 1:
         share = (decided.pipeline - 1) / (decided.accumulation + decided.pipeline - 1)
         yield (
-            f"a pipeline that is idle {share:.0%} of the time: {decided.pipeline} stages, "
+            f"a pipeline that is idle {share:.0%} of the time or more: {decided.pipeline} stages, "
             f"{decided.accumulation} micro-batches, no interleaving"
         )
     if stated.network is None and stated.cluster.num_nodes > 1:

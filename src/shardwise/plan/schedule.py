@@ -204,7 +204,9 @@ def _sent_before(pipeline: Pipeline, work: StageWork) -> StageWork | None:
 
 def _round(pipeline: Pipeline) -> int:
     """Micro-batches that pass one stage of a rank before the rank turns to its next stage."""
-    return pipeline.passes // max(1, pipeline.passes // pipeline.ranks)
+    most = max(1, pipeline.passes // pipeline.ranks)
+    rounds = next(num for num in range(most, 0, -1) if pipeline.passes % num == 0)
+    return pipeline.passes // rounds
 
 
 def _piece(pipeline: Pipeline, rank: int, number: int, kind: Kind) -> StageWork:

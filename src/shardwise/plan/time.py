@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import ceil, log2
+from math import log2
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.flops import efficiency_of, recomputed_share
@@ -102,8 +102,8 @@ def estimate_time(
     block = block_seconds(model, decided, rates, software)
     loss, head_matmul = _loss_seconds(model, decided, rates, software)
     again = _recompute_seconds(decided, block, software)
-    tensor = layers * tensor_seconds(model, fabric, decided, software)
-    expert = layers * expert_seconds(model, fabric, decided, software)
+    tensor = tensor_seconds(model, fabric, decided, software)
+    expert = expert_seconds(model, fabric, decided, software)
     forward, backward = block.forward, block.backward + again
     copied = software.copy_factor * copied_bytes(model, decided, software)
     host = host_seconds(model, decided, rates, software)
@@ -111,9 +111,8 @@ def estimate_time(
     # shorter than their launches.
     once = loss + head_matmul + copied / rates.memory_bytes_per_s / passes
     short = max(0.0, host - (forward + backward + once / layers) * software.overlaps)
-    busy = passes * (layers * (forward + backward + short) + loss + head_matmul + tensor + expert)
-    # Both directions of a block exchange about as much.
-    exchanged = (tensor + expert) / layers / 2
+    of_block = forward + backward + short + tensor + expert
+    busy = passes * (layers * of_block + loss + head_matmul)
     stored = stored_params(model, decided) / decided.pipeline
     trained = trained_share(model, decided) / decided.pipeline
     return TimeEstimate(
@@ -124,8 +123,8 @@ def estimate_time(
         recompute=passes * layers * again,
         copies=copied / rates.memory_bytes_per_s,
         launch=passes * layers * short,
-        tensor_parallel=passes * tensor,
-        expert_parallel=passes * expert,
+        tensor_parallel=passes * layers * tensor,
+        expert_parallel=passes * layers * expert,
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
         bubble=_bubble_seconds(
@@ -133,12 +132,10 @@ def estimate_time(
             fabric,
             decided,
             software,
-            forward + exchanged,
-            backward + exchanged,
+            of_block,
+            forward / (forward + backward),
             loss + head_matmul,
-        )
-        if "+" in decided.pipeline_blocks
-        else _idle_share(model, decided) * busy,
+        ),
         optimizer=_optimizer_seconds(trained, decided, rates, software)
         + _whole_matrix_seconds(model, decided, rates),
         offload=_offload_seconds(stored, decided, fabric, software, layers * forward)
@@ -226,35 +223,21 @@ def _bubble_seconds(
     fabric: Fabric,
     decided: Decisions,
     software: Software,
-    forward: float,
-    backward: float,
+    block: float,
+    ahead: float,
     head: float,
 ) -> float:
     """What ranks wait for each other in the schedule of their stages, as a mean over ranks.
 
-    `forward` and `backward` are of one block, and `head` is the head's and the loss's mean over
-    ranks.
-    """
-    times = forward, backward, head * decided.pipeline
-    pipeline = pipeline_of(model, fabric, decided, software, *times)
-    ranks = range(pipeline.ranks)
-    return seconds_of_step(pipeline) - sum(map(pipeline.busy, ranks)) / pipeline.ranks
-
-
-def _idle_share(model: ModelSpec, decided: Decisions) -> float:
-    """The idle time of a pipeline's stages, relative to their work.
-
-    Stages wait to fill, to drain, and for the stage with the most work, since blocks are not
-    divisible and the head is about as large as a few blocks.
+    `block` is of one block with all that its ranks wait for in it, `ahead` the share of that in
+    forward, and `head` the head's and the loss's mean over ranks.
     """
     if decided.pipeline == 1:
         return 0.0
-    head = model.vocab_size * model.hidden_size
-    in_blocks = model.matmul_params_per_token / (model.matmul_params_per_token - head)
-    mean = in_blocks * model.num_layers / decided.pipeline
-    uneven = ceil(mean - 0.01) / mean
-    waiting = (decided.pipeline - 1) / decided.pipeline_chunks
-    return uneven * (1 + waiting / decided.accumulation) - 1
+    times = ahead * block, (1 - ahead) * block, head * decided.pipeline
+    pipeline = pipeline_of(model, fabric, decided, software, *times)
+    ranks = range(pipeline.ranks)
+    return seconds_of_step(pipeline) - sum(map(pipeline.busy, ranks)) / pipeline.ranks
 
 
 def _optimizer_seconds(

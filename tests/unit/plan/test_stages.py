@@ -223,6 +223,13 @@ def test_ranks_wait_as_the_formulas_say() -> None:
     assert seconds_of_step(slow) == pytest.approx(1 + 0.5 + 4 * 6 + 0.5 + 2)
 
 
+def test_rounds_are_equal_where_ranks_do_not_divide_the_micro_batches() -> None:
+    pipeline = Pipeline("interleaved_1f1b", 4, 9, (1.0,) * 8, (2.0,) * 8)
+    for rank in range(4):
+        assert len(set(work_of(pipeline, rank))) == 2 * 2 * 9
+    assert seconds_of_step(pipeline) >= 2 * 9 * 3
+
+
 def test_the_first_stage_keeps_the_most_micro_batches() -> None:
     pipeline = Pipeline("1f1b", 4, 8, (1.0,) * 4, (2.0,) * 4)
     assert [most_in_flight(pipeline, rank) for rank in range(4)] == [4, 3, 2, 1]

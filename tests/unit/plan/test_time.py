@@ -432,30 +432,56 @@ def test_experts_that_are_dealt_out_are_gathered_by_nobody_else() -> None:
     assert held[0] - held[1] >= 2 * 7 * 3 * 4096 * 14336
 
 
+STAGED = replace(
+    EIGHT,
+    pipeline=4,
+    pipeline_blocks="8+8+8+8",
+    accumulation=8,
+    reshard_after_forward=False,
+    accumulate="unsharded",
+)
+
+
 def test_a_pipelines_bubble_by_hand() -> None:
-    # 32 blocks and a head of 2.4 on four stages: the fullest has 9 where the mean is 8.6. Three of
-    # eight micro-batches' time is waiting.
-    decided = replace(EIGHT, pipeline=4, accumulation=8, reshard_after_forward=False)
-    step = estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, BARE)
-    head = 128256 * 4096 / (LLAMA.block_matmul_params_per_token / 32)
-    mean = (32 + head) / 4
-    busy = step.matmul + step.attention
-    assert step.bubble / busy == pytest.approx(9 / mean * (1 + 3 / 8) - 1)
+    # The last stage, which has the head too, is the longest: it works without a pause from when the
+    # first micro-batch has come through 24 blocks to when the last one goes back through them.
+    step = estimate_time(LLAMA, AT_ONCE, STAGED, BARE_RATES, BARE)
+    head = 8 * 6 * 4 * 4096 * 128256 * 4096 / 100e12
+    blocks = 4 * (step.matmul + step.attention) - head
+    assert step.bubble == pytest.approx(
+        24 / 32 * blocks / 8 + blocks / 4 + head - (blocks + head) / 4
+    )
+
+
+def test_a_stage_that_is_longer_holds_all_others_up() -> None:
+    def bubble(blocks: str) -> float:
+        decided = replace(STAGED, pipeline_blocks=blocks)
+        return estimate_time(LLAMA, AT_ONCE, decided, BARE_RATES, BARE).bubble
+
+    assert bubble("8+9+9+6") < bubble("8+8+8+8") < bubble("7+7+8+10")
 
 
 def test_more_micro_batches_and_chunks_shrink_the_bubble() -> None:
-    decided = replace(EIGHT, pipeline=4, accumulation=8, reshard_after_forward=False)
-
     def bubble(**changes: Any) -> float:
-        step = estimate_time(LLAMA, AT_ONCE, replace(decided, **changes), BARE_RATES, BARE)
+        step = estimate_time(LLAMA, AT_ONCE, replace(STAGED, **changes), BARE_RATES, BARE)
         return step.bubble / step.total
 
     assert bubble(accumulation=32) < bubble()
-    assert bubble(pipeline_chunks=2) < bubble()
+    turns = {"pipeline_schedule": "interleaved_1f1b", "pipeline_chunks": 2}
+    assert bubble(**turns, pipeline_blocks="4+4+4+4+4+4+4+4") < bubble()
+
+
+def test_ranks_that_share_matmuls_keep_later_stages_waiting_for_their_gathers() -> None:
+    decided = replace(STAGED, shard=2, tensor=4, sequence_parallel=True)
+    fast, slow = (
+        estimate_time(LLAMA, fabric, decided, BARE_RATES, BARE)
+        for fabric in (AT_ONCE, fabric_of(H100, 8))
+    )
+    assert slow.bubble - fast.bubble > 0.3 * slow.tensor_parallel
 
 
 def test_stages_gather_and_reduce_once_a_step() -> None:
-    decided = replace(EIGHT, pipeline=4, reshard_after_forward=False, accumulate="unsharded")
+    decided = replace(STAGED, accumulation=1)
     few = estimate_time(LLAMA, fabric_of(H100, 8), decided, rates_of(H100))
     many = estimate_time(
         LLAMA, fabric_of(H100, 8), replace(decided, accumulation=16), rates_of(H100)
