@@ -40,6 +40,8 @@ NEVER_SEEN = Bar("stacks never seen", 0.12, 0.30)
 NO_PROFILE = Bar("stacks without a profile", 0.08, 0.25)
 AXES = Bar("tensor, context or expert parallel, calibrated stacks", 0.08, 0.20)
 ADAPTERS = Bar("LoRA and QLoRA, stacks never seen", 0.10)
+# How far a run with a pipeline may be from what was foreseen for it.
+_NEAR = 0.15
 # How far each term is usually off, as a standard deviation of its logarithm: matmuls hardly, what
 # hides behind what a lot.
 _DOUBT = {
@@ -134,6 +136,7 @@ def report(path: Path, table: PublishedTable, profiles: Profiles, worst: int) ->
     shared = [outcome for outcome in calibrated if has_axes(outcome.run)]
     print(f"{AXES.name}, by stack")
     print_groups((family_of(outcome.run.source), outcome) for outcome in shared)
+    print_pipelines([outcome for outcome in calibrated if outcome.run.decided.pipeline > 1])
     print_verdict(CALIBRATED, [outcome for outcome in calibrated if not has_axes(outcome.run)])
     print_verdict(NEVER_SEEN, unseen)
     print_verdict(NO_PROFILE, without)
@@ -174,18 +177,25 @@ def print_groups(named: Iterable[tuple[str, Outcome]]) -> None:
         print(f"  {'all':56} {_figures(everything)}\n")
 
 
+def print_pipelines(outcomes: Sequence[Outcome]) -> None:
+    """Each run whose blocks are divided into stages, and how many are near."""
+    if not outcomes:
+        return
+    print("calibrated stacks with a pipeline, each row as above, and how long its ranks wait")
+    for outcome in outcomes:
+        waits = outcome.estimate.bubble / outcome.estimate.total
+        print(f"  {_miss(outcome, f'waits {waits:5.1%}')}")
+    near = sum(abs(outcome.error) <= _NEAR for outcome in outcomes)
+    print(f"  {near} of {len(outcomes)} within {_NEAR:.0%}: {_figures(outcomes)}\n")
+
+
 def print_worst(bar: Bar, outcomes: Sequence[Outcome], number: int) -> None:
     largest = sorted(outcomes, key=lambda outcome: -abs(outcome.error))[:number]
     if not largest:
         return
     print(f"worst rows of {bar.name}, and the term to blame with what it would have to be")
     for outcome in largest:
-        run = outcome.run
-        doubted = " (the table doubts it)" if run.doubted else ""
-        print(
-            f"  {outcome.error:+6.1%}  {outcome.blame:22} line {run.line:<4} {run.label}: "
-            f"{outcome.predicted:,.0f} foreseen, {run.published:,.0f} published{doubted}"
-        )
+        print(f"  {_miss(outcome, f'{outcome.blame:22}')}")
     print()
 
 
@@ -202,6 +212,15 @@ def print_verdict(bar: Bar, outcomes: Sequence[Outcome]) -> None:
     print(
         f"{'PASS' if passes else 'FAIL'}  {bar.name}: {len(outcomes)} rows, median {median:.1%} "
         f"(bar {bar.median:.0%}), 90th percentile {ninth_decile:.1%}{asked}"
+    )
+
+
+def _miss(outcome: Outcome, why: str) -> str:
+    run = outcome.run
+    doubted = " (the table doubts it)" if run.doubted else ""
+    return (
+        f"{outcome.error:+6.1%}  {why} line {run.line:<4} {run.label}: "
+        f"{outcome.predicted:,.0f} foreseen, {run.published:,.0f} published{doubted}"
     )
 
 
