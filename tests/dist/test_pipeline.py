@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
+import torch
 from family_runs import HEADER, Compared, compare
 from gradient_runs import assert_gradients
 from rank_pool import Ranks
@@ -16,19 +19,27 @@ from tiny_runs import (
     Trained,
     assert_close,
     start,
+    tiny_plan,
     train,
     train_plainly,
 )
+from torch.distributed.pipelining import PipelineStage
 
+from pipeline_bubble import PIECES, counted
 from shardwise.parallel.stages import stages_of
 from shardwise.plan.pipeline import FAMILIES
+from shardwise.plan.schedule import Kind, StageWork
+from shardwise.plan.stage_rows import in_blocks
 from shardwise.plan.tensor import FAMILIES as DIVIDED_FAMILIES
 from shardwise.training.pipeline import StagePasses
+from shardwise.training.session import build_loader
 from shardwise.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.dist
 
 Pools = Callable[[int], Ranks]
+# In the order of PIECES.
+KINDS = get_args(Kind)
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 66,
@@ -198,6 +209,46 @@ def test_a_rank_that_has_done_its_part_waits_for_the_last_backward_of_any(ranks:
     # The longer rank needs 4 seconds for each step, and both together are busy for 10 of 16.
     steps, busy = [[4.0, 3.0], [2.0, 4.0]], [[3.0, 3.0], [1.0, 3.0]]
     assert ranks(2).run(waited, steps, busy) == [pytest.approx(1 - 10 / 16)] * 2
+
+
+def flops_of_pieces(settings: Settings) -> dict[tuple[str, int], int]:
+    """On every rank: the FLOPs that PyTorch counts in what its stages do for the first
+    micro-batch."""
+    session = start(2, settings)
+    stages = stages_of(session.plan, session.mesh)
+    assert stages is not None
+    passes = StagePasses(session.model, session.plan, stages, lambda phase: None)
+    found: dict[tuple[str, int], int] = {}
+
+    def note(name: str, stage: PipelineStage, flops: int, started: float) -> None:
+        found.setdefault((name, stage.stage_index), flops)
+
+    with ExitStack() as patches:
+        for name in PIECES:
+            patches.enter_context(patch.object(PipelineStage, name, counted(name, note)))
+        batches = build_loader(session).step_batches(0)
+        passes.forward_backward(batches, torch.ones(()), 1.0)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zero_bubble"])
+def test_stages_do_what_the_plan_counts(ranks: Pools, schedule: str) -> None:
+    shape = {**SHAPE, "hidden_size": 128, "num_hidden_layers": 4}
+    settings: Settings = {
+        "model.overrides": shape,
+        "data.seq_len": 4,
+        "train.accumulation": 2,
+        "mesh.pipeline": 2,
+        "mesh.pipeline_schedule": schedule,
+    }
+    plan = tiny_plan(2, settings)
+    pipeline, found = in_blocks(plan), ranks(2).run(flops_of_pieces, settings)
+    pieces = {name: flops for rank in found for name, flops in rank.items()}
+    assert len(pieces) == pipeline.num_stages * (3 if schedule == "zero_bubble" else 2)
+    one_block = pieces["forward_one_chunk", 0] / pipeline.forward[0]
+    for (name, stage), flops in pieces.items():
+        planned = pipeline.seconds(StageWork(KINDS[PIECES.index(name)], stage, 0))
+        assert flops / one_block == pytest.approx(planned, rel=0.03), (name, stage)
 
 
 @pytest.mark.parametrize("family", SAMPLE)

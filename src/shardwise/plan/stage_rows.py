@@ -22,7 +22,7 @@ def planned_bubble(plan: Plan) -> float:
         terms = plan.forecast.terms
         outside = terms["optimizer"] + terms["other"]
         return terms["bubble"] / (plan.forecast.step_s - outside)
-    pipeline = _in_blocks(plan)
+    pipeline = in_blocks(plan)
     busy = sum(map(pipeline.busy, range(pipeline.ranks))) / pipeline.ranks
     return 1 - busy / seconds_of_step(pipeline)
 
@@ -32,7 +32,7 @@ def stage_rows(plan: Plan) -> list[tuple[str, str]]:
     decided = plan.decided
     if decided.pipeline == 1:
         return []
-    pipeline = _in_blocks(plan)
+    pipeline = in_blocks(plan)
     most = max(pipeline.busy(rank) for rank in range(pipeline.ranks))
     memory = memory_of_ranks(plan.model, plan.cluster, decided)
     rows = [
@@ -60,7 +60,7 @@ def _blocks_of(plan: Plan, rank: int) -> str:
     return ", ".join(words)
 
 
-def _in_blocks(plan: Plan) -> Pipeline:
+def in_blocks(plan: Plan) -> Pipeline:
     """The schedule in times of one block's forward."""
     decided = plan.decided
     blocks = [float(len(stage)) for stage in stage_ranges(decided.pipeline_blocks)]
