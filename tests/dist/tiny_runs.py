@@ -165,8 +165,11 @@ def run_steps(session: Session, steps: range, batches_of: StepBatches | None = N
 
 def whole_params(model: torch.nn.Module) -> Arrays:
     """Every parameter by name, gathered from its shards, and from all stages of a pipeline."""
-    portions = portions_of(model, dict(model.named_parameters()))
-    found = wholes(portions, in_stages=is_staged(model))
+    params = dict(model.named_parameters())
+    if isinstance(model, torch.nn.Module):
+        found = wholes(portions_of(model, params), in_stages=is_staged(model))
+    else:  # what stands for a model that is neither cut nor staged
+        found = {name: whole(param) for name, param in params.items()}
     return {name: each.float().numpy().copy() for name, each in found.items()}
 
 
@@ -249,7 +252,7 @@ class Apart:
     def __init__(self, model: Any, end: int) -> None:
         self.model, self.end = model, end
         self.parameters, self.named_parameters = model.parameters, model.named_parameters
-        self.modules, self.named_modules = model.modules, model.named_modules
+        self.named_modules = model.named_modules
 
     def __call__(self, input_ids: Tensor, use_cache: bool) -> Any:
         rows = []
