@@ -13,6 +13,8 @@ from shardwise.plan.axis_reasons import why_axis
 from shardwise.plan.batch import choose_batch
 from shardwise.plan.decisions import Choice, Choices, Source
 from shardwise.plan.given import decide
+from shardwise.plan.memory import GRAD_BYTES
+from shardwise.plan.rank_share import whole_gradients
 from shardwise.plan.search import Option, fits
 from shardwise.plan.stages import choose_stages
 from shardwise.units import format_bytes, format_count
@@ -118,7 +120,8 @@ def _why_micro(best: Option, cluster: ClusterSpec) -> str:
 def _why_accumulate(best: Option, model: ModelSpec) -> str:
     if best.decided.accumulation == 1:
         return "no accumulation: gradients are reduced once anyway"
-    whole = format_bytes(4 * model.trained_params)
+    params = whole_gradients(model, best.decided) / best.decided.pipeline
+    whole = format_bytes(GRAD_BYTES * params)
     if best.decided.accumulates_unsharded:
         copied = ", and copied to the host once" if best.decided.offload else ""
         return f"{whole} of whole gradients fit; reduced once, on the last pass{copied}"

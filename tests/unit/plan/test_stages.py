@@ -32,6 +32,7 @@ from shardwise.plan.schedule import (
 )
 from shardwise.plan.stage_memory import largest_over_step, memory_of_ranks, part_of_rank
 from shardwise.plan.stages import balanced_blocks, sent_bytes, stage_ranges
+from shardwise.units import format_bytes
 
 UNTIED = "model.overrides={num_hidden_layers: 8, tie_word_embeddings: false}"
 STAGES = ("model.name=tiny-llama", "cluster.name=4xCPU", "data.seq_len=64", "mesh.pipeline=2")
@@ -292,6 +293,8 @@ def test_ranks_of_a_stage_may_divide_its_blocks() -> None:
     assert plan.forecast is not None
     share = plan.forecast.terms["bubble"] / plan.forecast.step_s
     assert share == pytest.approx(7 / (16 + 7), abs=0.03)
+    own = format_bytes(4 * plan.model.total_params / (8 * 8))
+    assert plan.choices["accumulate"].why.startswith(f"{own} of whole gradients")
 
 
 def test_ranks_that_divide_tokens_send_a_part_each() -> None:
