@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
@@ -35,12 +36,23 @@ class InnerAxes:
     @property
     def num_used(self) -> int:
         """Axes that have more than one rank."""
-        return sum(size > 1 for size in asdict(self).values())
+        return sum(size > 1 for size in self.sizes.values())
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The ranks of each axis, as `asdict` has them. A page asks ten thousand times, and that
+        copies deeply."""
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "pipeline": self.pipeline,
+        }
 
 
 def given_axes(mesh: MeshConfig) -> InnerAxes:
     """What the user gave; an axis that is left open has one rank."""
-    sizes = {name: getattr(mesh, name) for name in asdict(InnerAxes())}
+    sizes = {name: getattr(mesh, name) for name in InnerAxes().sizes}
     return InnerAxes(**{name: 1 if size == "auto" else size for name, size in sizes.items()})
 
 
@@ -66,7 +78,7 @@ def mesh_in_words(decided: Decisions) -> str:
 
 def warn_of_axes(decided: Decisions, device: str) -> list[str]:
     """The warning for axes that ranks on one GPU were compared on, but no ranks over NCCL."""
-    sizes = {name: getattr(decided, name) for name in asdict(InnerAxes())}
+    sizes = {name: getattr(decided, name) for name in InnerAxes().sizes}
     if device == "cpu":
         return []
     if sizes.pop("pipeline") > 1:

@@ -7,7 +7,7 @@ rule's error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.config.schema import RunConfig
@@ -35,7 +35,7 @@ class Question:
     @property
     def about(self) -> tuple[RunConfig, ModelSpec, Mapping[str, Any]]:
         """The configuration as if the user had given these axes, and the model."""
-        mesh = replace(self.config.mesh, **asdict(self.axes))
+        mesh = replace(self.config.mesh, **self.axes.sizes)
         return replace(self.config, mesh=mesh), self.model, self.hf_config
 
 
@@ -58,7 +58,7 @@ def validate_axes(
 
 def _supported(asked: Question) -> Iterator[UserError]:
     try:
-        validate_supported(asdict(asked.axes))
+        validate_supported(asked.axes.sizes)
     except UserError as error:
         yield error
 
@@ -74,7 +74,7 @@ def _divides_sites(asked: Question) -> Iterator[UserError]:
             "each",
         )
     elif sites > 1 and asked.axes.num_used:
-        used = [f"mesh.{name}" for name, size in asdict(asked.axes).items() if size > 1]
+        used = [f"mesh.{name}" for name, size in asked.axes.sizes.items() if size > 1]
         yield UserError(
             f"{' and '.join(used)} with {sites} sites were not tried",
             why="only replicate and shard were compared inside sites so far",

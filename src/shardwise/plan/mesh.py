@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from shardwise.config.schema import MeshConfig
 from shardwise.errors import UserError
@@ -64,7 +64,7 @@ def strategy_of_mesh(replicate: int, shards: int) -> str:
 
 def with_inner_axes(shape: MeshShape, axes: InnerAxes) -> MeshShape:
     """The same with the axes along which ranks share a batch."""
-    return replace(shape, **asdict(axes))
+    return replace(shape, **axes.sizes)
 
 
 def padding(num_rows: int, num_shards: int) -> float:
