@@ -108,7 +108,7 @@ def validate_data(words: str) -> str:
     """What is named, where it is data."""
     from shardwise.data.files import find_files
 
-    data = load_config(None, [f"data={words}"]).data
+    data = load_config(None, [f"data={_as_yaml(words)}"]).data
     if data.source in ("text", "jsonl", "parquet"):
         find_files(data)
     return words
@@ -134,7 +134,7 @@ def _settings(answers: Answers, steps: int) -> Iterator[str]:
     """What the file says, as settings: its lines are made of these."""
     seq_len = _seq_len(answers)
     yield f"model.name={answers.model}"
-    yield f"data={answers.data}"
+    yield f"data={_as_yaml(answers.data)}"
     yield f"data.seq_len={seq_len}"
     if _holds_turns(answers.data):
         yield "data.format=auto"
@@ -226,7 +226,7 @@ def _seq_len(answers: Answers) -> int:
 
 def _holds_turns(data: str) -> bool:
     """Whether the first row of a file is a conversation. Such a model must have a template."""
-    config = load_config(None, [f"data={data}"]).data
+    config = load_config(None, [f"data={_as_yaml(data)}"]).data
     if config.source != "jsonl" or not isinstance(config.path, str):
         return False
     try:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from commands import SHARDWISE, rank_environment, run_installed
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
+from shardwise.config.schema import ClusterConfig
+from shardwise.data.check import validate_text
 from shardwise.errors import UserError
+from shardwise.facts.cluster import resolve_cluster
 from shardwise.facts.presets import PRESETS
 from shardwise.launch.prepare import choose_plan
 
 _SAMPLE = ("llama-3.1-8b", "gpt2", "qwen3-30b-a3b", "tiny-llama")
+_CLUSTERS = ("1xH100", "8xH100", "4x8xH200", "8xA100")
 _long = pytest.mark.long
 
 
@@ -69,6 +75,49 @@ def test_every_preset_can_be_adapted(model: str, method: str, tmp_path: Path) ->
     file = init(tmp_path, *words)
     choose_plan(load_config(file), {})
     assert ("takes no adapters" in file.read_text()) == model.endswith("gpt2")
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize(
+    "cluster", ["1xRTX-4090", *(pytest.param(name, marks=_long) for name in _CLUSTERS)]
+)
+@pytest.mark.parametrize(
+    "model",
+    [
+        "tiny-llama",
+        *(pytest.param(n, marks=_long) for n in ("llama-3.1-8b", "gpt2", "mixtral-8x7b")),
+    ],
+)
+def test_every_way_to_train_gets_a_file_on_every_cluster(
+    model: str, cluster: str, method: str, tmp_path: Path
+) -> None:
+    """Where the devices are too few, the file names more of their kind."""
+    words = ("--model", model, "--cluster", cluster, "--method", method, "--yes")
+    plan = choose_plan(load_config(init(tmp_path, *words)), {})
+    assert plan.memory.total <= plan.cluster.memory_bytes
+    assert plan.cluster.device_name == resolve_cluster(ClusterConfig(name=cluster)).device_name
+    assert (plan.model.adapter is not None) == (method != "full" and model != "gpt2")
+
+
+@pytest.mark.parametrize("tokens", ["1M", "15B"])
+@pytest.mark.parametrize(
+    "data", ["stdlib", "synthetic", "notes.txt", "notes", "*.txt", "rows.jsonl", "table.parquet"]
+)
+def test_every_kind_of_data_gets_a_file(
+    data: str, tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("notes.txt", "notes/one.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("a line of text\n" * 100)
+    Path("rows.jsonl").write_text('{"text": "a document"}\n' * 100)
+    pq.write_table(pa.table({"text": ["a document"] * 100}), "table.parquet")
+    words = ("--model", "tiny-llama", "--cluster", "2xCPU", "--data", data, "--tokens", tokens)
+    config = load_config(init(tmp_path, *words, "--yes"))
+    plan = choose_plan(config, {})
+    wanted = {"1M": 1e6, "15B": 15e9}[tokens]
+    assert config.train.steps * plan.tokens_per_step == pytest.approx(wanted, rel=0.1)
+    validate_text(config.data)
 
 
 def test_files_of_text_and_of_two_cpus_are_answers_too(tmp_path: Path) -> None:
