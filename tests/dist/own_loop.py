@@ -1,4 +1,4 @@
-"""A user's own loop around `parallelize`, as docs/quickstart.md shows it."""
+"""A user's own loop around `parallelize`, as docs/python.md shows it."""
 
 from __future__ import annotations
 

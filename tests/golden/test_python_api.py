@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def test_train_from_python(tmp_path: Path) -> None:
     text += "train: {steps: 3, global_batch: 2}\ngates: {enforce: true}\n"
     (tmp_path / "run.yaml").write_text(text)
     assert run_as("script", SCRIPT, tmp_path).stdout.endswith("as it should\n")
+
+
+def test_the_page_about_python_runs_as_it_stands(tmp_path: Path) -> None:
+    text = "model: tiny-llama\ndata: {source: synthetic, seq_len: 16}\ncluster: 1xCPU\n"
+    text += "train: {steps: 4, global_batch: 2}\nobserve: {log_every: 1}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    # The last one is for ranks that torchrun starts; tests/dist/own_loop.py runs it.
+    *blocks, own_loop = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "parallelize(model, plan)" in own_loop
+    shown = run_as("page", "\n".join(blocks), tmp_path).stdout.splitlines()
+    assert "runs/run" in shown and "full_shard 8" in shown
+    # What the page says of the error.
+    promised = re.findall(r"^    print\(.*\)  # (.+)$", page, re.MULTILINE)
+    assert len(promised) == 3 and shown[-3:] == promised
+    assert [name for name in shardwise.__all__ if name not in page] == []
 
 
 def run_as(module: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
