@@ -29,6 +29,7 @@ from shardwise.config.schema import ClusterConfig
 from shardwise.config.trees import start_from_example
 from shardwise.errors import UserError
 from shardwise.facts.cluster import LOCAL, ClusterSpec, resolve_cluster
+from shardwise.plan.axis_traffic import planned_traffic
 from shardwise.plan.goal import Goal
 from shardwise.plan.picture import picture_data
 from shardwise.units import format_bytes
@@ -141,7 +142,9 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     if changes:
         show_difference(chosen, choose_plan(load_config(config, [*given, *changes]), goal=aim))
     elif as_json:
-        more = {"mesh": picture_data(chosen), "run": asdict(run_of(chosen))}
+        traffic = {axis: asdict(sums) for axis, sums in planned_traffic(chosen).items()}
+        run = asdict(run_of(chosen))
+        more = {"mesh": picture_data(chosen), "run": run, "traffic": traffic}
         typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
     elif html is not None:
         _write_page(chosen, html, tokens)

@@ -94,6 +94,7 @@ def show_result(result: TunnelResult, words: str) -> None:
     show_table(explain.memory_rows(result))
     typer.echo(explain.traffic_title(result))
     show_table(explain.traffic_rows(result))
+    show_table(explain.axis_rows(result))
     if result.timing is not None:
         typer.echo(f"time of a step, median of {result.timing.num_steps}")
         show_table(explain.timing_rows(result))

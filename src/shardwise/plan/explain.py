@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.plan.axes import mesh_in_words
+from shardwise.plan.axis_traffic import planned_traffic
 from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
 from shardwise.plan.stage_rows import stage_rows
 from shardwise.units import format_bytes, format_count, format_duration, speed_unit
@@ -61,7 +62,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     if forecast is None:
         unknown = f"no rates are known for {plan.cluster.device_in_words}"
         measures = f"{unknown}; `shardwise plan --calibrate` measures them"
-        return [("speed", measures), *stage_rows(plan)]
+        return [("speed", measures), *_traffic_rows(plan), *stage_rows(plan)]
     unit = speed_unit(plan.cluster.device)
     source = {"catalogue": "from the catalogue's rates", "measured": "from measured rates"}
     rows = [
@@ -73,7 +74,7 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         seconds = 1000 * forecast.reference_s / plan.decided.global_batch
         took = _step_time(seconds)
         rows.append(("reference", f"{took} for 1,000 sequences, once before the first step"))
-    rows += [*_outer_rows(plan), *stage_rows(plan)]
+    rows += [*_traffic_rows(plan), *_outer_rows(plan), *stage_rows(plan)]
     if plan.cluster.device == "cuda":  # a CPU computes or communicates, in turn
         enough = format_count(forecast.tokens_to_hide)
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))
@@ -84,6 +85,12 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
     if forecast.usd_per_billion_tokens is not None:
         cost = f"USD {forecast.usd_per_billion_tokens * tokens / 1e9:,.0f}"
     return [*rows, (f"{format_count(tokens)} tokens", f"{format_duration(hours * 3600)}, {cost}")]
+
+
+def _traffic_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What a rank's step moves along each axis."""
+    along = [f"{axis} {format_bytes(t.num_bytes)}" for axis, t in planned_traffic(plan).items()]
+    return [("traffic", f"of a rank and step along {', '.join(along)}")] if along else []
 
 
 def _host_rows(forecast: Forecast) -> list[tuple[str, str]]:

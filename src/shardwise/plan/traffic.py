@@ -96,7 +96,7 @@ def _traffic_over(
     software: Software,
 ) -> UnitTraffic:
     share = params * software.link_factor
-    gathered = _gather_width(model, decided, software) * share
+    gathered = gather_width(model, decided, software) * share
     reduced = 0.0 if software.frozen else DTYPE_BYTES[decided.reduce_dtype] * share
     return UnitTraffic(
         fabric.seconds("all_gather", gathered, ring.ranks, ring.stride),
@@ -229,7 +229,8 @@ def _beside(traffic: float, compute: float, software: Software) -> float:
     return traffic - hidden + software.contention * hidden
 
 
-def _gather_width(model: ModelSpec, decided: Decisions, software: Software) -> float:
+def gather_width(model: ModelSpec, decided: Decisions, software: Software) -> float:
+    """Bytes of a parameter while it is gathered."""
     if software.unpack_passes:
         return software.packed_width
     narrow = computes_float8(model, decided) and decided.float8_gather and software.float8_gathers

@@ -49,7 +49,8 @@ class Emulator(Carrier):
         """Carry one collective over `group`. `num_bytes` is the whole tensor's size."""
         place = place_of(group)
         seconds = self.links.seconds(kind, num_bytes, place)
-        self.traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, unit))
+        shape, axis = (place.ranks, place.stride), self.traffic.groups.axis_of(kind, group)
+        self.traffic.add(Collective(kind, num_bytes, *shape, seconds, axis, unit))
         what = (kind, num_bytes, place)
         with record_function(collective_label(kind)):
             self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)

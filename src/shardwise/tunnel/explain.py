@@ -6,6 +6,7 @@ from dataclasses import asdict
 from shlex import quote
 from typing import get_args
 
+from shardwise.plan.axis_traffic import AXES, AxisTraffic, planned_traffic
 from shardwise.plan.batch import whole_batch
 from shardwise.plan.plan import MemoryEstimate
 from shardwise.tunnel.ledger import Class
@@ -71,15 +72,27 @@ def traffic_title(result: TunnelResult) -> str:
 
 
 def traffic_rows(result: TunnelResult) -> list[tuple[str, ...]]:
-    """(kind, group, count, GiB, modelled ms); none where nothing moves."""
+    """(kind, axis, group, count, GiB, modelled ms); none where nothing moves."""
     if not result.collectives:
         return []
-    rows: list[tuple[str, ...]] = [("kind", "ranks", "count", "GiB", "ms modelled")]
+    rows: list[tuple[str, ...]] = [("kind", "along", "ranks", "count", "GiB", "ms modelled")]
     for row in sum_traffic(result.collectives):
         group = str(row.ranks) if row.stride == 1 else f"{row.ranks}, every {row.stride}th"
         size, milliseconds = f"{row.num_bytes / GIB:.3f}", f"{row.seconds * 1e3:.2f}"
-        rows.append((row.kind, group, str(row.count), size, milliseconds))
+        rows.append((row.kind, row.axis or "-", group, str(row.count), size, milliseconds))
     return rows
+
+
+def axis_rows(result: TunnelResult) -> list[tuple[str, ...]]:
+    """(axis, bytes, the plan's, modelled ms, the plan's) of one step; none where nothing moves."""
+    counted, planned = result.axes, planned_traffic(result.plan)
+    rows: list[tuple[str, ...]] = [("along", "a step", "plan", "ms modelled", "plan")]
+    for axis in AXES:
+        sums = counted.get(axis, AxisTraffic(0, 0.0)), planned.get(axis, AxisTraffic(0, 0.0))
+        if any(each.num_bytes for each in sums):
+            sizes = (format_bytes(each.num_bytes) for each in sums)
+            rows.append((axis, *sizes, *(f"{each.seconds * 1e3:.2f}" for each in sums)))
+    return rows if len(rows) > 1 else []
 
 
 def timing_rows(result: TunnelResult) -> list[tuple[str, ...]]:

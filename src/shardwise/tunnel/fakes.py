@@ -115,7 +115,8 @@ class OperatorObserver(TorchDispatchMode):
         place = place_of(group)
         if place.ranks > 1:
             seconds = self._links.seconds(kind, num_bytes, place)
-            self._traffic.add(Collective(kind, num_bytes, place.ranks, place.stride, seconds, ""))
+            shape, axis = (place.ranks, place.stride), self._traffic.groups.axis_of(kind, group)
+            self._traffic.add(Collective(kind, num_bytes, *shape, seconds, axis, ""))
 
     def _group_in(self, args: Sequence[Any]) -> dist.ProcessGroup:
         """Functional collectives take a group's name, last; the others a boxed group, first of

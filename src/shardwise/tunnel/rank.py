@@ -14,6 +14,7 @@ from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.errors import UserError
 from shardwise.model.blocks import UnitMap
+from shardwise.parallel.axis_groups import AxisGroups
 from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.plan.decisions import Choice
@@ -101,6 +102,7 @@ def _why_other_attention(plan: Plan) -> str | None:
 def shard_rank(plan: Plan, emulator: Emulator) -> Shell:
     """The model of the plan, its collectives replaced."""
     mesh = build_mesh(plan)
+    emulator.traffic.groups = AxisGroups.of(mesh)
     model, units = shard_model(plan, mesh, emulator)
     return Shell(plan, model, units, mesh)
 

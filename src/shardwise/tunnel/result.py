@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from shardwise.plan.axis_traffic import AxisTraffic, planned_traffic, traffic_to_dict
 from shardwise.plan.plan import Plan
 from shardwise.tunnel.links import Links
-from shardwise.tunnel.traffic import Collective, sum_traffic
+from shardwise.tunnel.traffic import Collective, sum_by_axis, sum_traffic
 
 Mode = Literal["gpu", "cpu", "fake"]
 
@@ -80,6 +81,11 @@ class TunnelResult:
         """Modelled time of a step's collectives, one after the other."""
         return sum(item.seconds for item in self.collectives)
 
+    @property
+    def axes(self) -> dict[str, AxisTraffic]:
+        """What a step moves along each axis, and the modelled time of that."""
+        return sum_by_axis(self.collectives)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for scripts. Keys do not change from release to release."""
         plan, timing = self.plan, self.timing
@@ -110,6 +116,7 @@ class TunnelResult:
             "memory": self.memory.classes,
             "largest_memory": self.memory.largest,
             "planned_memory": asdict(plan.memory) | {"total": plan.memory.total},
+            "axes": traffic_to_dict(self.axes, planned_traffic(plan)),
             "collectives": [asdict(row) for row in sum_traffic(self.collectives)],
             "sequence": [asdict(item) for item in self.collectives],
             "notes": self.notes,

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shardwise.facts.fabric import Collective as Kind
+from shardwise.parallel.axis_groups import AxisGroups
+from shardwise.plan.axis_traffic import AXES, AxisTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,9 @@ class Collective:
     seconds: float
     """The time on the modelled links."""
 
+    axis: str
+    """The axis that it moves along; empty for what ranks of several axes agree on."""
+
     unit: str
     """The unit whose parameters or gradients it moves; empty for what blocks exchange, and for the
     few numbers that ranks agree on."""
@@ -29,9 +34,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRow:
-    """All collectives of one kind in groups of one shape."""
+    """All collectives of one kind along one axis, in groups of one shape."""
 
     kind: Kind
+    axis: str
     ranks: int
     stride: int
     count: int
@@ -44,6 +50,7 @@ class Traffic:
     """The collectives of one step in the order in which they were issued."""
 
     items: list[Collective] = field(default_factory=list)
+    groups: AxisGroups = field(default_factory=AxisGroups)
 
     def add(self, collective: Collective) -> None:
         """Add one collective."""
@@ -54,11 +61,26 @@ class Traffic:
         self.items = []
 
 
-def sum_traffic(items: Iterable[Collective]) -> list[TrafficRow]:
-    """One row for each kind and shape of group, the heaviest first."""
-    groups: dict[tuple[Kind, int, int], list[Collective]] = defaultdict(list)
+def sum_by_axis(items: Iterable[Collective]) -> dict[str, AxisTraffic]:
+    """What moves along each axis. The few numbers that ranks of several axes agree on are left
+    out."""
+    along: dict[str, list[Collective]] = defaultdict(list)
     for item in items:
-        groups[item.kind, item.ranks, item.stride].append(item)
+        along[item.axis].append(item)
+    return {
+        axis: AxisTraffic(
+            sum(item.num_bytes for item in along[axis]), sum(item.seconds for item in along[axis])
+        )
+        for axis in AXES
+        if axis in along
+    }
+
+
+def sum_traffic(items: Iterable[Collective]) -> list[TrafficRow]:
+    """One row for each kind, axis and shape of group, the heaviest first."""
+    groups: dict[tuple[Kind, str, int, int], list[Collective]] = defaultdict(list)
+    for item in items:
+        groups[item.kind, item.axis, item.ranks, item.stride].append(item)
     rows = [
         TrafficRow(
             *key,

@@ -29,7 +29,7 @@ KEYS = {
     "link_speed", "links", "steps", "step_s", "free_step_s", "exposed_s", "communication_s",
     "emulated_s", "tokens_per_s_per_gpu", "mfu", "hfu", "peak_allocated_bytes",
     "peak_reserved_bytes", "peak_moment", "memory", "largest_memory", "planned_memory",
-    "collectives", "sequence", "notes", "trace",
+    "axes", "collectives", "sequence", "notes", "trace",
 }  # fmt: skip
 # 66 columns are no multiple of 16, so gate, up and down stay as they are.
 FLOAT8 = ("precision.linear=float8", "precision.float8_min_features=16")

@@ -192,7 +192,8 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
         "wind tunnel: rank 0 of 4 on fake tensors",
         "memory of rank 0",
         "collectives of one step; links at 2 x their speed: NVLink of H100 738 GB/s",
-        "reduce_scatter  4      4",
+        "reduce_scatter  shard  4      4",
+        "along  a step",
         "note: torch.compile is off",
         f"next: shardwise tunnel {config} --cluster 4xH100 --link-speed 1",
     ):
