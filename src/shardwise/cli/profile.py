@@ -17,6 +17,7 @@ from shardwise.errors import UserError
 from shardwise.metrics.overlap import GAP_S, Profile, Row, fold, profile_of
 from shardwise.metrics.trace import newest_trace, read_trace
 from shardwise.report.values import percent, short_seconds
+from shardwise.units import format_bytes
 
 # Names of kernels spell out all their template arguments.
 _WIDEST = 60
@@ -33,9 +34,9 @@ def profile(
 ) -> None:
     """Say where the time of profiled steps went: compute, exposed communication, copies, idle.
 
-    It shows communication by kind and by unit, with the part that no compute hid. It shows the gaps
-    in which the device was idle, with the kernel that ended them, and the kernels that took
-    longest. A run directory stands for rank 0's newest trace.
+    It shows communication by kind, by axis of the mesh beside the plan, and by unit, with the part
+    that no compute hid. It shows the gaps in which the device was idle, with the kernel that ended
+    them, and the kernels that took longest. A run directory stands for rank 0's newest trace.
 
     \b
     Examples:
@@ -73,6 +74,8 @@ def _show(found: Profile, path: Path, top: int) -> None:
     typer.echo(_communication_line(found))
     if found.collectives:
         show_table(list(_collective_rows(found)))
+        if found.axes:
+            show_table(list(_axis_rows(found)))
         show_table(list(_unit_rows(found, top)))
     typer.echo(_gap_line(found))
     if found.gaps:
@@ -104,6 +107,14 @@ def _collective_rows(found: Profile) -> Iterator[Sequence[str]]:
     yield "collective", "calls", "time", "exposed", "of it"
     for row in fold(found.collectives, by=lambda row: row.name):
         yield row.name, f"{row.calls:.0f}", *_exposed_cells(row)
+
+
+def _axis_rows(found: Profile) -> Iterator[Sequence[str]]:
+    yield "along", "calls", "a step", "plan", "time", "exposed", "links' time in the plan"
+    for axis in found.axes:
+        sizes = (format_bytes(size) for size in (axis.num_bytes, axis.planned_bytes))
+        times = (short_seconds(s) for s in (axis.seconds, axis.exposed_s, axis.planned_s))
+        yield axis.axis, f"{axis.calls:.0f}", *sizes, *times
 
 
 def _unit_rows(found: Profile, top: int) -> Iterator[Sequence[str]]:

@@ -55,10 +55,11 @@ REDUCTIONS = Part("reductions in shared memory", "torch", _check_in("fsdp2", "ch
 SUMS = Part("kept residual sums", "torch", _check_in("inductor", "check_passes"))
 CHANGES = Part("recompute after changes in place", "torch", _check_in("dispatch", "check_kept"))
 RESTARTS = Part("restarts only where they help", "torch", _check_in("elastic", "check_agent"))
+CALLS = Part("profiles by axis", "torch", _check_in("collective_calls", "check_calls"))
 POSITIONS = Part(
     "no search for packed sequences", "transformers", _check_in("hugging_face", "check_positions")
 )
-PARTS = (COPIES, GATHERS, REDUCTIONS, SUMS, CHANGES, RESTARTS, POSITIONS)
+PARTS = (COPIES, GATHERS, REDUCTIONS, SUMS, CHANGES, RESTARTS, CALLS, POSITIONS)
 
 
 def is_open(part: Part) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from shardwise.metrics.trace import NO_UNIT, Span, StepSpan, Trace
+from shardwise.plan.axis_traffic import AXES, AxisTraffic
 
 # A device needs a few microseconds from one kernel to the next. If it takes longer, it waits for
 # the host.
@@ -47,6 +48,22 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class AxisTime:
+    """What a step has moved along one axis of the mesh, on average."""
+
+    axis: str
+    calls: float
+    num_bytes: float
+    """Of whole tensors: the output of an all-gather, the input of any other collective."""
+
+    seconds: float
+    exposed_s: float
+    planned_bytes: float
+    planned_s: float
+    """The time of the plan's links, one collective after the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """A time in which the device was idle."""
 
@@ -66,6 +83,7 @@ class Profile:
     world_size: int
     device: str
     steps: tuple[StepTime, ...]
+    axes: tuple[AxisTime, ...]
     collectives: tuple[Row, ...]
     kernels: tuple[Row, ...]
     gaps: tuple[Gap, ...]
@@ -94,6 +112,7 @@ class Profile:
             "step_s": self.step_s,
             **{f"{part}_share": self.share(f"{part}_s") for part in parts},
             "communication_s": self.mean("communication_s"),
+            "axes": [asdict(axis) for axis in self.axes],
             "rows": [asdict(row) for row in fold(self.collectives, by=lambda row: row.name)],
             "gaps": len(self.gaps) / len(self.steps),
         }
@@ -159,6 +178,7 @@ def profile_of(trace: Trace) -> Profile:
         trace.world_size,
         trace.device,
         tuple(split(window) for window in trace.steps),
+        tuple(_axes(trace, moving, compute)),
         tuple(_rows(moving, trace.steps, compute)),
         tuple(_rows(computing, trace.steps, compute)),
         tuple(sorted(gaps, key=lambda gap: -gap.seconds)),
@@ -205,6 +225,20 @@ def _rows(spans: Sequence[Span], steps: Sequence[StepSpan], compute: Cover) -> I
     count = len(steps)
     for (name, unit), (ran, exposed) in seconds.items():
         yield Row(name, unit, calls[name, unit] / count, ran / count, exposed / count)
+
+
+def _axes(trace: Trace, moving: Sequence[Span], compute: Cover) -> Iterator[AxisTime]:
+    """Calls and bytes as the host has counted them, and the seconds of what they began."""
+    along = [replace(span, name=span.axis, unit=NO_UNIT) for span in moving if span.axis]
+    times = {row.name: row for row in _rows(along, trace.steps, compute)}
+    count = len(trace.steps)
+    seen = {each.axis for each in trace.moved}
+    for axis in (axis for axis in AXES if axis in seen):
+        planned = trace.planned.get(axis, AxisTraffic(0.0, 0.0))
+        calls = [each.num_bytes for each in trace.moved if each.axis == axis]
+        seconds = (times[axis].seconds, times[axis].exposed_s) if axis in times else (0.0, 0.0)
+        numbers = (len(calls) / count, sum(calls) / count, *seconds)
+        yield AxisTime(axis, *numbers, planned.num_bytes, planned.seconds)
 
 
 def _gaps(spans: Sequence[Span], busy: Cover, window: StepSpan) -> Iterator[Gap]:

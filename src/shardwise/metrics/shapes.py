@@ -70,8 +70,15 @@ def _is_preference(value: Any) -> bool:
     return value is None or _fits(value, {"accuracy": _is_duration})
 
 
+def _is_axes(value: Any) -> bool:
+    """What profiled steps moved along each axis."""
+    row: dict[str, Check] = {"axis": lambda axis: isinstance(axis, str), "exposed_s": _is_duration}
+    return isinstance(value, list) and all(_fits(each, row) for each in value)
+
+
 _WHERE_GIVEN: dict[str, Check] = {
     **{"time": _is_finite, "step": _is_count, "tokens": _is_count, "memory_planned": _is_count},
+    "axes": _is_axes,
     "experts": _is_load,
     "preference": _is_preference,
 }

@@ -22,6 +22,8 @@ from typing import Any, Literal
 from shardwise.errors import UserError
 from shardwise.files import open_file, parse_json
 from shardwise.internals.names import COLLECTIVE_PREFIXES, TRACED_CALLS
+from shardwise.metrics.labels import ALONG, PLAYED, STEP, UNIT, AxisCall, call_in
+from shardwise.plan.axis_traffic import AxisTraffic
 
 What = Literal["compute", "communication", "copy"]
 Event = Mapping[str, Any]
@@ -47,7 +49,6 @@ _BROKEN = (
     *(OSError, EOFError, zlib.error, ValueError, ArithmeticError),
     *(LookupError, TypeError, AttributeError),
 )
-_STEP, _UNIT, _PLAYED = "step ", "unit ", "collective "
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
 # On a CPU an operator over sharded tensors contains these, and then the actual operators.
@@ -66,21 +67,6 @@ def newest_trace(run_dir: Path) -> Path | None:
     return min(traces)[-1] if traces else None
 
 
-def step_label(step: int) -> str:
-    """The annotation around a step."""
-    return f"{_STEP}{step}"
-
-
-def unit_label(unit: str) -> str:
-    """The annotation around a unit's forward."""
-    return f"{_UNIT}{unit}"
-
-
-def collective_label(kind: str) -> str:
-    """The annotation around an emulated collective."""
-    return f"{_PLAYED}{kind}"
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """An activity from `start` to `end`, in seconds of the trace's clock."""
@@ -92,6 +78,8 @@ class Span:
     unit: str
     start: float
     end: float
+    axis: str = ""
+    """Of communication the axis that it goes along, where that is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +101,12 @@ class Trace:
     steps: tuple[StepSpan, ...]
     spans: tuple[Span, ...]
     """Spans in the order of their starts."""
+
+    moved: tuple[AxisCall, ...]
+    """What was moved along axes in these steps."""
+
+    planned: Mapping[str, AxisTraffic]
+    """What the plan has of one step along each axis."""
 
 
 def read_trace(path: Path) -> Trace:
@@ -147,13 +141,16 @@ def parse_trace(data: Mapping[str, Any]) -> Trace:
     if not host.steps:
         raise ValueError("no step is labelled in it")
     steps, spans = host.steps, host.spans
+    begin, end = steps[0].start, steps[-1].end
+    moved = tuple(each for each in host.moved if begin <= each.moment < end)
     if about["device"] == "cuda":
         on_device = [event for event in events if event.get("cat") in ("kernel", *_COPIES)]
         steps = list(_device_windows(steps, on_device, host.launches))
         spans = list(_device_spans(on_device, host.launches))
     spans.sort(key=lambda span: span.start)
     about_rank = (about["rank"], about["world_size"], about["device"])
-    return Trace(*about_rank, tuple(steps), tuple(spans))
+    planned = {axis: AxisTraffic(**sums) for axis, sums in about.get("planned", {}).items()}
+    return Trace(*about_rank, tuple(steps), tuple(spans), moved, planned)
 
 
 def _device_windows(
@@ -190,14 +187,15 @@ def _device_spans(on_device: Iterable[Event], launches: Mapping[int, Launch]) ->
             played[within].append(span)
     for (kind, _), parts in played.items():
         start, end = min(part.start for part in parts), max(part.end for part in parts)
-        yield Span("communication", kind, parts[0].unit, start, end)
+        yield Span("communication", kind, parts[0].unit, start, end, parts[0].axis)
 
 
 def _device_span(event: Event, launches: Mapping[int, Launch]) -> Span:
     kind = _kind_of_kernel(event["name"])
     is_copy = event["cat"] in _COPIES
     what: What = "copy" if is_copy else "communication" if kind else "compute"
-    return Span(what, kind or event["name"], _launch_of(event, launches).unit, *_times(event))
+    launch = _launch_of(event, launches)
+    return Span(what, kind or event["name"], launch.unit, *_times(event), launch.axis)
 
 
 def _launch_of(event: Event, launches: Mapping[int, Launch]) -> Launch:
@@ -225,6 +223,7 @@ class Launch:
     unit: str
     moment: float
     played: Played | None = None
+    axis: str = ""
 
 
 @dataclass(slots=True)
@@ -239,6 +238,9 @@ class _Frame:
 
     played: Played | None = None
     """The emulated collective that it is part of."""
+
+    axis: str = ""
+    """The axis of the collective that it is part of."""
 
 
 _OUTSIDE = _Frame(float("inf"))
@@ -259,8 +261,10 @@ class _HostSweep:
     thread: object = None
     """The thread that trains."""
 
-    call: tuple[str, str] = ("", NO_UNIT)
-    """Kind and unit of the collective that was called last."""
+    call: tuple[str, str, str] = ("", NO_UNIT, "")
+    """Kind, unit and axis of the collective that was called last."""
+
+    moved: list[AxisCall] = field(default_factory=list)
 
     made_by: dict[int, str] = field(default_factory=dict)
     """Sequence number of a forward operator -> its unit."""
@@ -287,13 +291,16 @@ class _HostSweep:
     def _enter(self, event: Event, outer: _Frame, end: float) -> _Frame:
         """What holds inside `event`: its own unit where it has one, else the outer one."""
         name, args = event["name"], event.get("args", {})
-        frame = _Frame(end, outer.unit, outer.is_backward, outer.operator, outer.played)
+        outside = (outer.unit, outer.is_backward, outer.operator, outer.played, outer.axis)
+        frame = _Frame(end, *outside)
         number = args.get("Sequence number")
         if event["cat"] == "user_annotation":
             frame.unit = self._unit_of_label(name) or outer.unit
-            if name.startswith(_PLAYED):
+            if name.startswith(PLAYED):
                 self.num_played += 1
-                frame.played = name.removeprefix(_PLAYED), self.num_played
+                frame.played = name.removeprefix(PLAYED), self.num_played
+            elif name.startswith(ALONG):
+                frame.axis = call_in(name, _MICRO * event["ts"]).axis
         elif number is not None and args.get("Fwd thread id"):
             frame.unit, frame.is_backward = self.made_by.get(number, outer.unit), True
         elif number is not None and not outer.is_backward:
@@ -302,8 +309,8 @@ class _HostSweep:
         return frame
 
     def _unit_of_label(self, name: str) -> str | None:
-        if name.startswith(_UNIT):
-            return name.removeprefix(_UNIT)
+        if name.startswith(UNIT):
+            return name.removeprefix(UNIT)
         if name.startswith("Optimizer.step#"):
             return OPTIMIZER
         found = _FSDP_LABEL.match(name)
@@ -312,17 +319,19 @@ class _HostSweep:
     def _note(self, event: Event, frame: _Frame, start: float, end: float) -> None:
         name, category = event["name"], event["cat"]
         if category in ("cuda_runtime", "cuda_driver"):
-            launch = Launch(frame.unit, start, frame.played)
+            launch = Launch(frame.unit, start, frame.played, frame.axis)
             self.launches[event["args"].get("correlation", -1)] = launch
-        elif category == "user_annotation" and name.startswith(_STEP):
+        elif category == "user_annotation" and name.startswith(STEP):
             self.thread = event["tid"]
-            self.steps.append(StepSpan(int(name.removeprefix(_STEP)), start, end))
-        elif category == "user_annotation" and name.startswith(_PLAYED):
-            kind = name.removeprefix(_PLAYED)
-            self.noted.append(Span("communication", kind, frame.unit, start, end))
+            self.steps.append(StepSpan(int(name.removeprefix(STEP)), start, end))
+        elif category == "user_annotation" and name.startswith(PLAYED):
+            kind = name.removeprefix(PLAYED)
+            self.noted.append(Span("communication", kind, frame.unit, start, end, frame.axis))
+        elif category == "user_annotation" and name.startswith(ALONG):
+            self.moved.append(call_in(name, start))
         elif name.startswith("gloo:"):
-            kind, unit = self.call
-            self.noted.append(Span("communication", kind or name[5:], unit, start, end))
+            kind, unit, axis = self.call
+            self.noted.append(Span("communication", kind or name[5:], unit, start, end, axis))
         elif event["tid"] == self.thread and frame.played is None:
             self._note_operator(name, frame, start, end)
 
@@ -331,7 +340,7 @@ class _HostSweep:
         if name.startswith("c10d::"):
             # Others keep their own names.
             call = TRACED_CALLS.get(name, name.removeprefix("c10d::").strip("_"))
-            self.call = call, frame.unit
+            self.call = call, frame.unit, frame.axis
         if name.startswith(_HAND_ON) and frame.operator is not None:
             self.noted[frame.operator], frame.operator = None, None
         elif _computes(name) and frame.operator is None:

@@ -160,9 +160,9 @@ def collective_plot(run: RunRecord, name: str) -> Plot | None:
     )
 
 
-def rows_of(event: Event) -> list[Mapping[str, object]]:
+def rows_of(event: Event, key: str = "rows") -> list[Mapping[str, object]]:
     """The rows of a collectives or profile event that are rows."""
-    rows = event.get("rows")
+    rows = event.get(key)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 

@@ -182,7 +182,8 @@ def _profile(run: RunRecord) -> Html:
     if not found:
         return _nothing("no step was profiled")
     trace = tag("p", f"from {plain(found[-1].get('trace'))}", class_="note")
-    return join([tables.profile_table(found[-1]), trace])
+    along = [tables.axes_table(found[-1])] if found[-1].get("axes") else []
+    return join([tables.profile_table(found[-1]), *along, trace])
 
 
 def _forecast(run: RunRecord) -> Html:

@@ -174,6 +174,24 @@ def profile_table(event: Event) -> Html:
     return table(("part of a step", "calls", "time", "share"), rows, numbers=(1, 2))
 
 
+def axes_table(event: Event) -> Html:
+    """What profiled steps moved along each axis of the mesh, beside the plan."""
+    rows = [
+        (
+            plain(row.get("axis")),
+            _shown(row, "calls", "{:.0f}".format),
+            _shown(row, "num_bytes", format_bytes),
+            _shown(row, "planned_bytes", format_bytes),
+            _shown(row, "seconds", short_seconds),
+            _shown(row, "exposed_s", short_seconds),
+            _shown(row, "planned_s", short_seconds),
+        )
+        for row in rows_of(event, "axes")
+    ]
+    head = ("along", "calls", "a step", "plan", "time", "exposed", "links' time in the plan")
+    return table(head, rows, numbers=range(1, 7), stacked=True)
+
+
 _PARTS = {
     "compute": "compute",
     "exposed": "exposed communication",

@@ -18,6 +18,7 @@ from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.line import StepReport
 from shardwise.metrics.sinks.open import open_sinks
+from shardwise.parallel.axis_groups import AxisGroups
 from shardwise.parallel.mesh import World, build_mesh
 from shardwise.plan.plan import Plan
 from shardwise.plan.run_directory import write_run_directory
@@ -140,7 +141,8 @@ class Loop:
         trained, objective = (session.model, session.optimizer), objective_of(session)
         self.stepper = Stepper(*trained, self.plan, self.mesh, timer.enter, objective=objective)
         self.replicas = Replicas(session.model, session.optimizer, session.mesh)
-        self.profiler = StepProfiler(session.plan, session.model, session.units, self.mesh.world)
+        what = (session.plan, session.model, session.units, self.mesh.world)
+        self.profiler = StepProfiler(*what, groups=AxisGroups.of(self.mesh))
         self.saving = Saving(session, self.replicas, self.stepper.scale, channels)
         self.evaluating = Evaluating(session, channels, timer, objective)
         self.outer_step = outer_step

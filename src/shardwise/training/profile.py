@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.hooks import RemovableHandle
 
 from shardwise.config.schema import ObserveConfig
 from shardwise.errors import UserError
+from shardwise.internals.collective_calls import told_to
+from shardwise.internals.parts import CALLS, is_open
 from shardwise.metrics.events import EventLog
+from shardwise.metrics.labels import along_label, step_label, unit_label
 from shardwise.metrics.overlap import profile_of
-from shardwise.metrics.trace import METADATA, read_trace, step_label, trace_path, unit_label
+from shardwise.metrics.trace import METADATA, read_trace, trace_path
 from shardwise.model.blocks import UnitMap, iter_modules
+from shardwise.parallel.axis_groups import SEVERAL, AxisGroups
 from shardwise.parallel.mesh import World
+from shardwise.plan.axis_traffic import planned_traffic
 from shardwise.plan.plan import Plan
 
 
@@ -37,7 +44,9 @@ class StepProfiler:
         units: UnitMap,
         world: World,
         observe: ObserveConfig | None = None,
+        groups: AxisGroups | None = None,
     ) -> None:
+        """Without `groups` nothing is told by axis."""
         observe = observe or plan.settings.observe
         self.plan = plan
         self.model = model
@@ -47,7 +56,9 @@ class StepProfiler:
         self.last = None if self.first is None else self.first + observe.profile_steps - 1
         self.num_steps = observe.profile_steps
         self._profile: profile | None = None
+        self.groups = groups
         self._hooks: list[RemovableHandle] = []
+        self._listening = ExitStack()
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -95,6 +106,7 @@ class StepProfiler:
         if self._profile is None:
             return
         self._profile.stop()
+        self._listening.close()
         for hook in self._hooks:
             hook.remove()
         self._profile, self._hooks = None, []
@@ -108,6 +120,8 @@ class StepProfiler:
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.synchronize()
         self._hooks = list(label_units(self.model, self.units))
+        if self.groups is not None and is_open(CALLS):
+            self._listening.enter_context(told_to(self._label_call))
         self._profile = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=warm_up, active=self.num_steps, repeat=1),
@@ -115,12 +129,20 @@ class StepProfiler:
         self._profile.start()
         self._profile.add_metadata_json(METADATA, json.dumps(self._about()))
 
+    def _label_call(
+        self, kind: str, num_bytes: int, group: ProcessGroup
+    ) -> AbstractContextManager[object]:
+        """A label around the call of a collective, where it goes along one axis."""
+        axis = SEVERAL if self.groups is None else self.groups.axis_of(kind, group)
+        return nullcontext() if axis == SEVERAL else record_function(along_label(axis, num_bytes))
+
     def _about(self) -> dict[str, Any]:
         """What a reader needs and the trace does not say."""
         return {
             "rank": self.world.rank,
             "world_size": self.world.size,
             "device": self.plan.cluster.device,
+            "planned": {axis: asdict(sums) for axis, sums in planned_traffic(self.plan).items()},
             "units": {unit.name: list(unit.modules) for unit in self.units.units},
         }
 

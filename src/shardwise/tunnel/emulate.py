@@ -7,6 +7,7 @@ streams, prefetching, buffers, copies in and out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardwise.facts.fabric import Collective as Kind
-from shardwise.metrics.trace import collective_label
+from shardwise.metrics.labels import along_label, collective_label
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.dispatch import AllToAll
 from shardwise.tunnel.link_clock import LinkClock
@@ -52,7 +53,8 @@ class Emulator(Carrier):
         shape, axis = (place.ranks, place.stride), self.traffic.groups.axis_of(kind, group)
         self.traffic.add(Collective(kind, num_bytes, *shape, seconds, axis, unit))
         what = (kind, num_bytes, place)
-        with record_function(collective_label(kind)):
+        along = record_function(along_label(axis, num_bytes)) if axis else nullcontext()
+        with along, record_function(collective_label(kind)):
             self.clock.carry(group.group_name, what, 0.0 if self.free else seconds, work)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:

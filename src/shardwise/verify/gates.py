@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -166,10 +166,18 @@ def _overlap_gate(gates: GatesConfig, plan: Plan, profiles: Steps) -> Gate:
         return Gate("overlap", "-", bound, "skip", "no step was profiled: set observe.profile=20")
     share = profiles[-1]["exposed_share"]
     advice = (
-        "`shardwise profile` names the units; a larger train.micro_batch, shard.forward_prefetch, "
-        "or a mesh that stays inside a node hides more"
+        f"{_most_exposed(profiles[-1])}`shardwise profile` names the units; a larger "
+        "train.micro_batch, shard.forward_prefetch, or a mesh that stays inside a node hides more"
     )
     return _judged("overlap", f"{share:.1%}", bound, share <= gates.max_exposed, advice)
+
+
+def _most_exposed(profile: Mapping[str, Any]) -> str:
+    """The axis along which the most is exposed, where that was measured."""
+    if not profile.get("axes"):
+        return ""
+    most = max(profile["axes"], key=lambda row: row["exposed_s"])
+    return f"most of it is along {most['axis']}; "
 
 
 def _checkpoint_gate(damaged: Sequence[str]) -> Gate:

@@ -147,6 +147,26 @@ def test_the_copies_and_the_wait_of_a_played_collective_are_one() -> None:
     assert [row.name for row in found.kernels] == ["gemm"]
 
 
+def test_collectives_are_told_by_axis_beside_the_plan() -> None:
+    host = Host()
+    host.label("step 1", 0, 300)
+    host.label("along tensor 64", 1, 8)
+    host.launch(GATHER, 2, 10, 30)
+    host.label("along shard 1000", 10, 8, AUTOGRAD)
+    host.launch(SCATTER, 11, 60, 40, tid=AUTOGRAD)
+    host.launch("gemm", 20, 20, 50)
+    host.launch(REDUCE, 30, 110, 5)  # of no axis
+    planned = {"shard": {"num_bytes": 990.0, "seconds": 3e-5}}
+    about = {"rank": 0, "world_size": 8, "device": "cuda", "units": {}, "planned": planned}
+    found = profile_of(parse_trace({"shardwise": about, "traceEvents": host.events}))
+    shard, tensor = found.axes
+    assert (shard.axis, shard.calls, shard.num_bytes) == ("shard", 1, 1000)
+    assert (shard.planned_bytes, shard.planned_s) == (990.0, 3e-5)
+    assert shard.seconds == pytest.approx(40e-6) and shard.exposed_s == pytest.approx(30e-6)
+    assert (tensor.axis, tensor.num_bytes, tensor.planned_bytes) == ("tensor", 64, 0.0)
+    assert tensor.seconds == pytest.approx(30e-6) and tensor.exposed_s == pytest.approx(10e-6)
+
+
 def test_kernels_belong_to_the_unit_that_launched_them(found: Profile) -> None:
     rows = {(row.name, row.unit): row.seconds for row in found.kernels}
     assert rows["gemm", LAYER] == pytest.approx(100e-6)

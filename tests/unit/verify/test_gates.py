@@ -92,6 +92,11 @@ def test_communication_that_nothing_hides_fails(plan: Plan) -> None:
     profiled = {"event": "profile", "step": 5, "exposed_share": 0.31}
     (gate,) = [g for g in check_gates(plan, [*steps, profiled], ()) if g.verdict == "fail"]
     assert (gate.name, gate.figure) == ("overlap", "31.0%")
+    exposed = {"shard": 0.01, "tensor": 0.2, "expert": 0.05}
+    axes = [{"axis": axis, "exposed_s": seconds} for axis, seconds in exposed.items()]
+    gates = check_gates(plan, [*steps, {**profiled, "axes": axes}], ())
+    (gate,) = [gate for gate in gates if gate.verdict == "fail"]
+    assert "most of it is along tensor;" in gate.advice
     (gate,) = [g for g in check_gates(plan, steps, ()) if g.verdict == "skip"]
     assert gate.name == "overlap" and "observe.profile" in gate.advice
 
