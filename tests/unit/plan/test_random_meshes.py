@@ -10,6 +10,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.facts.presets import PRESETS
 from shardwise.launch.prepare import choose_plan
+from shardwise.plan.axis_traffic import planned_traffic
 from shardwise.plan.picture import picture_data, picture_lines
 
 MODELS = sorted(name for name in PRESETS if not name.startswith(("tiny", "small")))
@@ -27,7 +28,7 @@ MORE = (
     *("shard.reshard_after_forward=4", "precision.linear=float8", "optim.state=int8"),
     *("model.attention=eager", "memory.checkpoint_activations=full"),
 )
-AXES = ("tensor", "context", "expert", "shard", "replicate")
+AXES = ("tensor", "pipeline", "context", "expert", "shard", "replicate")
 
 
 def random_settings(rng: random.Random) -> list[str]:
@@ -54,6 +55,8 @@ def try_meshes(seed: int, count: int) -> tuple[int, int]:
         assert decided.world_size == plan.cluster.world_size, words
         assert decided.shard * decided.context * decided.tensor % decided.expert == 0, words
         assert decided.global_batch % decided.data_ranks == 0, words
+        along = {axis for axis in AXES if getattr(decided, axis) > 1}
+        assert along - {"shard"} <= planned_traffic(plan).keys(), words
         assert all(len(line) <= 80 for line in picture_lines(plan)), words
         assert len(picture_data(plan)["nodes"]) == plan.cluster.num_nodes, words
     return plans, errors
