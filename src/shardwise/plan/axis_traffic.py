@@ -29,7 +29,7 @@ from shardwise.plan.rank_share import (
     whole_gradients,
 )
 from shardwise.plan.software import software_of
-from shardwise.plan.stages import stage_ranges
+from shardwise.plan.stages import sent_bytes, stage_ranges
 from shardwise.plan.traffic import collectives_of, gather_width
 from shardwise.plan.unit_sizes import gathered_total
 
@@ -153,6 +153,9 @@ def _sharded(model: ModelSpec, decided: Decisions) -> Iterator[_Sharded]:
         trained -= round(changed)
     # A lookup's gradient needs no table, and what forward uses last stays gathered for backward.
     ends = (model.embedding_params + model.tail_params) / decided.tensor
+    if model.tied_embeddings and decided.pipeline > 1:  # the first and the last stage have it
+        table = model.embedding_params // decided.tensor
+        gathered, trained, ends = gathered + table, trained + table, ends + table
     whole, group = gathered - experts, (num_shards(decided), decided.tensor)
     yield _Sharded(whole, whole - ends, trained, model.num_layers, 2, *group)
 
@@ -161,12 +164,17 @@ def _along_pipeline(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
     """Hidden states go to the next stage, and their gradients come back."""
     if decided.pipeline == 1:
         return
-    ways = 2 * (len(stage_ranges(decided.pipeline_blocks)) - 1) / decided.pipeline
-    calls = ways * decided.accumulation
-    width = DTYPE_BYTES[decided.output_dtype or decided.param_dtype]
-    hidden = decided.tokens * model.hidden_size * width
-    stride = num_shards(decided) * decided.tensor
-    yield _Move("pipeline", "send", calls * hidden, calls, decided.pipeline, stride)
+    calls = 2 * (_num_stages(decided) - 1) * decided.accumulation / decided.pipeline
+    place = (decided.pipeline, num_shards(decided) * decided.tensor)
+    yield _Move("pipeline", "send", calls * sent_bytes(model, decided), calls, *place)
+    if model.tied_embeddings:  # the first and the last stage exchange their gradients of the table
+        table = DTYPE_BYTES["fp32"] * model.embedding_params / num_shards(decided) / decided.tensor
+        both = 2 / decided.pipeline
+        yield _Move("pipeline", "send", both * table, both, *place)
+
+
+def _num_stages(decided: Decisions) -> int:
+    return 1 if decided.pipeline == 1 else len(stage_ranges(decided.pipeline_blocks))
 
 
 def _along_context(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
@@ -229,7 +237,9 @@ def _along_tensor(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
     whole = 2 * ends
     if decided.sequence_parallel:
         gathers = 1.0 if decided.checkpoint_activations == "selective" else again
-        gathered = passes * ((2 + gathers) * regions + 2 * ends)
+        # A stage begins and the last one ends with whole sequences.
+        edges = 2 * _num_stages(decided) * ends
+        gathered = passes * ((2 + gathers) * regions + edges)
         scattered = passes * (2 * regions + sums)
         yield _Move("tensor", "all_gather", gathered * hidden, gathered, ranks, 1)
         yield _Move("tensor", "reduce_scatter", scattered * hidden, scattered, ranks, 1)
