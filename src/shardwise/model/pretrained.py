@@ -30,7 +30,7 @@ from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.lora import adapter_params
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
 from shardwise.model.packed import is_packed
-from shardwise.model.stages import names_elsewhere
+from shardwise.model.stages import names_elsewhere, other_names
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import Portion, portions_of, stored_tensors
 
@@ -73,9 +73,9 @@ def new_rows(model: nn.Module, place: Path) -> dict[str, int]:
     """The tables that have more rows than the files, and how many."""
     files = open_dequantised(place)
     matched, tables = _match_keys(model, files), table_params(model)
-    portions = portions_of(model, matched.tensors)
+    portions, here = portions_of(model, matched.tensors), other_names(model)
     counts = {
-        name: num_new_rows(tuple(files.shape(key)), portions[name].shape)
+        name: num_new_rows(tuple(files.shape(key)), portions[here.get(name, name)].shape)
         for name, key in matched.plain.items()
         if id(matched.tensors[name]) in tables
     }
@@ -225,7 +225,8 @@ def _conversions(model: nn.Module) -> tuple[list[WeightRenaming], list[WeightCon
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What files of the model hold: everything but adapters."""
     added = adapter_params(model).keys()
-    return {name: each for name, each in stored_tensors(model).items() if name not in added}
+    own = {name: each for name, each in stored_tensors(model).items() if name not in added}
+    return own | {other: own[name] for other, name in other_names(model).items() if name in own}
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:

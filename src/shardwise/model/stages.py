@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 _ELSEWHERE = "shardwise_elsewhere"
+_OTHER_NAMES = "shardwise_other_names"
 
 
 class HandOn(nn.Module):
@@ -75,12 +76,23 @@ def keep_stages(model: Any, stages: Sequence[range], own: Collection[int]) -> No
         # Its weight keeps both names, and nothing is looked up in it here.
         base.embed_tokens = model.lm_head
     here = dict(model.named_parameters(remove_duplicate=False))
-    setattr(model, _ELSEWHERE, frozenset(everything.keys() - here.keys()))
+    gone = {name: param for name, param in everything.items() if name not in here}
+    kept = {id(param): name for name, param in model.named_parameters()}
+    others = {name: kept[id(param)] for name, param in gone.items() if id(param) in kept}
+    setattr(model, _ELSEWHERE, frozenset(gone.keys() - others.keys()))
+    setattr(model, _OTHER_NAMES, others)
 
 
 def names_elsewhere(model: nn.Module) -> frozenset[str]:
     """The names of the parameters that other stages have."""
     found: frozenset[str] = getattr(model, _ELSEWHERE, frozenset())
+    return found
+
+
+def other_names(model: nn.Module) -> dict[str, str]:
+    """The names that parameters of this rank have in other stages alone, and their names here. A
+    file may hold a tied table under either of them."""
+    found: dict[str, str] = getattr(model, _OTHER_NAMES, {})
     return found
 
 
