@@ -10,7 +10,8 @@ _SINKS = "events.jsonl, TensorBoard, W&B and Prometheus are the sinks"
 _QUANTISED = "weights are not quantised: frozen ones are in precision.param"
 _TEXT = "only text is trained on"
 _ADAPTER = "adapters are LoRA, rsLoRA or DoRA, all with one rank"
-_ADAMW = "AdamW is the only optimizer, with one rate for all parameters"
+_ONE_RATE = "one rate is for all parameters"
+_OPTIMIZERS = "AdamW, Muon, Adafactor and Lion are the optimizers"
 _EPOCHS = "a run counts steps, not epochs: set train.eval_every and checkpoint.every"
 
 DROPS: dict[str, KeyRule] = {
@@ -83,10 +84,11 @@ DROPS: dict[str, KeyRule] = {
         ),
     ),
     "unfrozen_parameters": drop("either all parameters are trained, or adapters alone"),
+    **each(drop(_ONE_RATE), "embedding_lr embedding_lr_scale lr_groups"),
     **each(
-        drop(_ADAMW),
-        "embedding_lr embedding_lr_scale lr_groups adam_epsilon2 adam_beta3 dion_lr dion_momentum "
-        "dion_rank_fraction dion_rank_multiple_of qgalore_rank torchdistx_path",
+        drop(_OPTIMIZERS),
+        "adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of "
+        "qgalore_rank torchdistx_path",
     ),
     **each(
         drop("optim.schedule has cosine, linear, wsd and constant"),

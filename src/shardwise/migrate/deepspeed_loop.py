@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
-from shardwise.migrate.loop import clip
+from shardwise.migrate.loop import clip, other_optimizer
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -29,9 +29,10 @@ _ADAMW = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
 
 
 def _optimizer(value: Any, _: Source) -> Outcome:
-    if str(value).strip().lower() in _ADAMW:
+    word = str(value).strip().lower()
+    if word in _ADAMW:
         return always("AdamW, which DeepSpeed's Adam is unless adam_w_mode is false")
-    return changed({}, "AdamW is used; rates that suit another optimizer may not suit it")
+    return other_optimizer(word)
 
 
 def _decoupled(value: Any, _: Source) -> Outcome:
@@ -89,7 +90,7 @@ LOOP_RULES: dict[str, KeyRule] = {
     "optimizer.params.torch_adam": kept("AdamW is torch's, or our own fused kernel"),
     "optimizer.params.fused": kept("AdamW is fused where the device has it"),
     "optimizer.params.bias_correction": otherwise("Adam's moments are always corrected"),
-    "optimizer.params.*": drop("it belongs to an optimizer other than AdamW"),
+    "optimizer.params.*": drop("optim has no setting for it"),
     "optimizer.legacy_fusion": otherwise("AdamW is fused where the device has it"),
     "scheduler.type": KeyRule(_schedule),
     "scheduler.params.warmup_num_steps": to("optim.warmup_steps", whole, "steps of warm-up"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped, other_task
-from shardwise.migrate.loop import LOOP, half_format, lora_targets
+from shardwise.migrate.loop import LOOP, half_format, lora_targets, other_optimizer
 from shardwise.migrate.preferences import (
     BETA,
     DESIRABLE,
@@ -35,6 +35,10 @@ from shardwise.migrate.values import flag, names, number, positive, text, whole
 _NEXT = "losses are cross-entropy, DPO, KTO, ORPO and SimPO"
 _NAMES = "it is a name in dataset_info.json: write data.source and data.path"
 _QUANTISED = "weights are not quantised: frozen ones are in precision.param"
+
+
+def _muon(value: Any, _: Source) -> Outcome:
+    return other_optimizer("muon") if flag(value) else always("`optim` names the optimizer")
 
 
 def _stage(value: Any, source: Source) -> Outcome:
@@ -164,7 +168,7 @@ _OWN: dict[str, KeyRule] = {
     "optim_config.adamw_betas": to("optim.betas", list, "Adam's two decay rates"),
     "optim_config.adamw_eps": to("optim.eps", number, "Adam's epsilon"),
     "optim_config.wd": to("optim.weight_decay", number, "norms and biases are left out"),
-    "optim_config.*": otherwise("AdamW is the only optimizer"),
+    "optim_config.*": otherwise("AdamW is used, with what optim has"),
     "lr_scheduler_config.*": drop("optim.schedule and optim.warmup_steps say it"),
     "init_config.*": otherwise("each rank reads its own rows of the weights"),
     "kernel_config.*": otherwise("kernels of our own, or torch's: train.kernels"),
@@ -173,6 +177,7 @@ _OWN: dict[str, KeyRule] = {
         otherwise("four bits are NF4, with one way to keep their scales"),
         "quantization_method double_quantization quant_config.*",
     ),
+    "use_muon": KeyRule(_muon),
     "additional_target": to("adapter.modules_to_save", names, "trained whole"),
     "early_stopping_steps": to("train.patience", positive, "evaluations without a gain"),
     "batching_strategy": otherwise("sequences are packed to data.seq_len"),
@@ -225,12 +230,12 @@ _DROPS: dict[str, KeyRule] = {
         "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules use_llama_pro",
     ),
     **each(
-        drop("AdamW is the only optimizer"),
+        drop("AdamW, Muon, Adafactor and Lion are the optimizers"),
         "use_galore galore_target galore_rank galore_update_interval galore_scale galore_proj_type "
         "galore_layerwise use_apollo apollo_target apollo_rank apollo_update_interval apollo_scale "
         "apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front "
         "use_badam badam_mode badam_start_block badam_switch_mode badam_switch_interval "
-        "badam_update_ratio badam_mask_mode badam_verbose use_adam_mini use_muon",
+        "badam_update_ratio badam_mask_mode badam_verbose use_adam_mini",
     ),
     **each(
         drop("there is no Megatron, Ray or KTransformers"),

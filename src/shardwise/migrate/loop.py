@@ -116,6 +116,11 @@ def _optimizer(value: Any, _: Source) -> Outcome:
         return _small_adamw(has_8_bits="8bit" in word, is_paged="paged" in word)
     if "adamw" in word:
         return changed({}, "AdamW with fp32 moments; optim.state=bf16 halves their memory")
+    return other_optimizer(word)
+
+
+def other_optimizer(word: str) -> Outcome:
+    """One that is not AdamW, by a name that may say more, such as `fusedlion`."""
     for name, why in _OTHER_OPTIMIZERS.items():
         if name in word:
             return changed({"optim.name": name}, why)

@@ -7,6 +7,7 @@ from typing import Any
 from shardwise.migrate.datasets import where
 from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop import LOOP
 from shardwise.migrate.rules import (
     Assumed,
     KeyRule,
@@ -224,7 +225,7 @@ _RULES: dict[str, KeyRule] = {
     "debug.seed": to("train.seed", whole, "weights, order of data and dropout"),
     "debug.deterministic": to("train.deterministic", flag, "deterministic algorithms"),
     "debug.*": drop("there is no counterpart"),
-    "optimizer.name": unless("AdamW is the only optimizer", "adamw"),
+    "optimizer.name": LOOP["optim"],
     "optimizer.lr": to("optim.lr", number, "the peak rate"),
     "optimizer.beta1": _beta(0),
     "optimizer.beta2": _beta(1),

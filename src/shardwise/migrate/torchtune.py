@@ -254,7 +254,7 @@ _RULES: dict[str, KeyRule] = {
     "optimizer.eps": to("optim.eps", number, "Adam's epsilon"),
     "optimizer.betas": to("optim.betas", list, "Adam's two decay rates"),
     "optimizer.fused": otherwise("AdamW is fused where the device has it"),
-    "optimizer.*": drop("AdamW is the only optimizer"),
+    "optimizer.*": drop("optim has no setting for it"),
     "optimizer_in_bwd": unless("all gradients are clipped before a step"),
     "lr_scheduler._component_": KeyRule(_schedule),
     "lr_scheduler.num_warmup_steps": to("optim.warmup_steps", whole, "steps of warm-up"),

@@ -97,6 +97,21 @@ def test_loop_optimizer_and_schedule(tmp_path: Path) -> None:
     assert found["precision.param"] == found["precision.reduce"] == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("Lion", "lion"), ("FusedLion", "lion"), ("Muon", "muon"), ("Lamb", None)],
+)
+def test_other_optimizers_are_kept_where_we_have_them(
+    tmp_path: Path, name: str, expected: str | None
+) -> None:
+    optimizer = {"type": name, "params": {"lr": "2e-5", "momentum": 0.9}}
+    tree = {"zero_optimization": {"stage": 2}, "optimizer": optimizer}
+    done = migrated(tmp_path, tree, name="ds.json")
+    assert done.settings.get("optim.name") == expected
+    assert fate(done, "optimizer.type") == "changed"
+    assert why(done, "optimizer.params.momentum") == "optim has no setting for it"
+
+
 def test_auto_is_left_to_the_plan_and_said(tmp_path: Path) -> None:
     tree = {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
     done = migrated(tmp_path, tree, name="ds.json")

@@ -109,6 +109,14 @@ def test_moments_that_take_less_of_the_device(
     assert setting in done.settings.items() and fate(done, "optim") == fated
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_muon_of_llama_factory(tmp_path: Path, is_on: bool) -> None:
+    tree = {"model_name_or_path": "m", "finetuning_type": "full", "use_muon": is_on}
+    done = migrated(tmp_path, {**tree, "optim": "adamw_torch"})
+    assert done.settings.get("optim.name") == ("muon" if is_on else None)
+    assert fate(done, "use_muon") == ("changed" if is_on else "mapped")
+
+
 @pytest.mark.parametrize(
     ("tree", "key"),
     [
@@ -225,6 +233,18 @@ decay_ratio = 0.8
 [activation_checkpoint]
 mode = "selective"
 """
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"), [("AdamW", None), ("DistributedMuon", "muon"), ("Adam", None)]
+)
+def test_the_optimizer_of_torchtitan(tmp_path: Path, optimizer: str, expected: str | None) -> None:
+    axes = "[parallelism]\ndata_parallel_shard_degree = -1\n[training]\nlocal_batch_size = 1\n"
+    file = tmp_path / "one.toml"
+    file.write_text(f'{axes}[optimizer]\nname = "{optimizer}"\n')
+    done = migrate_file(file, "torchtitan", [])
+    assert done.settings.get("optim.name") == expected
+    assert fate(done, "optimizer.name") == ("mapped" if optimizer == "AdamW" else "changed")
 
 
 def test_torchtitan(tmp_path: Path) -> None:
