@@ -247,6 +247,6 @@ def _replica_seconds(
     shard_params = stored_params(model, decided) / decided.pipeline
     units = max(software.replica_pieces, model.num_layers / decided.pipeline + 2)
     unit_bytes = DTYPE_BYTES[decided.reduce_dtype] * shard_params / units * software.link_factor
-    stride = ranks * decided.tensor
+    stride = ranks * decided.tensor * decided.pipeline
     unit = fabric.seconds("all_reduce", unit_bytes, decided.replicate, stride)
     return unit + _beside((units - 1) * unit, backward, software)

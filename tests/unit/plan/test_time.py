@@ -24,6 +24,7 @@ from shardwise.plan.memory import estimate_memory
 from shardwise.plan.rank_share import block_share
 from shardwise.plan.software import software_of
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
+from shardwise.plan.traffic import exposed_seconds
 
 NO_LINK = Link(name="at once", bytes_per_s=inf, hop_s=0.0)
 AT_ONCE = Fabric(inside=NO_LINK, between=NO_LINK, domain=8)
@@ -271,6 +272,21 @@ def test_nothing_is_exposed_where_links_take_no_time(shard: int) -> None:
     step = estimate_time(LLAMA, AT_ONCE, replace(EIGHT, shard=shard), rates_of(H100))
     assert step.exposed == 0.0
     assert step.copies > 0.0
+
+
+def exposed_beside_nothing(model: ModelSpec, decided: Decisions) -> float:
+    """Where links inside a node of eight take no time, and there is no compute to hide behind."""
+    between = Link(name="between", bytes_per_s=1e9, hop_s=0.0)
+    fabric = Fabric(inside=NO_LINK, between=between, domain=8)
+    return exposed_seconds(model, fabric, decided, 0.0, 0.0, replace(OURS, link_factor=1.0))
+
+
+def test_replicas_of_a_run_with_stages_are_on_other_nodes() -> None:
+    whole = replace(EIGHT, replicate=2, shard=2)
+    assert exposed_beside_nothing(LLAMA, whole) == 0.0
+    # Four stages of two ranks fill a node, so its eight ranks share the cards.
+    found = exposed_beside_nothing(LLAMA, replace(whole, pipeline=4))
+    assert found == pytest.approx(4 * LLAMA.total_params / 2 / 4 / (1e9 / 8), rel=0.01)
 
 
 def test_exposed_traffic_by_hand() -> None:
