@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardwise.facts.fabric import Fabric
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import Decisions
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.rank_share import num_shards
 from shardwise.plan.schedule import Pipeline
 from shardwise.plan.software import Software
 from shardwise.plan.stages import sent_bytes, stage_ranges
@@ -45,3 +46,15 @@ def _send_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> float
     if not decided.sequence_parallel:
         return send
     return send + fabric.seconds("all_gather", decided.tensor * sent, decided.tensor)
+
+
+def table_seconds(model: ModelSpec, fabric: Fabric, decided: Decisions) -> float:
+    """The first and the last stage exchange their gradients of a tied table once a step, when
+    nothing else runs."""
+    if decided.pipeline == 1 or not model.tied_embeddings:
+        return 0.0
+    ranks, stride = decided.pipeline, num_shards(decided) * decided.tensor
+    part = DTYPE_BYTES["fp32"] * model.embedding_params / stride
+    # Of the ring over all stages it is the slowest link that counts. A ring passes on all of a
+    # tensor but the part of one rank.
+    return fabric.seconds("all_gather", part * ranks / (ranks - 1), ranks, stride)

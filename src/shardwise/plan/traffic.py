@@ -2,8 +2,8 @@
 
 In forward a unit's all-gather hides behind the unit before it. In backward its all-gather and the
 gradients' reduce-scatter share the link and hide behind compute. Exposed is what takes longer than
-the compute beside it, plus what nothing runs beside: the first all-gather, the last reduce-scatter
-and the last all-reduce of the replicas.
+the compute beside it, plus what nothing runs beside: the first all-gather, the last reduce-scatter,
+the last all-reduce of the replicas and the exchange of a table that two stages share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardwise.plan.rank_share import (
     stored_params,
 )
 from shardwise.plan.software import Software
+from shardwise.plan.stage_time import table_seconds
 
 _IN_PLACE_PASSES = 1.4  # one is written, beside compute that then waits; 9 ms of 904 were saved
 
@@ -135,8 +136,9 @@ def exposed_seconds(
 
     `forward` and `backward` are the seconds of one block.
     """
+    table = table_seconds(model, fabric, decided)
     if not software.overlaps:
-        return _all_in_turn(model, fabric, decided, software)
+        return table + _all_in_turn(model, fabric, decided, software)
     layers = model.num_layers / decided.pipeline
     block = block_traffic(model, fabric, decided, software)
     edge = unit_traffic(
@@ -149,7 +151,7 @@ def exposed_seconds(
     reducing = counts.reductions * _beside(again + block.reduce, backward, software)
     others = (decided.accumulation - counts.reductions) * _beside(again, backward, software)
     exposed += layers * (reducing + others)
-    return exposed + _replica_seconds(model, fabric, decided, backward * layers, software)
+    return exposed + table + _replica_seconds(model, fabric, decided, backward * layers, software)
 
 
 def tensor_seconds(

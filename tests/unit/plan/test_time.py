@@ -289,6 +289,15 @@ def test_replicas_of_a_run_with_stages_are_on_other_nodes() -> None:
     assert found == pytest.approx(4 * LLAMA.total_params / 2 / 4 / (1e9 / 8), rel=0.01)
 
 
+def test_two_stages_exchange_their_gradients_of_a_tied_table() -> None:
+    tied, staged = llama(tie_word_embeddings=True), replace(EIGHT, shard=2, pipeline=8)
+    # Two stages of two ranks lie on different nodes, and both ranks send half of the table.
+    found = exposed_beside_nothing(tied, staged)
+    assert found == pytest.approx(4 * tied.embedding_params / 2 / (1e9 / 2))
+    assert exposed_beside_nothing(LLAMA, staged) == 0.0
+    assert exposed_beside_nothing(tied, replace(staged, pipeline=4)) == 0.0
+
+
 def test_exposed_traffic_by_hand() -> None:
     """Links so slow that compute hides nothing worth mention: all gathers and reductions, of which
     the blocks' run beside compute."""
