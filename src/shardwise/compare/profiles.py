@@ -246,6 +246,8 @@ def _parallel(run: PublishedRun, parameters: Parameters) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "sends_once": run.traits.sends_once,
         "stages_in_slots": run.traits.stages_in_slots,
+        # So torchtitan, Megatron and nanotron order their ranks.
+        "stages_outermost": True,
     }
     if run.traits.graphs:
         changes["exchange_s"] = 0.0

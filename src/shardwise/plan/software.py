@@ -154,6 +154,9 @@ class Software:
     stages_in_slots: bool = True
     """Interleaved stages run by PyTorch's schedule, whose ranks meet in every slot."""
 
+    stages_outermost: bool = False
+    """Stages of a pipeline lie further apart than replicas of them; ours lie inside a replica."""
+
     frozen: bool = False
     """The base model is not trained (LoRA): no gradients of its weights, nothing to reduce."""
 

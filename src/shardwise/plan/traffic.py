@@ -249,6 +249,7 @@ def _replica_seconds(
     shard_params = stored_params(model, decided) / decided.pipeline
     units = max(software.replica_pieces, model.num_layers / decided.pipeline + 2)
     unit_bytes = DTYPE_BYTES[decided.reduce_dtype] * shard_params / units * software.link_factor
-    stride = ranks * decided.tensor * decided.pipeline
+    inside = 1 if software.stages_outermost else decided.pipeline
+    stride = ranks * decided.tensor * inside
     unit = fabric.seconds("all_reduce", unit_bytes, decided.replicate, stride)
     return unit + _beside((units - 1) * unit, backward, software)
