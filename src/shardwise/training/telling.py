@@ -12,6 +12,7 @@ from shardwise.metrics.callbacks import StepLogged
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.line import StepReport, format_line
 from shardwise.parallel.float8 import float8_layers
+from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
 from shardwise.plan.stage_rows import planned_bubble
 from shardwise.training.channels import Channels
@@ -29,7 +30,7 @@ def tell_session(session: Session, channels: Channels) -> None:
     tables = [*unit_table(units, plan, layers), *float8_table(layers, plan)]
     for line in [*tables, *notes_of(units, plan, session.mesh.world)]:
         channels.say(line)
-    channels.say(device_line(plan))
+    channels.say(device_line(plan, session.mesh.world))
     for record in data.skipped:
         channels.say(f"skipped record {record}")
     if not data.mixed:
@@ -56,11 +57,10 @@ def tell_session(session: Session, channels: Channels) -> None:
     )
 
 
-def device_line(plan: Plan) -> str:
+def device_line(plan: Plan, world: World) -> str:
     """What the ranks of the run compute on."""
-    cluster = plan.cluster
-    held = format_bytes(cluster.memory_bytes)
-    return f"device: {cluster.world_size} x {device_name(plan)}, {held} each"
+    held = format_bytes(plan.cluster.memory_bytes)
+    return f"device: {world.size} x {device_name(plan)}, {held} each"
 
 
 def data_line(data: DataSplits, plan: Plan) -> str:
