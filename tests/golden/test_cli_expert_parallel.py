@@ -95,7 +95,7 @@ def test_the_tunnel_sends_tokens_to_experts(tmp_path: Path, shardwise: Run) -> N
     words = ("--cluster", "8xH100", "--device", "fake", "mesh.expert=2")
     said = shardwise("tunnel", str(tmp_path / "run.yaml"), *words, f"runs_dir={tmp_path}").stdout
     rows = [line.split() for line in said.splitlines() if line.split()[:1] == ["all_to_all"]]
-    assert [row[:3] for row in rows] == [["all_to_all", "2", "24"]]
+    assert [row[:4] for row in rows] == [["all_to_all", "expert", "2", "24"]]
 
 
 def test_experts_that_were_not_compared_are_refused(tmp_path: Path, shardwise: Run) -> None:

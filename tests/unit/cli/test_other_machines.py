@@ -67,7 +67,7 @@ def test_a_small_model_is_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert shardwise(monkeypatch, "plan", "run.yaml", "--cluster", name) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert f"on {name}:" in said
     assert f"no rates are known for this CPU ({probe.probe_cpu().device_name})" in said
     # Whether the CPU computes bf16 or not: losses would depend on the machine.
