@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.plan.explain import headline
-from shardwise.report import tables
+from shardwise.report import plan_tables, tables
 from shardwise.report.collect import RunRecord, state_of
 from shardwise.report.curves import collective_plot, plots_of
 from shardwise.report.gates import gates_of
@@ -87,7 +87,7 @@ def _contents_of(
         yield "profile", "Profile", side_by_side(profiled)
     yield "forecast", "Forecast", side_by_side([(run, _forecast(run)) for run in runs])
     if len(runs) > 1:
-        yield "differences", "Where the plans differ", tables.differences_table(runs)
+        yield "differences", "Where the plans differ", plan_tables.differences_table(runs)
     yield "plan", "Plan", side_by_side([(run, _plan(run)) for run in runs])
     kept = [(run, tables.checkpoints_table(run)) for run in runs]
     yield "checkpoints", "Checkpoints", side_by_side(kept)
@@ -193,8 +193,8 @@ def _forecast(run: RunRecord) -> Html:
     parts = [tables.forecast_table(run, plan)]
     parts += [tag("p", f"missed plan: {miss}", class_="alert") for miss in tables.misses_of(run)]
     if plan.forecast is not None:
-        parts.append(tables.terms_table(plan.forecast))
-    parts.append(tables.memory_table(plan))
+        parts.append(plan_tables.terms_table(plan.forecast))
+    parts.append(plan_tables.memory_table(plan))
     return tag("div", *parts, class_="flow")
 
 
@@ -203,9 +203,9 @@ def _plan(run: RunRecord) -> Html:
     if plan is None:
         return _nothing("plan.json is missing or cannot be read")
     parts = [tag("p", warning, class_="alert") for warning in plan.warnings]
-    parts.append(tables.choices_table(plan))
+    parts.append(plan_tables.choices_table(plan))
     if plan.alternatives:
-        others = tables.alternatives_table(plan)
+        others = plan_tables.alternatives_table(plan)
         parts.append(tag("details", tag("summary", "considered besides"), others, open=""))
     return join(parts)
 

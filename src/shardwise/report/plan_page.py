@@ -27,8 +27,8 @@ from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.page import PageKind, WebPage, render_page, section
 from shardwise.report.page_file import validate_target, write_page
 from shardwise.report.places import draw_sizes, kinds_table
+from shardwise.report.plan_tables import choices_table
 from shardwise.report.stacks import Stack, Stacks, draw_stacks
-from shardwise.report.tables import choices_table
 from shardwise.report.values import percent, short_seconds
 from shardwise.units import GIB, format_bytes, format_count, format_duration
 

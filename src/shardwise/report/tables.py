@@ -1,4 +1,4 @@
-"""The tables of a report: plan beside measurement, gates, checkpoints, environment, happenings."""
+"""The tables of runs: plan beside measurement, gates, checkpoints, environment, happenings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND, plan_misses
-from shardwise.plan.explain import alternative_rows, choice_rows
-from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
+from shardwise.plan.plan import Plan
+from shardwise.report.bars import share_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.curves import row_name, rows_of
 from shardwise.report.markup import Html, table, tag
@@ -28,31 +28,6 @@ from shardwise.units import format_bytes, format_count, format_duration
 _SHOWN_ELSEWHERE = {"step", "eval", "data", "checkpoint", "collectives", "goodput", "gates"}
 _SHOWN_ELSEWHERE |= {"profile"}
 _MOST_ROWS = 200
-
-
-def choices_table(plan: Plan) -> Html:
-    """Every decision with its reason."""
-    head = ("decision", "value", "by", "why")
-    return table(head, choice_rows(plan), stacked=True)
-
-
-def alternatives_table(plan: Plan) -> Html:
-    """What else was considered."""
-    head = ("plan", "tok/s", "memory", "why not")
-    rows = alternative_rows(plan, len(plan.alternatives))
-    return table(head, rows, numbers=(1, 2), stacked=True)
-
-
-def differences_table(runs: Sequence[RunRecord]) -> Html:
-    """The decisions in which the plans of several runs differ."""
-    planned = [run for run in runs if run.plan is not None]
-    columns = [dict(_decisions(run.plan)) for run in planned if run.plan is not None]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [[name, *(column.get(name, "-") for column in columns)] for name in names]
-    unlike = [row for row in rows if len(set(row[1:])) > 1]
-    if not unlike:
-        return tag("p", "the plans of these runs are the same", class_="empty")
-    return table(("decision", *(run.name for run in planned)), unlike)
 
 
 def forecast_table(run: RunRecord, plan: Plan) -> Html:
@@ -100,28 +75,6 @@ def misses_of(run: RunRecord) -> list[str]:
     return list(plan_misses(run.plan, [steps[0], *steps]))
 
 
-def terms_table(forecast: Forecast) -> Html:
-    """What a step is expected to be spent on."""
-    terms = [(name, s) for name, s in forecast.terms.items() if s > 0]
-    rows = [
-        (name.replace("_", " "), short_seconds(s), _share_bar(s / forecast.step_s))
-        for name, s in sorted(terms, key=lambda term: -term[1])
-    ]
-    return table(("part of a step", "plan", "share"), rows, numbers=(1,))
-
-
-def memory_table(plan: Plan) -> Html:
-    """What one rank is expected to hold at the peak, by class."""
-    memory, capacity = plan.memory, plan.cluster.memory_bytes
-    parts = [(name, getattr(memory, name)) for name in MEMORY_PARTS]
-    rows: list[tuple[object, ...]] = [
-        (name, format_bytes(size), _share_bar(size / capacity)) for name, size in parts if size
-    ]
-    total = (tag("b", "total"), tag("b", format_bytes(memory.total)))
-    rows.append((*total, _share_bar(memory.total / capacity)))
-    return table((f"at the peak, in the {memory.peak}", "plan", "of a device"), rows, numbers=(1,))
-
-
 def gates_table(gates: Sequence[Mapping[str, object]]) -> Html:
     """Every gate."""
     rows = [
@@ -161,7 +114,7 @@ def profile_table(event: Event) -> Html:
     step_s = number(event, "step_s") or 0.0
     parts = [(part, number(event, f"{part}_share")) for part in _PARTS]
     rows: list[tuple[object, ...]] = [
-        (_PARTS[part], "-", short_seconds(share * step_s), _share_bar(share))
+        (_PARTS[part], "-", short_seconds(share * step_s), share_bar(share))
         for part, share in parts
         if share is not None
     ]
@@ -296,13 +249,6 @@ def last_of(run: RunRecord, *path: str) -> float | None:
     return number(run.steps[-1], *path) if run.steps else None
 
 
-def _decisions(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield "model", plan.model.name
-    yield "cluster", plan.cluster.name
-    for name, value, _, _ in choice_rows(plan):
-        yield name, value
-
-
 def _compare(
     what: str,
     planned: float | None,
@@ -328,12 +274,6 @@ def _compare(
 def _shown(event: object, key: str, show: Callable[[float], str]) -> str:
     value = number(event, key)
     return "-" if value is None else show(value)
-
-
-def _share_bar(share: float) -> Html:
-    bar = tag("rect", width=f"{100 * min(1.0, share):.1f}%", height=8, y=2)
-    svg = tag("svg", bar, class_="share", width=70, height=12, aria_hidden="true")
-    return tag("span", svg, f" {share:.1%}", class_="share")
 
 
 def _verdict(gate: Mapping[str, object]) -> str:
