@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.metrics.events import read_events
 from shardwise.metrics.overlap import profile_of
-from shardwise.metrics.trace import read_trace
+from shardwise.metrics.trace_file import read_trace
 
 pytestmark = pytest.mark.dist
 Run = Callable[..., Any]

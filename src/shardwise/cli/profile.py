@@ -15,7 +15,7 @@ from shardwise.cli.find_run import run_or_name
 from shardwise.cli.show import show_table
 from shardwise.errors import UserError
 from shardwise.metrics.overlap import GAP_S, Profile, Row, fold, profile_of
-from shardwise.metrics.trace import newest_trace, read_trace
+from shardwise.metrics.trace_file import newest_trace, read_trace
 from shardwise.report.values import percent, short_seconds
 from shardwise.units import format_bytes
 

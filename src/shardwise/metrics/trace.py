@@ -9,18 +9,13 @@ tunnel labels its emulated collectives: everything inside such a label is one of
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.errors import UserError
-from shardwise.files import open_file, parse_json
 from shardwise.internals.names import COLLECTIVE_PREFIXES, TRACED_CALLS
 from shardwise.metrics.labels import ALONG, PLAYED, STEP, UNIT, AxisCall, call_in
 from shardwise.plan.axis_traffic import AxisTraffic
@@ -33,38 +28,15 @@ Played = tuple[str, int]
 METADATA = "shardwise"
 """The key of a trace under which the run says what the trace itself does not."""
 
-FOLDER = "profile"
-"""Where a run keeps its traces."""
-
 NO_UNIT = "-"
 OPTIMIZER = "optimizer"
-_FILE = re.compile(r"step-(\d+)-rank-(\d+)\.json\.gz")
 _HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _MICRO = 1e-6
-# The limit of the unpacked trace. A step of a large model has some tens of megabytes.
-_MAX_BYTES = 2**30
-# Errors that a damaged file, or one that is no trace, can cause.
-_BROKEN = (
-    *(OSError, EOFError, zlib.error, ValueError, ArithmeticError),
-    *(LookupError, TypeError, AttributeError),
-)
 _FSDP_LABEL = re.compile(r"FSDP::\w+ \((.+)\)$")
 _KINDS = re.compile(r"AllGather|ReduceScatter|AllReduce|AllToAll|Broadcast|SendRecv")
 # On a CPU an operator over sharded tensors contains these, and then the actual operators.
 _HAND_ON = ("PythonSubclass", *COLLECTIVE_PREFIXES)
-
-
-def trace_path(run_dir: Path, step: int, rank: int) -> Path:
-    """Where a rank's trace of the steps from `step` on is."""
-    return run_dir / FOLDER / f"step-{step}-rank-{rank}.json.gz"
-
-
-def newest_trace(run_dir: Path) -> Path | None:
-    """The newest trace, of its lowest rank."""
-    named = [(_FILE.fullmatch(path.name), path) for path in (run_dir / FOLDER).glob("*.json.gz")]
-    traces = [(-int(match[1]), int(match[2]), path) for match, path in named if match]
-    return min(traces)[-1] if traces else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +79,6 @@ class Trace:
 
     planned: Mapping[str, AxisTraffic]
     """What the plan has of one step along each axis."""
-
-
-def read_trace(path: Path) -> Trace:
-    """The trace that `observe.profile` had written to `path`."""
-    try:
-        with open_file(path) as packed, gzip.open(packed) as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ValueError(f"it holds more than {_MAX_BYTES} bytes")
-        return parse_trace(parse_json(text))
-    except FileNotFoundError as error:
-        raise UserError(
-            f"there is no trace {path}",
-            fix="name a run directory, or a .json.gz of RUN/profile; train with observe.profile=20 "
-            "to have one written at step 20",
-        ) from error
-    except _BROKEN as error:
-        raise UserError(
-            f"{path} is no trace of a shardwise run",
-            why=f"{type(error).__name__}: {error}",
-            fix="name a .json.gz of RUN/profile; train with observe.profile=20 to have one written "
-            "at step 20",
-        ) from error
 
 
 def parse_trace(data: Mapping[str, Any]) -> Trace:

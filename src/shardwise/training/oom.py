@@ -13,7 +13,7 @@ import torch
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.internals.functions import dump_memory_history, keep_memory_history
-from shardwise.metrics.trace import FOLDER
+from shardwise.metrics.trace_file import FOLDER
 from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 

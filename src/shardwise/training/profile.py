@@ -26,7 +26,8 @@ from shardwise.internals.parts import CALLS, is_open
 from shardwise.metrics.events import EventLog
 from shardwise.metrics.labels import along_label, step_label, unit_label
 from shardwise.metrics.overlap import profile_of
-from shardwise.metrics.trace import METADATA, read_trace, trace_path
+from shardwise.metrics.trace import METADATA
+from shardwise.metrics.trace_file import read_trace, trace_path
 from shardwise.model.blocks import UnitMap, iter_modules
 from shardwise.parallel.axis_groups import SEVERAL, AxisGroups
 from shardwise.parallel.mesh import World

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-from shardwise.metrics import trace
+from shardwise.metrics import trace_file
 from shardwise.metrics.overlap import Profile, Row, fold, profile_of
-from shardwise.metrics.trace import parse_trace, read_trace
+from shardwise.metrics.trace import parse_trace
+from shardwise.metrics.trace_file import read_trace
 
 MAIN, AUTOGRAD = 100, 101
 LAYER, HEAD = "model.layers.0", "[norm, lm_head]"
@@ -254,7 +255,7 @@ def test_a_run_without_a_profile_says_how_to_get_one(tmp_path: Path) -> None:
 def test_a_file_that_is_no_trace_is_refused(
     tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace, "_MAX_BYTES", 10_000)
+    monkeypatch.setattr(trace_file, "_MAX_BYTES", 10_000)
     file = tmp_path / "x.json.gz"
     file.write_bytes(data)
     with pytest.raises(UserError, match="is no trace of a shardwise run"):

@@ -11,7 +11,7 @@ from torch import nn
 
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.metrics.overlap import Profile, profile_of
-from shardwise.metrics.trace import read_trace
+from shardwise.metrics.trace_file import read_trace
 from shardwise.model.blocks import Unit, UnitMap
 from shardwise.parallel.mesh import World
 from shardwise.plan.plan import Plan
