@@ -22,7 +22,8 @@ from typing import Any
 
 from forked_measures import import_torch, measure, plan_of
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.activations import activations_of
 from shardwise.plan.basis import loss_slice_tokens

@@ -17,8 +17,9 @@ from pathlib import Path
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
+from shardwise.facts.families import spec_from_config
 from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.plan import Plan

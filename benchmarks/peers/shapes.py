@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 
 # float8: linear layers of the blocks, by tensor; keep: parameters stay gathered from forward to

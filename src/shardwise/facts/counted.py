@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.files import cache_folder, read_json, replace_file
 from shardwise.version import __version__

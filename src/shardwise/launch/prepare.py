@@ -14,13 +14,8 @@ from shardwise.errors import ExitCode, UserError, brief
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, probe_cluster, resolve_cluster
 from shardwise.facts.counted import keep_spec, kept_spec, shipped_spec
-from shardwise.facts.models import (
-    ModelSource,
-    ModelSpec,
-    UnknownFamily,
-    read_model_config,
-    spec_from_config,
-)
+from shardwise.facts.families import UnknownFamily, spec_from_config
+from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
 from shardwise.launch.patience import shown_progress
 from shardwise.plan import choose
 from shardwise.plan.axes import warn_of_axes

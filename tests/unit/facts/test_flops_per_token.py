@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from shardwise.facts.counted import preset_spec
+from shardwise.facts.families import spec_from_config
 from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 
 

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.facts.counted import preset_spec
-from shardwise.facts.models import ModelSpec, UnknownFamily, spec_from_config
+from shardwise.facts.families import UnknownFamily, spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.other_presets import OTHER_PRESETS
 from shardwise.facts.presets import PRESETS
 

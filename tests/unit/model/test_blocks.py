@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.models import spec_from_config
+from shardwise.facts.families import spec_from_config
 from shardwise.facts.presets import PRESETS
 from shardwise.model.blocks import UnitMap, find_units, iter_modules
 from shardwise.model.build import build_on_meta

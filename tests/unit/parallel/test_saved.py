@@ -13,7 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shardwise.facts.block_kind import BlockKind, Saved, way_of
 from shardwise.facts.block_work import Attention, Matmul, Moved, Work
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.internals.parts import CHANGES, _what_changed, is_open
 from shardwise.model.build import build_model

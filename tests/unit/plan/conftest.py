@@ -7,7 +7,8 @@ import pytest
 
 from shardwise.config.load import load_config
 from shardwise.facts.cluster import resolve_cluster
-from shardwise.facts.models import read_model_config, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import read_model_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan import choose
 from shardwise.plan.plan import Plan

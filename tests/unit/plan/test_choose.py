@@ -12,7 +12,8 @@ from shardwise.config.schema import ClusterConfig, ModelConfig, RunConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts import probe
 from shardwise.facts.cluster import resolve_cluster
-from shardwise.facts.models import read_model_config, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import read_model_config
 from shardwise.facts.presets import PRESETS
 from shardwise.plan import choose
 from shardwise.plan.decisions import explained

@@ -12,7 +12,8 @@ import pytest
 
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.counted import preset_spec
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.families import spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, memory_over_step

@@ -13,9 +13,10 @@ from shardwise.facts.block_kind import BlockKind, Saved
 from shardwise.facts.block_work import Attention, Matmul, Moved, Work
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.fabric import Fabric, Link, fabric_of
+from shardwise.facts.families import spec_from_config
 from shardwise.facts.flops import flops_per_token
 from shardwise.facts.gpus import find_gpu
-from shardwise.facts.models import ModelSpec, spec_from_config
+from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
 from shardwise.plan import block_time
