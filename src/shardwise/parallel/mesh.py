@@ -1,4 +1,4 @@
-"""Where the ranks of a job are: the world, the axes of its mesh, and who works with whom.
+"""Where the ranks of a job are: the world, the mesh, and who works with whom.
 
 Only this module asks torch.distributed which rank this is and how many there are. All others ask a
 `Mesh`, or a `World` where there is no plan.
@@ -6,7 +6,6 @@ Only this module asks torch.distributed which rank this is and how many there ar
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,23 +17,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.model.sequence_split import SequenceSplit
+from shardwise.parallel.axes import (
+    AXES,
+    BATCH_AXES,
+    DATA_AXES,
+    FACTORS,
+    LOSS_AXES,
+    STEP_AXES,
+    TOKEN_AXES,
+    Axes,
+)
 from shardwise.plan.axes import mesh_in_words, validate_supported
 from shardwise.plan.plan import Plan
-
-# Neighbours on the last of these axes are neighbours in rank. `expert` is no factor of the world:
-# its ranks are those of `shard`, `context` and `tensor`, over which the experts are divided.
-FACTORS = ("site", "replicate", "pipeline", "shard", "context", "tensor")
-AXES = (*FACTORS, "expert")
-# Ranks along these axes read different sequences. All other ranks share a batch.
-DATA_AXES = ("site", "replicate", "shard")
-_BATCH_AXES = tuple(name for name in FACTORS if name not in DATA_AXES)
-# Ranks along these axes hold different tokens of one step. Sites make steps of their own.
-TOKEN_AXES = ("replicate", "shard", "context")
-# Ranks along these axes sum one loss. Only the last stage of a pipeline has a loss, and ranks along
-# `tensor` all have the same one, which must count once.
-LOSS_AXES = ("replicate", "pipeline", "shard", "context")
-# Ranks along these axes make one step together.
-STEP_AXES = ("replicate", "pipeline", "shard", "context", "tensor")
 
 T = TypeVar("T")
 
@@ -106,49 +100,6 @@ class World:
         return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """The number of ranks along each axis. This is pure arithmetic and needs no process group."""
-
-    site: int = 1
-    replicate: int = 1
-    pipeline: int = 1
-    shard: int = 1
-    context: int = 1
-    tensor: int = 1
-    expert: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks of the whole mesh."""
-        return self.size(*FACTORS)
-
-    def size(self, *names: str) -> int:
-        """The number of ranks along these axes together."""
-        return math.prod(getattr(self, name) for name in names)
-
-    def place(self, rank: int) -> dict[str, int]:
-        """The coordinate of a rank on each factor of the world."""
-        place = {}
-        for name in reversed(FACTORS):
-            rank, place[name] = divmod(rank, getattr(self, name))
-        return place
-
-    def index(self, rank: int, *names: str) -> int:
-        """The index of a rank among those along these axes."""
-        place, index = self.place(rank), 0
-        for name in names:
-            index = index * getattr(self, name) + place[name]
-        return index
-
-    def ranks_along(self, rank: int, *names: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on these axes only, including itself."""
-        fixed = [name for name in FACTORS if name not in names]
-        own = self.index(rank, *fixed)
-        everyone = range(self.num_ranks)
-        return tuple(other for other in everyone if self.index(other, *fixed) == own)
-
-
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """The ranks of a plan: the place of this one, and the groups that it works in."""
@@ -214,12 +165,12 @@ class Mesh:
     @property
     def batch_ranks(self) -> tuple[int, ...]:
         """The ranks that read the same part as this one, including itself."""
-        return self.axes.ranks_along(self.world.rank, *_BATCH_AXES)
+        return self.axes.ranks_along(self.world.rank, *BATCH_AXES)
 
     @property
     def counts_batch(self) -> bool:
         """Whether this rank counts the tokens of its part, for all ranks that read the same."""
-        return self.axes.index(self.world.rank, *_BATCH_AXES) == 0
+        return self.axes.index(self.world.rank, *BATCH_AXES) == 0
 
     @property
     def counts_eval(self) -> bool:

@@ -11,15 +11,8 @@ import torch.distributed as dist
 from shardwise.config.plain import config_from_dict
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
-from shardwise.parallel.mesh import (
-    AXES,
-    FACTORS,
-    Axes,
-    Mesh,
-    World,
-    build_mesh,
-    lay_out,
-)
+from shardwise.parallel.axes import AXES, FACTORS, Axes
+from shardwise.parallel.mesh import Mesh, World, build_mesh, lay_out
 from shardwise.plan.axes import SUPPORTED, validate_supported
 from shardwise.plan.plan import Plan
 from shardwise.tunnel.world import rank_zero_of

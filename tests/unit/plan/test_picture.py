@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.parallel.mesh import Axes
+from shardwise.parallel.axes import Axes
 from shardwise.plan import axes
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.picture import picture_data, picture_lines, place_of
