@@ -29,7 +29,7 @@ from shardwise.parallel.float8 import float8_layers
 from shardwise.parallel.mesh import build_mesh
 from shardwise.plan.decisions import Choice
 from shardwise.training.comparison import compare
-from shardwise.training.loss import why_not_chunked
+from shardwise.training.head_trial import why_not_chunked
 from shardwise.training.session import attach_training_loss, build_session
 from shardwise.training.trial import few_tokens
 

@@ -45,8 +45,9 @@ from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.apart import Apart
 from shardwise.training.balance import watch_routers
 from shardwise.training.documents import check_documents, masks_by_position
+from shardwise.training.head_trial import refuse_chunked, why_not_chunked
 from shardwise.training.load import watch_experts
-from shardwise.training.loss import attach_loss, prepare_head, refuse_chunked, why_not_chunked
+from shardwise.training.loss import attach_loss, prepare_head
 from shardwise.training.objective import NextToken, Objective
 from shardwise.training.outer import Outer, Together
 from shardwise.training.overlapped import build_for

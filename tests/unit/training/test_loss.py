@@ -16,14 +16,13 @@ from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.model.build import build_on_meta
 from shardwise.model.head import find_form
 from shardwise.model.weights import initialise_buffers
+from shardwise.training.head_trial import refuse_chunked, why_not_chunked
 from shardwise.training.loss import (
     LinearCrossEntropy,
     Slicing,
     _scaled,
     attach_loss,
     prepare_head,
-    refuse_chunked,
-    why_not_chunked,
 )
 
 TOKENS, HIDDEN, VOCAB = 37, 16, 29
