@@ -11,10 +11,9 @@ import platform
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -29,6 +28,7 @@ from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
 from shardwise.checkpoint.held_out import HeldOut
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
+from shardwise.checkpoint.outcome import SaveOutcome, first_cause, is_no_room
 from shardwise.checkpoint.portions import StagedPlanner
 from shardwise.checkpoint.sites import SiteState
 from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
@@ -54,8 +54,6 @@ from shardwise.plan.plan import Plan
 from shardwise.units import format_bytes
 from shardwise.version import __version__
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -74,34 +72,6 @@ class Progress:
     held_out: HeldOut | None = None
     shift: int | None = None
     """Sequences that the place of every batch is shifted by, where its size has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOutcome:
-    """How a save ended, and how long its parts took. The loop waited for `stage_s`."""
-
-    step: int
-    stage_s: float
-    write_s: float
-    commit_s: float
-    error: str | None
-    no_room: bool = False
-    """Whether it failed because the disk is full."""
-
-    check_s: float = 0.0
-    """The time to read the checkpoint back, which happens in the background too."""
-
-    misread: bool = False
-    """Whether it failed because the disk does not give back what was written to it."""
-
-    @property
-    def ails_disk(self) -> bool:
-        """Whether the disk is at fault, so that the next save would hardly succeed either."""
-        return self.no_room or self.misread
-
-    def to_dict(self) -> dict[str, Any]:
-        """For events.jsonl."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +230,7 @@ class Saver:
                 misread = error is not None
         except (CheckpointException, OSError) as failure:
             write_s = time.perf_counter() - started - commit_s
-            error, no_room = _first_cause(failure), _is_no_room(failure)
+            error, no_room = first_cause(failure), is_no_room(failure)
             self._give_space_back(progress.step)
         return SaveOutcome(progress.step, 0.0, write_s, commit_s, error, no_room, check_s, misread)
 
@@ -348,20 +318,3 @@ def software_versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-
-
-def _is_no_room(failure: BaseException) -> bool:
-    """Whether a rank found the disk or its quota full."""
-    causes: list[Any] = [failure]
-    if isinstance(failure, CheckpointException):
-        causes = [one[0] if isinstance(one, tuple) else one for one in failure.failures.values()]
-    return any(getattr(cause, "errno", None) in _NO_ROOM for cause in causes)
-
-
-def _first_cause(failure: BaseException) -> str:
-    """The first error that a rank raised. DCP wraps all of them."""
-    if isinstance(failure, CheckpointException) and failure.failures:
-        rank, wrapped = next(iter(failure.failures.items()))
-        cause = wrapped[0] if isinstance(wrapped, tuple) else wrapped
-        return f"rank {rank}: {type(cause).__name__}: {cause}"
-    return str(failure)

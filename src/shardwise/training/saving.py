@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
+from shardwise.checkpoint.outcome import SaveOutcome
+from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import final_path
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import LostLease

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from shardwise.checkpoint.save import Progress, SaveOutcome, Saver
+from shardwise.checkpoint.outcome import SaveOutcome
+from shardwise.checkpoint.save import Progress, Saver
 from shardwise.config.plain import config_from_dict
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.mesh import build_mesh
