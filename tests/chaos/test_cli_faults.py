@@ -258,10 +258,10 @@ def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., T
 BROKEN = """
 import os
 if "RANK" in os.environ:
-    from shardwise.training import loop
+    from shardwise.training import rank
     def build(*args, **settings):
         raise IndexError("index 1024 is out of bounds")
-    loop.build_session = build
+    rank.build_session = build
 """
 
 

@@ -35,7 +35,7 @@ from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.shard import reshard_all
 from shardwise.training import session as session_module
 from shardwise.training import step as step_module
-from shardwise.training.loop import run
+from shardwise.training.rank import run
 from shardwise.training.session import build_loader
 
 pytestmark = [pytest.mark.dist, pytest.mark.torchao]

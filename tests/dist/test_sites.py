@@ -16,7 +16,7 @@ from tiny_runs import Arrays, Settings, tiny_plan
 
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
-from shardwise.training import loop
+from shardwise.training import loop, rank
 
 pytestmark = pytest.mark.dist
 
@@ -162,7 +162,7 @@ def spoil(
         mock.patch.object(loop, "seed_step", note),
     ):
         try:
-            loop.run(tiny_plan(world, settings), lambda text: None)
+            rank.run(tiny_plan(world, settings), lambda text: None)
         except UserError as error:
             assert error.code == ExitCode.DIVERGED
             return str(error)

@@ -25,7 +25,7 @@ from shardwise.launch.say import Lines, say_on_console, write_to, write_to_conso
 from shardwise.metrics.log_header import header
 from shardwise.plan.plan import Plan
 from shardwise.training.heartbeat import Heartbeat, Phase
-from shardwise.training.loop import run
+from shardwise.training.rank import run
 from shardwise.training.signals import handle_stop_signals
 
 

@@ -18,7 +18,7 @@ from shardwise.checkpoint import files
 from shardwise.checkpoint.check import check_checkpoint
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
-from shardwise.training.loop import run
+from shardwise.training.rank import run
 from shardwise.verify.judge import judge_run
 
 Write = Callable[[int, memoryview], None]
