@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.cli.named_run import (
+    ConfigFile,
     GlobalBatch,
     GpuGbps,
     GpuGib,
     GpuTflops,
     MicroBatch,
     ModelName,
+    Overrides,
     SeqLen,
     changes_of_gpu,
     split_words,
@@ -29,58 +31,57 @@ from shardwise.units import GIB, format_bytes, format_count
 
 if TYPE_CHECKING:
     from shardwise.compare.answer import SpeedAnswer
-    from shardwise.compare.standing import Peer, Published
+    from shardwise.compare.standing import Peer
     from shardwise.compare.stated import StatedRun
     from shardwise.plan.plan import Plan
 
 _WIDTH = 80
 
+MeasuredSpeed = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="Measured tokens per second of one GPU.", show_default=False),
+]
+MeasuredGib = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="Measured GiB of one GPU, for a file.", show_default=False),
+]
+Gpus = Annotated[str | None, typer.Option(help="The GPUs, such as 2x8xH100.", show_default=False)]
+StackName = Annotated[
+    str, typer.Option(help="What trains: megatron, torchtitan, nanotron, deepspeed, fsdp, …")
+]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp16 or fp8.", show_default=False)]
+Recompute = Annotated[str | None, typer.Option(help="none, selective or full.", show_default=False)]
+NetworkCards = Annotated[
+    str | None,
+    typer.Option(help="A node's network cards, such as '8x400 Gb/s'.", show_default=False),
+]
+JudgePublished = Annotated[
+    bool, typer.Option("--published", help="Judge the published runs instead.")
+]
+
 
 def compare(  # noqa: PLR0913 (a verb's parameters are its options)
-    config: Annotated[
-        str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
-    ] = None,
-    tokens_per_s: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Measured tokens per second of one GPU.", show_default=False),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Measured GiB of one GPU, for a file.", show_default=False),
-    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    tokens_per_s: MeasuredSpeed = None,
+    memory: MeasuredGib = None,
     model: ModelName = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="The GPUs, such as 2x8xH100.", show_default=False)
-    ] = None,
+    cluster: Gpus = None,
     gpu_tflops: GpuTflops = None,
     gpu_gib: GpuGib = None,
     gpu_gbps: GpuGbps = None,
     seq: SeqLen = None,
-    stack: Annotated[
-        str, typer.Option(help="What trains: megatron, torchtitan, nanotron, deepspeed, fsdp, …")
-    ] = "fsdp",
+    stack: StackName = "fsdp",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="Context-parallel ranks.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert-parallel ranks.")] = 1,
     micro_batch: MicroBatch = None,
     global_batch: GlobalBatch = None,
-    precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp8.", show_default=False)
-    ] = None,
-    recompute: Annotated[
-        str | None, typer.Option(help="none, selective or full.", show_default=False)
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="A node's network cards, such as '8x400 Gb/s'.", show_default=False),
-    ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Judge the published runs instead.")
-    ] = False,
+    precision: Precision = None,
+    recompute: Recompute = None,
+    network: NetworkCards = None,
+    published: JudgePublished = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Say whether a throughput is right: what is expected, the band, and the likeliest reasons.
@@ -96,12 +97,10 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise compare --published
     Next: shardwise doctor runs/NAME
     """
-    from shardwise.compare.answer import answer_for_stack
-    from shardwise.compare.standing import read_published
     from shardwise.compare.stated import StatedRun
 
     if published:
-        _show_published(read_published())
+        _show_published()
         return
     if tokens_per_s is None:
         fix = "write --tokens-per-s NUMBER, the measured tokens/s of one GPU"
@@ -119,7 +118,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
         tensor=tp, pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch,
         global_batch=global_batch, precision=precision, recompute=recompute, network=network,
     )  # fmt: skip
-    _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
+    _compare_with_stack(stated, as_json=as_json)
 
 
 def _compare_with_plan(
@@ -134,6 +133,13 @@ def _compare_with_plan(
     _tell(headline(plan), answer_for_plan(plan, tokens_per_s), as_json=as_json)
     if memory is not None and not as_json:
         _tell_memory(plan, memory)
+
+
+def _compare_with_stack(stated: StatedRun, *, as_json: bool) -> None:
+    """A run that options state beside the published runs of its stack."""
+    from shardwise.compare.answer import answer_for_stack
+
+    _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
 
 
 def _validate_no_plan(memory: float | None, described: list[str]) -> None:
@@ -253,8 +259,11 @@ def _tell_memory(plan: Plan, gib: float) -> None:
         typer.echo(line)
 
 
-def _show_published(published: Published) -> None:
+def _show_published() -> None:
     """Every stack's rows by verdict, and the rows that are not as expected."""
+    from shardwise.compare.standing import read_published
+
+    published = read_published()
     judged = [(peer, published.verdict_of(peer)) for peer in published.peers]
     words = ("as expected", "slower than expected", "faster than expected", "doubtful")
     stacks = list(dict.fromkeys(peer.stack for peer in published.peers))

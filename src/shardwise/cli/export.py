@@ -38,12 +38,21 @@ class Format(StrEnum):
 
 _SHARD_SIZE = "5GB"
 
+RunOrCheckpoint = Annotated[
+    Path,
+    typer.Argument(help="Run directory or its name, or one checkpoint.", parser=run_or_name),
+]
+ModelCode = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the model's own code, which you trust and which is run."),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="Refuse checkpoints that this key file did not sign.")
+]
+
 
 def export(  # noqa: PLR0913  (each is an option)
-    run: Annotated[
-        Path,
-        typer.Argument(help="Run directory or its name, or one checkpoint.", parser=run_or_name),
-    ],
+    run: RunOrCheckpoint,
     to: Annotated[Path, typer.Option(help="Directory to make; absent or empty.")],
     step: Annotated[int | None, typer.Option(help="Step to export; else the newest.")] = None,
     best: Annotated[
@@ -56,19 +65,14 @@ def export(  # noqa: PLR0913  (each is an option)
     layout: Annotated[
         Format, typer.Option("--format", help="safetensors, or one pytorch_model.bin.")
     ] = Format.SAFETENSORS,
-    code: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the model's own code, which you trust and which is run."),
-    ] = None,
+    code: ModelCode = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Add adapters to the weights that they belong to.")
     ] = False,
     base: Annotated[
         Path | None, typer.Option(help="Directory of those weights, if it was moved.")
     ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="Refuse checkpoints that this key file did not sign.")
-    ] = None,
+    key: KeyFile = None,
 ) -> None:
     """Write a checkpoint as a directory that from_pretrained loads. No GPU and no ranks needed.
 
@@ -85,24 +89,16 @@ def export(  # noqa: PLR0913  (each is an option)
     """
     from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
     from shardwise.checkpoint.signature import read_key
-    from shardwise.errors import UserError
 
-    if code is not None and not (code / "config.json").is_file():
-        raise UserError(
-            f"{code} is not the directory of a model",
-            why="it has no config.json",
-            fix="name the directory of the model, with config.json and its .py files: --code DIR",
-        )
+    if code is not None:
+        _validate_code(code)
     path = find_checkpoint(run, step, best=best)
     quieten_transformers()
-    import torch
-
     from shardwise.checkpoint.export_target import validate_target
     from shardwise.units import format_bytes
 
     validate_target(to)
-    dtypes = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
-    wanted = dtypes[dtype] if dtype else None
+    wanted = _torch_dtype(dtype) if dtype else None
     checkpoint = verify_checkpoint(path, None if key is None else read_key(key))
     if checkpoint.plan.decided.adapter == "none":
         _refuse_merge(merge=merge, base=base)
@@ -113,6 +109,24 @@ def export(  # noqa: PLR0913  (each is an option)
     typer.echo(f"{path} -> {to}: {done.num_files} files, {format_bytes(done.num_bytes)} of weights")
     for note in done.notes:
         typer.echo(note)
+
+
+def _validate_code(code: Path) -> None:
+    from shardwise.errors import UserError
+
+    if not (code / "config.json").is_file():
+        raise UserError(
+            f"{code} is not the directory of a model",
+            why="it has no config.json",
+            fix="name the directory of the model, with config.json and its .py files: --code DIR",
+        )
+
+
+def _torch_dtype(dtype: Dtype) -> torch.dtype:
+    import torch
+
+    dtypes = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
+    return dtypes[dtype]
 
 
 def _write_model(

@@ -28,17 +28,41 @@ if TYPE_CHECKING:
 _MAX_LOG_BYTES = 2**28
 _SIZES = {"cuda": (1 * MIB, 32 * MIB, 1 * GIB), "cpu": (64 * KIB, 1 * MIB, 8 * MIB)}
 
+FileAndChanges = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [cluster.KEY=VALUE]...",
+        help="The file of a run, for its cluster; then changes, such as "
+        "cluster.interconnect=efa-3200.",
+        show_default=False,
+    ),
+]
+NcclLogs = Annotated[
+    list[Path] | None,
+    typer.Option(help="Judge a log of NCCL_DEBUG=INFO instead (repeatable)."),
+]
+NcclTests = Annotated[
+    list[Path] | None,
+    typer.Option(help="Judge the output of an nccl-tests binary instead (repeatable)."),
+]
+Between = Annotated[
+    str | None,
+    typer.Option(help="`sites`: measure the link to another site instead.", show_default=False),
+]
+Meet = Annotated[
+    str | None,
+    typer.Option(help="With --between sites: HOST:PORT of the site that listens."),
+]
+Listen = Annotated[
+    str | None, typer.Option(help="With --between sites: listen at HOST:PORT for the other.")
+]
+Seconds = Annotated[
+    float, typer.Option(help="With --between sites: how long each way is measured.")
+]
+
 
 def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [cluster.KEY=VALUE]...",
-            help="The file of a run, for its cluster; then changes, such as "
-            "cluster.interconnect=efa-3200.",
-            show_default=False,
-        ),
-    ] = None,
+    words: FileAndChanges = None,
     cluster: Annotated[
         str | None, typer.Option(help="The cluster to measure, such as 4x8xH100 or 2xCPU.")
     ] = None,
@@ -51,28 +75,12 @@ def fabric(  # noqa: PLR0913 (a verb's parameters are its options)
     min_share: Annotated[
         float, typer.Option(help="Share of the expected bandwidth below which the gate fails.")
     ] = 0.8,
-    nccl_log: Annotated[
-        list[Path] | None,
-        typer.Option(help="Judge a log of NCCL_DEBUG=INFO instead (repeatable)."),
-    ] = None,
-    nccl_tests: Annotated[
-        list[Path] | None,
-        typer.Option(help="Judge the output of an nccl-tests binary instead (repeatable)."),
-    ] = None,
-    between: Annotated[
-        str | None,
-        typer.Option(help="`sites`: measure the link to another site instead.", show_default=False),
-    ] = None,
-    meet: Annotated[
-        str | None,
-        typer.Option(help="With --between sites: HOST:PORT of the site that listens."),
-    ] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="With --between sites: listen at HOST:PORT for the other.")
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(help="With --between sites: how long each way is measured.")
-    ] = 5.0,
+    nccl_log: NcclLogs = None,
+    nccl_tests: NcclTests = None,
+    between: Between = None,
+    meet: Meet = None,
+    listen: Listen = None,
+    seconds: Seconds = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Measure collectives and pairs of ranks, and compare them with the expected bandwidth.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,14 +13,19 @@ from shardwise.cli.find_run import run_or_name
 from shardwise.cli.quiet import quieten_transformers
 from shardwise.errors import UserError, printable
 
+if TYPE_CHECKING:
+    from shardwise.generate.answer import Answer
+
+RunOrExport = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="Run directory or its name, or an export.", parser=run_or_name
+    ),
+]
+
 
 def generate(  # noqa: PLR0913  (each is an option)
-    place: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run directory or its name, or an export.", parser=run_or_name
-        ),
-    ],
+    place: RunOrExport,
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts, each answered by itself.")
     ] = None,
@@ -62,11 +67,7 @@ def generate(  # noqa: PLR0913  (each is an option)
       shardwise generate exported --file prompts.txt --json
     Next: shardwise export runs/demo --to exported
     """
-    asked = [*(prompts or []), *([] if file is None else _lines_of(file))]
-    if not asked:
-        raise UserError(
-            "no prompt is given", fix='write one: `shardwise generate RUN "PROMPT"`, or --file FILE'
-        )
+    asked = _prompts_of(prompts or [], file)
     import torch
 
     from shardwise.generate.answer import Sampling, answer_all
@@ -79,11 +80,25 @@ def generate(  # noqa: PLR0913  (each is an option)
     for answer in answer_all(speaker, asked, how, batch):
         if as_json:
             typer.echo(json.dumps(asdict(answer)))
-            continue
-        if len(asked) > 1:
-            typer.echo(f"> {printable(answer.prompt)}")
-        # Text of a model must not steer the terminal.
-        typer.echo("\n".join(printable(line) for line in answer.text.split("\n")))
+        else:
+            _tell(answer, with_prompt=len(asked) > 1)
+
+
+def _tell(answer: Answer, *, with_prompt: bool) -> None:
+    if with_prompt:
+        typer.echo(f"> {printable(answer.prompt)}")
+    # Text of a model must not steer the terminal.
+    typer.echo("\n".join(printable(line) for line in answer.text.split("\n")))
+
+
+def _prompts_of(prompts: list[str], file: Path | None) -> list[str]:
+    """The prompts of the command line, then those of the file. There must be one."""
+    asked = [*prompts, *([] if file is None else _lines_of(file))]
+    if not asked:
+        raise UserError(
+            "no prompt is given", fix='write one: `shardwise generate RUN "PROMPT"`, or --file FILE'
+        )
+    return asked
 
 
 def _lines_of(file: Path) -> list[str]:

@@ -22,6 +22,12 @@ def read_amount(text: str) -> float:
         ) from None
 
 
+ConfigFile = Annotated[
+    str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
+]
 ModelName = Annotated[
     str | None,
     typer.Option("--model", help="A model: a preset, a hub id or a directory.", show_default=False),

@@ -11,12 +11,14 @@ import typer
 
 from shardwise.cli.calibrate import calibrate_for
 from shardwise.cli.named_run import (
+    ConfigFile,
     GlobalBatch,
     GpuGbps,
     GpuGib,
     GpuTflops,
     MicroBatch,
     ModelName,
+    Overrides,
     SeqLen,
     changes_of,
     changes_of_gpu,
@@ -38,12 +40,6 @@ if TYPE_CHECKING:
     from shardwise.plan.plan import Plan
 
 
-ConfigFile = Annotated[
-    str | None, typer.Argument(help="YAML, TOML or JSON file.", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Changes, such as optim.lr=3e-4.", show_default=False)
-]
 Elsewhere = Annotated[
     str | None, typer.Option(help="Plan for this cluster instead, such as 4x8xH100.")
 ]
@@ -74,6 +70,7 @@ Measure = Annotated[
         help="First measure this machine, for this and later plans; needs no config.",
     ),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="Calibrate in seconds, less exactly.")]
 
 
 def plan(  # noqa: PLR0913 (a verb's parameters are its options)
@@ -94,9 +91,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
     as_json: Annotated[bool, typer.Option("--json", help="Print plan.json.")] = False,
     html: PageFile = None,
     calibrate: Measure = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Calibrate in seconds, less exactly.")
-    ] = False,
+    quick: Quick = False,
 ) -> None:
     """Print the plan of a run with a reason for every choice, its memory, speed and cost.
 
@@ -118,46 +113,33 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise plan --calibrate run.yaml --cluster 2xCPU
     Next: shardwise train run.yaml
     """
-    from shardwise.launch.prepare import choose_plan
-
-    beside = "--json" if as_json else "--set" if changes else None
     config, words = split_words(config, overrides, model)
+    has_file = config is not None
     named = changes_of(
-        model=model,
-        seq=seq,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        has_file=config is not None,
+        model=model, seq=seq, micro_batch=micro_batch, global_batch=global_batch, has_file=has_file
     )
     place = [f"cluster.name={cluster}"] if cluster else []
     given = [*named, *words, *place, *changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)]
-    _validate_together(quick=quick, calibrate=calibrate, html=html, beside=beside)
+    _validate_together(changes, html, as_json=as_json, calibrate=calibrate, quick=quick)
     if calibrate:
         calibrate_for(_cluster_of(config, given, cluster), quick=quick)
     if config is None and model is None:
         _end_without_config(calibrated=calibrate)
         return
-    aim = _goal(goal)
-    chosen = choose_plan(load_config(config, given), goal=aim)
+    chosen = _plan_of(config, given, goal)
     if changes:
-        show_difference(chosen, choose_plan(load_config(config, [*given, *changes]), goal=aim))
-    elif as_json:
-        traffic = {axis: asdict(sums) for axis, sums in planned_traffic(chosen).items()}
-        run = asdict(run_of(chosen))
-        more = {"mesh": picture_data(chosen), "run": run, "traffic": traffic}
-        typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
-    elif html is not None:
-        _write_page(chosen, html, tokens)
+        show_difference(chosen, _plan_of(config, [*given, *changes], goal))
     else:
-        _explain(chosen, top, tokens)
+        _tell(chosen, top, tokens, html, as_json=as_json)
 
 
 def _validate_together(
-    *, quick: bool, calibrate: bool, html: Path | None, beside: str | None
+    changes: list[str] | None, html: Path | None, *, as_json: bool, calibrate: bool, quick: bool
 ) -> None:
     """Raise where an option would do nothing."""
     if quick and not calibrate:
         raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
+    beside = "--json" if as_json else "--set" if changes else None
     if html is not None and beside is not None:
         raise UserError(
             f"--html and {beside} answer apart", fix=f"leave --html out, or leave {beside} out"
@@ -173,6 +155,32 @@ def _end_without_config(*, calibrated: bool) -> None:
             f"llama-3.1-8b --cluster 8xH100`; or {start_from_example()}",
         )
     typer.echo("next: shardwise plan FILE   (with the rates of this machine)", err=True)
+
+
+def _plan_of(config: str | None, given: list[str], goal: str) -> Plan:
+    from shardwise.launch.prepare import choose_plan
+
+    aim = _goal(goal)
+    return choose_plan(load_config(config, given), goal=aim)
+
+
+def _tell(
+    chosen: Plan, top: int, tokens: float | None, html: Path | None, *, as_json: bool
+) -> None:
+    """Print the plan as JSON, or write it as a page, or explain it."""
+    if as_json:
+        _print_json(chosen)
+    elif html is not None:
+        _write_page(chosen, html, tokens)
+    else:
+        _explain(chosen, top, tokens)
+
+
+def _print_json(chosen: Plan) -> None:
+    traffic = {axis: asdict(sums) for axis, sums in planned_traffic(chosen).items()}
+    run = asdict(run_of(chosen))
+    more = {"mesh": picture_data(chosen), "run": run, "traffic": traffic}
+    typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
 
 
 def _explain(chosen: Plan, top: int, tokens: float | None) -> None:

@@ -16,6 +16,14 @@ from shardwise.config.load import load_config
 if TYPE_CHECKING:
     from shardwise.tunnel.result import TunnelResult
 
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write a trace of two more steps there (NAME.json.gz), for shardwise profile.",
+        show_default=False,
+    ),
+]
+
 
 def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     config: Annotated[str, typer.Argument(help="YAML, TOML or JSON file.")],
@@ -34,13 +42,7 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
         str,
         typer.Option(help="auto (a GPU, else fake tensors), cuda, cpu (tiny models) or fake."),
     ] = "auto",
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a trace of two more steps there (NAME.json.gz), for shardwise profile.",
-            show_default=False,
-        ),
-    ] = None,
+    trace: TraceFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Run the real training code as rank 0 of a cluster that is not there.
