@@ -16,6 +16,9 @@ import one_parser  # noqa: F401  (before anything imports typer.testing)
 from commands import run_forked, run_installed
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+# What imports and test functions make stays; to look for garbage among it takes a tenth of the time
+# of a collection of tests.
+gc.disable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -44,6 +47,7 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay until the end, so no collection of garbage needs to look at them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _waiting_between_computing(items: list[pytest.Item]) -> list[pytest.Item]:

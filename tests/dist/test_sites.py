@@ -83,6 +83,7 @@ def _plain(settings: Settings, parts: list[list[Batch]]) -> Arrays:
     return train_plainly_apart(settings, parts, every=2, lr=0.7, momentum=0.9)
 
 
+@pytest.mark.long
 def test_int8_and_fragments_stay_near_fp32(ranks: Pools) -> None:
     settings = {**TWO_SITES, "shard.strategy": "full_shard"}
     whole = ranks(4).run(train_sites, 4, settings)

@@ -189,7 +189,10 @@ def make_mixture(family: str, place: Path) -> None:
 
 
 @needs_peft
-@pytest.mark.parametrize(("family", "num_changed"), [("qwen3_moe", 2 + 2 * 4 * 3), ("gpt_oss", 6)])
+@pytest.mark.parametrize(
+    ("family", "num_changed"),
+    [("qwen3_moe", 2 + 2 * 4 * 3), pytest.param("gpt_oss", 6, marks=pytest.mark.long)],
+)
 def test_adapters_of_experts_leave_and_merge(
     home: Path, shardwise: Run, ask_peft: Ask, family: str, num_changed: int
 ) -> None:
@@ -225,7 +228,8 @@ def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask)
 
 
 @needs_peft
-@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("tied", [False, True])
 def test_modules_that_are_trained_whole_leave_and_merge(
     home: Path, shardwise: Run, ask_peft: Ask, tied: bool
 ) -> None:

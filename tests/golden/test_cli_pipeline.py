@@ -76,6 +76,7 @@ def test_divided_stages_and_a_whole_model_take_turns(home: Path, shardwise: Run)
         torch.testing.assert_close(staged[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_pretrained_weights_go_to_their_stages(home: Path, shardwise: Run) -> None:
     shardwise("export", str(home / "whole"), "--to", str(home / "source"))
     # The tied table under its other name, which only the last stage has a module for.

@@ -309,6 +309,7 @@ def test_another_model_in_the_same_directory_is_refused(
     assert (stopped / "plan.json").read_text() == before
 
 
+@pytest.mark.long
 def test_torchrun_gives_the_same_losses(
     whole: tuple[Path, subprocess.CompletedProcess[str]],
     config: str,

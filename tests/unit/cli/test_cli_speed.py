@@ -52,7 +52,12 @@ def test_comparing_loads_no_torch(tmp_path: Path) -> None:
     assert loaded_after(code, tmp_path) == set()
 
 
-def test_planning_any_preset_loads_no_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "presets",
+    [list(PRESETS)[::4], pytest.param(list(PRESETS), marks=pytest.mark.long)],
+    ids=["some", "all"],
+)
+def test_planning_any_preset_loads_no_torch(presets: list[str], tmp_path: Path) -> None:
     # Without torch a plan takes less than a second. With it the import alone takes longer.
     # A search takes half a second for each of them, so most of it is decided here.
     words = "data: {source: synthetic, seq_len: 1024}\ncluster: 256x8xB200\n"
@@ -63,7 +68,7 @@ def test_planning_any_preset_loads_no_torch(tmp_path: Path) -> None:
     code = f"""
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-for name in {list(PRESETS)!r}:
+for name in {presets!r}:
     try:
         app(["plan", "run.yaml", f"model={{name}}"], standalone_mode=False)
     except UserError as error:

@@ -95,7 +95,7 @@ _X1 = ("--cluster", "2x8xX1", "--gpu-tflops", "400", "--gpu-gib", "96", "--gpu-g
 
 
 def test_an_unknown_gpu_is_planned_as_it_is_described(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = json.loads(said(capsys, "plan", "--model", "llama-3.1-8b", *_X1, "--json"))
     cluster, forecast = plan["cluster"], plan["forecast"]
@@ -104,7 +104,12 @@ def test_an_unknown_gpu_is_planned_as_it_is_described(
     assert 0.1 < forecast["mfu"] < 0.7
     assert plan["run"]["usd"] is None
     assert plan["config"]["cluster"]["gpu_gib"] == 96  # so a run of this plan has the same
-    # The page looks at other sizes of this GPU, and at other kinds.
+
+
+@pytest.mark.long
+def test_the_page_of_an_unknown_gpu_looks_at_other_sizes_and_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "plan.html"
     said(capsys, "plan", "--model", "llama-3.1-8b", *_X1, "--html", str(page))
     assert {"X1", "H100"} <= set(re.findall(r"\b\w+\b", page.read_text()))
