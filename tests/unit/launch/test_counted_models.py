@@ -92,7 +92,7 @@ def test_what_was_shipped_is_what_the_code_says(monkeypatch: pytest.MonkeyPatch)
     assert shipped is not None
     ways = {way_of(own_kernels=o, compiled=c, recompute=r): (o, c, r) for o, c, r in saved._WAYS}
     assert set(ways) == set(shipped.kinds[0].saved)
-    sample = ("eager", "compiled own selective")
+    sample = ("eager", "compiled", "compiled own selective", "compiled own full")
     monkeypatch.setattr(saved, "_WAYS", tuple(ways[way] for way in sample))
     again = count_model("smollm3-3b", {**OTHER_PRESETS["smollm3-3b"], "num_hidden_layers": 4})
     for now, then in zip(again.kinds, shipped.kinds, strict=True):
