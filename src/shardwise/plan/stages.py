@@ -67,7 +67,8 @@ def sent_bytes(model: ModelSpec, decided: Decisions) -> int:
     """What a rank sends of the hidden states of a micro-batch. Ranks that divide tokens send a part
     each."""
     parts = decided.tensor if decided.sequence_parallel else 1
-    return decided.tokens * model.hidden_size * DTYPE_BYTES[decided.param_dtype] // parts
+    width = DTYPE_BYTES[decided.output_dtype or decided.param_dtype]
+    return decided.tokens * model.hidden_size * width // parts
 
 
 def head_in_blocks(model: ModelSpec, seq_len: int) -> float:

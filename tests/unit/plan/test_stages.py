@@ -303,6 +303,10 @@ def test_ranks_that_divide_tokens_send_a_part_each() -> None:
     assert 2 * sent_bytes(plan.model, plan.decided) == sent_bytes(plan.model, whole)
     alike = replace(plan.decided, sequence_parallel=False)
     assert sent_bytes(plan.model, alike) == sent_bytes(plan.model, whole)
+    # A stage sends what its last unit gives.
+    narrow = replace(plan.decided, output_dtype="bf16")
+    assert plan.decided.param_dtype == "fp32"
+    assert 2 * sent_bytes(plan.model, narrow) == sent_bytes(plan.model, plan.decided)
 
 
 def test_a_tensor_axis_is_looked_at_where_stages_are_given() -> None:
