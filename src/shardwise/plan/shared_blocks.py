@@ -26,6 +26,9 @@ from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 _NORM_VECTORS = {True: 4, False: 9}
 # Gathered inputs of a block: attention's and the MLP's.
 _GATHERED = 2
+# Vectors of the hidden size that a compiled block saves besides, because its graph is cut where
+# rows leave and where they come back.
+_CUT_VECTORS = 2
 # Matmuls whose results are parts of a sum over ranks, and so are as wide on each as on one.
 _SUMMED = 2
 
@@ -55,11 +58,15 @@ def _dealt(
         return block
     width = DTYPE_BYTES[decided.param_dtype]
     rows = width * model.experts_per_token * model.hidden_size
+    cut = _CUT_VECTORS * width * model.hidden_size if decided.compile else 0
     if has_lean_experts(model, decided):
-        return replace(block, whole=block.whole + rows)
+        # Selective recompute keeps what has travelled.
+        return replace(block, whole=block.whole + rows + cut, selective=block.selective + rows)
     # What goes into the last matmul and what comes out of it is not saved here, nor are the
-    # activation and the product of SwiGLU.
-    return replace(block, whole=block.whole - rows - width * 2 * ffn_width(model))
+    # activation and the product of SwiGLU, of which the compiler saves one in any case.
+    unsaved = 1 if decided.compile else 2
+    whole = block.whole - rows - width * unsaved * ffn_width(model) + cut
+    return replace(block, whole=whole)
 
 
 def _seeing(
