@@ -11,7 +11,7 @@ from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.adapters import apply_adapters
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
-from shardwise.parallel.expert_parallel import apply_expert_parallel
+from shardwise.parallel.expert_parallel import apply_expert_parallel, dispatched_experts
 from shardwise.parallel.experts import apply_experts
 from shardwise.parallel.float8 import apply_float8
 from shardwise.parallel.gated_mlp import apply_gated_mlp
@@ -53,9 +53,15 @@ def parallelize(
     if uses_own(plan) and plan.decided.param_dtype == "bf16" and mesh.group("expert") is None:
         apply_experts(blocks)
     apply_tensor(model, units, plan, mesh)
+    # The compiler cuts a graph at experts that are dealt out. It traces no checkpoint with a cut,
+    # so it compiles such blocks inside theirs.
+    cut = [block for block in blocks if dispatched_experts(block)]
+    if plan.decided.compile:
+        apply_compile(cut)
     apply_remat(blocks, plan.decided.checkpoint_activations)
     if plan.decided.compile:
-        apply_compile([*blocks, *_outer_norms(model, units)])
+        whole = [block for block in blocks if block not in cut]
+        apply_compile([*whole, *_outer_norms(model, units)])
     apply_offload(blocks, plan.decided.offload_activations, torch.device(plan.cluster.device))
     apply_sharding(model, units, plan, mesh, carrier, buffer)
     apply_prefetch(model, units, plan)

@@ -97,6 +97,8 @@ def estimate_time(
     software: Software = OURS,
 ) -> TimeEstimate:
     """Expected seconds of one optimizer step, by term."""
+    if _is_cut(decided) and not software.compiles_cut_blocks:
+        decided = replace(decided, compile=False)
     passes = decided.accumulation
     layers = model.num_layers / decided.pipeline
     block = block_seconds(model, decided, rates, software)
@@ -144,6 +146,11 @@ def estimate_time(
         + passes * software.pass_s
         + (forward_seconds(model, fabric, decided, rates, software) if decided.kl_term else 0.0),
     )
+
+
+def _is_cut(decided: Decisions) -> bool:
+    """Whether blocks are checkpointed selectively around experts that are dealt out."""
+    return decided.expert > 1 and decided.checkpoint_activations == "selective"
 
 
 def speed_of(
