@@ -1,12 +1,16 @@
 """DiLoCo and HSDP over the same slow link, in one run: tokens a second, and bytes at the interface.
 
-    python benchmarks/diloco.py [--speed 100] [--delay 20] [--every 50] [--outer-steps 2]
+    python benchmarks/diloco.py [--ranks 2] [--speed 100] [--delay 20] [--every 50]
+        [--outer-steps 2]
 
-Two network namespaces play two sites (namespaces.py), with two ranks of `shardwise train` each.
+Two network namespaces play two sites (namespaces.py), with so many ranks of `shardwise train` each.
 HSDP shards inside a site and reduces gradients over the link in every step. DiLoCo has the same
 mesh in each site, and exchanges over the link every so many steps. Bytes are counted at the
 interface of the first site, and beside them stands what the plan says. Needs Linux, root, `ip` and
 `tc`.
+
+Each rank wants a core of its own. Where ranks share cores they gather parameters so slowly inside a
+site that this, and not the link, says how fast DiLoCo is.
 
 Rate and delay of the link are measured first (`shardwise fabric --between sites`). The delay is
 made by a process that carries packets (delayed_link.py), which takes a part of a core; without a
@@ -32,7 +36,8 @@ from types import FrameType
 
 from namespaces import (
     ADDRESSES,
-    CLUSTER,
+    NODES,
+    RANKS_PER_NODE,
     run_ranks,
     sent_bytes,
     shape,
@@ -71,6 +76,7 @@ class Way:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=RANKS_PER_NODE, help="of each site")
     parser.add_argument("--speed", type=int, default=100, help="Mbit/s")
     parser.add_argument("--delay", type=float, default=20.0, help="milliseconds one way")
     parser.add_argument("--layers", type=int, default=6)
@@ -85,22 +91,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, leave)
     steps = options.every * options.outer_steps
     sites = ["mesh.site=2", f"diloco.steps={options.every}", f"train.steps={steps}"]
-    sites += ["shard.strategy=full_shard", f"diloco.exchange={options.exchange}"]
+    sites += [f"diloco.exchange={options.exchange}"]
+    if options.ranks > 1:
+        sites += ["shard.strategy=full_shard"]
     with tempfile.TemporaryDirectory() as name, linked(options.speed, options.delay) as nodes:
         folder = Path(name)
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(f"link of {options.speed} Mbit/s and {options.delay:g} ms: {measured_link(nodes)}")
         print("\n| way | tok/s, all ranks | steps | MB sent by the first site |")
         print("|---|---|---|---|", flush=True)
-        write(folder / "hsdp.yaml", options.layers, options.hidden, log_every=1)
-        write(folder / "sites.yaml", options.layers, options.hidden, log_every=options.every)
+        write(folder / "hsdp.yaml", options, log_every=1)
+        write(folder / "sites.yaml", options, log_every=options.every)
         hsdp = ["shard.strategy=hybrid_shard", f"train.steps={options.hsdp_steps}"]
-        slow = run(nodes, folder, "hsdp", [*hsdp, "mesh.replicate=2", "mesh.shard=2"])
-        fast = run(nodes, folder, "sites", sites)
+        hsdp += [f"mesh.replicate={NODES}", f"mesh.shard={options.ranks}"]
+        runs = Runs(nodes, folder, options.ranks)
+        slow = runs.train("hsdp", hsdp)
+        fast = runs.train("sites", sites)
         plan = Plan.load(folder / "sites" / "plan.json")
         # The same steps with the last exchange alone.
         once = [*sites, f"diloco.steps={steps}"]
-        idle = run(nodes, folder, "sites", once, label="apart")
+        idle = runs.train("sites", once, label="apart")
     show(slow, fast, idle, plan, options.outer_steps)
 
 
@@ -116,10 +126,11 @@ def linked(speed: int, delay_ms: float) -> Iterator[tuple[str, str]]:
         yield nodes
 
 
-def write(file: Path, layers: int, hidden: int, log_every: int) -> None:
+def write(file: Path, options: argparse.Namespace, log_every: int) -> None:
     """The run's YAML."""
-    sizes = {"layers": layers, "hidden": hidden, "inner": 3 * hidden}
-    file.write_text(CONFIG.format(**sizes, cluster=CLUSTER, log_every=log_every))
+    hidden, cluster = options.hidden, f"{NODES}x{options.ranks}xCPU"
+    sizes = {"layers": options.layers, "hidden": hidden, "inner": 3 * hidden}
+    file.write_text(CONFIG.format(**sizes, cluster=cluster, log_every=log_every))
 
 
 def measured_link(nodes: Sequence[str]) -> str:
@@ -137,27 +148,36 @@ def measured_link(nodes: Sequence[str]) -> str:
     return said.splitlines()[0]
 
 
-def run(
-    nodes: Sequence[str], folder: Path, name: str, words: Sequence[str], label: str | None = None
-) -> Way:
-    """Train, and count what the first site sends."""
-    label = label or name
-    command = [*COMMAND, "train", str(folder / f"{name}.yaml"), f"name={label}"]
-    before = sent_bytes(nodes[0])
-    codes = run_ranks(nodes, [*command, f"runs_dir={folder}", *words], folder)
-    if any(codes):
-        bad = next(rank for rank, code in enumerate(codes) if code)
-        sys.exit(f"{label}: rank {bad} failed\n{(folder / f'rank-{bad}.err').read_text()}")
-    lines = (folder / label / "events.jsonl").read_text().splitlines()
-    logged = [event for event in map(json.loads, lines) if event["event"] == "step"]
-    # The first line is of the first step, which also sets up connections.
-    rates = [event["tokens_per_s"] for event in logged[1:]]
-    sent = sent_bytes(nodes[0]) - before
-    way = Way(label, 4 * statistics.median(rates), sent, logged[-1]["step"])
-    # Each takes a minute or more, so its row comes when it is known.
-    row = f"| {way.name} | {way.tokens_per_s:.0f} | {way.steps} | {way.sent_bytes / 1e6:.2f} |"
-    print(row, flush=True)
-    return way
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Trains in two sites, and counts what the first sends."""
+
+    nodes: Sequence[str]
+    folder: Path
+    ranks: int
+    """Of each site."""
+
+    def train(self, name: str, words: Sequence[str], label: str | None = None) -> Way:
+        """One run, and what it gave."""
+        label, folder = label or name, self.folder
+        command = [*COMMAND, "train", str(folder / f"{name}.yaml"), f"name={label}"]
+        before = sent_bytes(self.nodes[0])
+        command += [f"runs_dir={folder}", *words]
+        codes = run_ranks(self.nodes, command, folder, self.ranks)
+        if any(codes):
+            bad = next(rank for rank, code in enumerate(codes) if code)
+            sys.exit(f"{label}: rank {bad} failed\n{(folder / f'rank-{bad}.err').read_text()}")
+        lines = (folder / label / "events.jsonl").read_text().splitlines()
+        logged = [event for event in map(json.loads, lines) if event["event"] == "step"]
+        # The first line is of the first step, which also sets up connections.
+        rates = [event["tokens_per_s"] for event in logged[1:]]
+        sent = sent_bytes(self.nodes[0]) - before
+        speed = NODES * self.ranks * statistics.median(rates)
+        way = Way(label, speed, sent, logged[-1]["step"])
+        # Each takes a minute or more, so its row comes when it is known.
+        row = f"| {way.name} | {way.tokens_per_s:.1f} | {way.steps} | {way.sent_bytes / 1e6:.2f} |"
+        print(row, flush=True)
+        return way
 
 
 def show(slow: Way, fast: Way, idle: Way, plan: Plan, outer_steps: int) -> None:

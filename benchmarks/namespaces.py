@@ -98,9 +98,11 @@ def sent_bytes(node: str) -> int:
     return int(call("ip", "netns", "exec", node, "cat", path))
 
 
-def run_ranks(nodes: Sequence[str], command: Sequence[str], folder: Path) -> list[int]:
+def run_ranks(
+    nodes: Sequence[str], command: Sequence[str], folder: Path, per_node: int = RANKS_PER_NODE
+) -> list[int]:
     """Exit codes of `command` on all ranks; what they say is in `rank-N.out` and `rank-N.err`."""
-    ranks = [start_rank(nodes, rank, command, folder) for rank in range(NODES * RANKS_PER_NODE)]
+    ranks = [start_rank(nodes, rank, command, folder, per_node) for rank in range(NODES * per_node)]
     try:
         return [process.wait() for process in ranks]
     finally:
@@ -110,20 +112,20 @@ def run_ranks(nodes: Sequence[str], command: Sequence[str], folder: Path) -> lis
 
 
 def start_rank(
-    nodes: Sequence[str], rank: int, command: Sequence[str], folder: Path
+    nodes: Sequence[str], rank: int, command: Sequence[str], folder: Path, per_node: int
 ) -> subprocess.Popen[bytes]:
     """One rank, in its node."""
-    node, local = divmod(rank, RANKS_PER_NODE)
+    node, local = divmod(rank, per_node)
     environ = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(NODES * RANKS_PER_NODE),
-        "LOCAL_WORLD_SIZE": str(RANKS_PER_NODE),
+        "WORLD_SIZE": str(NODES * per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
         "MASTER_ADDR": ADDRESSES[0],
         "MASTER_PORT": str(PORT),
         "GLOO_SOCKET_IFNAME": DEVICE,
-        # What shardwise gives four ranks of its own on this machine.
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (NODES * RANKS_PER_NODE))),
+        # What shardwise gives so many ranks of its own on this machine.
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (NODES * per_node))),
     }
     out, err = folder / f"rank-{rank}.out", folder / f"rank-{rank}.err"
     with out.open("w") as stdout, err.open("w") as stderr:
