@@ -65,8 +65,8 @@ quick: lint
 	$(PYTEST) $(SPREAD) $(QUICK) -m 'not slow and not dist and not torchao'
 
 test: $(READY)
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint collect
-	@$(MAKE) --no-print-directory -j3 test-all test-float8 test-interpreted
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-alerts lint collect test-interpreted
+	@$(MAKE) --no-print-directory -j2 test-all test-float8
 
 # Alerts are about time, so the test that makes them fire has one process beside it.
 test-alerts: $(READY)
