@@ -122,6 +122,22 @@ GRADIENTS: dict[str, tuple[int, Settings]] = {
 }
 
 
+# Experts on other ranks of a stage.
+MIXTURE: Settings = {
+    "model.name": "tiny-mixtral",
+    "model.overrides": {**SHAPE, "intermediate_size": 72, "num_local_experts": 4},
+}
+DEALT: Settings = {"mesh.expert": 2}
+MIXTURE_WAYS: dict[str, tuple[int, int, Settings]] = {
+    "EP x PP": (2, 4, {**DEALT, "mesh.shard": 2, **RECOMPUTED}),
+    "EP x PP, interleaved": (2, 4, {**DEALT, "mesh.shard": 2, **TURNS}),
+    "FSDP x EP x PP": (2, 8, {**DEALT, "mesh.shard": 4, "memory.accumulate": "sharded"}),
+    "HSDP x EP x PP": (2, 8, {**DEALT, **HYBRID, "mesh.shard": 2, "train.accumulation": 2}),
+    "TP x EP x PP": (2, 8, {"mesh.expert": 4, **DIVIDED, "mesh.shard": 2}),
+}
+OTHER_MIXTURE_WAYS = [way for way in MIXTURE_WAYS if way != "EP x PP"]
+
+
 @pytest.fixture(scope="module")
 def whole(ranks: Pools) -> Trained:
     found: Trained = ranks(1).run(train_plainly, LLAMA)[0]
@@ -139,6 +155,15 @@ def test_all_ways_train_as_one_process(
     ranks: Pools, whole: Trained, tally: Tally, way: str
 ) -> None:
     _check(ranks, whole, tally, *LONG_WAYS[way])
+
+
+@pytest.mark.parametrize(
+    "way", ["EP x PP", *(pytest.param(way, marks=pytest.mark.long) for way in OTHER_MIXTURE_WAYS)]
+)
+def test_experts_may_be_dealt_out_inside_a_stage(ranks: Pools, tally: Tally, way: str) -> None:
+    reference = ranks(1).run(train_plainly, MIXTURE)[0]
+    stages, world, more = MIXTURE_WAYS[way]
+    _check(ranks, reference, tally, stages, world, {**MIXTURE, **more})
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,18 @@ TIED_LAYOUTS: list[Layout] = [
     ("tied sharded stages", 4),
     ("tied divided turns", 8),
 ]
+# Experts that are dealt out inside a stage.
+DEALT_STAGES: dict[str, Settings] = {
+    "whole mixture": {"shard.strategy": "full_shard"},
+    "dealt stages": {"mesh.pipeline": 2, "mesh.shard": 2, "mesh.expert": 2},
+    "dealt turns": {"mesh.pipeline": 2, "mesh.shard": 4, "mesh.expert": 2}
+    | {"mesh.pipeline_schedule": "interleaved_1f1b"},
+}
+DEALT_STAGE_LAYOUTS: list[Layout] = [
+    ("dealt stages", 4),
+    ("whole mixture", 3),
+    ("dealt turns", 8),
+]
 # Meshes of every axis, which hold one and the same model.
 AXES_MODEL: Settings = {
     "model.name": "tiny-mixtral",
@@ -178,6 +190,11 @@ def settings_of(layout: Layout) -> Settings:
         shape = {**PIPED_SHAPE, "tie_word_embeddings": piped != layout[0]}
         passes = {"train.global_batch": 24, "train.accumulation": 2}
         return {"model.overrides": shape, **passes, **PIPED[piped]}
+    if layout[0] in DEALT_STAGES:
+        shape = {**PIPED_SHAPE, "intermediate_size": 72, "num_local_experts": 4}
+        model = {"model.name": "tiny-mixtral", "model.overrides": shape}
+        passes = {"train.global_batch": 24, "train.accumulation": 2}
+        return {**model, **passes, **DEALT_STAGES[layout[0]]}
     if layout[0] in AXES:
         return {**AXES_MODEL, "train.global_batch": 12, **AXES[layout[0]]}
     strategy = {**STRATEGIES, **WITH_EXPERTS}[layout[0]]
@@ -312,7 +329,11 @@ def test_meshes_of_all_axes_read_each_other(ranks: Pools, tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layouts", [PIPED_LAYOUTS, TIED_LAYOUTS], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "layouts",
+    [PIPED_LAYOUTS, TIED_LAYOUTS, DEALT_STAGE_LAYOUTS],
+    ids=["untied", "tied", "dealt"],
+)
 def test_stages_and_whole_models_read_each_other(
     ranks: Pools, tmp_path: Path, layouts: list[Layout]
 ) -> None:

@@ -218,7 +218,9 @@ class Mesh:
     @property
     def fsdp_over_experts(self) -> DeviceMesh:
         """What FSDP2 shards the parameters of experts over."""
-        return self.fsdp if self.experts is None else _without(self.experts, "expert")
+        if self.experts is None:
+            return self.fsdp
+        return _without(self.experts, "pipeline", "expert")
 
 
 def build_mesh(plan: Plan) -> Mesh:

@@ -115,14 +115,12 @@ def check_pipeline(
 
 
 def _check_axes(config: RunConfig, ranks: int) -> Iterator[UserError]:
-    axes = given_axes(config.mesh)
-    for name in ("context", "expert"):
-        if getattr(axes, name) > 1:
-            yield _refusal(
-                ranks,
-                f"stages whose ranks also share a `{name}` axis were not compared with one process",
-                f"write mesh.{name}=1, or {WITHOUT}",
-            )
+    if given_axes(config.mesh).context > 1:
+        yield _refusal(
+            ranks,
+            "stages whose ranks also share a `context` axis were not compared with one process",
+            f"write mesh.context=1, or {WITHOUT}",
+        )
 
 
 def _check_model(
@@ -177,6 +175,12 @@ def with_full_pipeline(
 
 
 def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
+    if given_axes(config.mesh).expert > 1:
+        yield _refusal(
+            ranks,
+            "zero_bubble runs backward in two parts, and rows would travel to experts in each",
+            "write mesh.expert=1, or mesh.pipeline_schedule=1f1b",
+        )
     if config.memory.checkpoint_activations not in ("auto", "none"):
         yield _refusal(
             ranks,
