@@ -104,7 +104,7 @@ def train_in_bf16(world: int, settings: Settings) -> Any:
     return trained and trained.losses
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_frozen_weights_are_stored_as_they_are_computed_with(
     ranks: Pools, llama: Trained, world: int
 ) -> None:
@@ -123,7 +123,10 @@ def test_some_layers_and_another_scale(ranks: Pools, tally: Tally) -> None:
     assert_close(spread(ranks, 2, {**settings, **FULL}), reference, tally)
 
 
-@pytest.mark.parametrize(("model", "tied"), [("tiny-llama", False), ("tiny-qwen", True)])
+@pytest.mark.parametrize(
+    ("model", "tied"),
+    [pytest.param("tiny-llama", False, marks=pytest.mark.long), ("tiny-qwen", True)],
+)
 def test_modules_that_are_trained_whole(ranks: Pools, tally: Tally, model: str, tied: bool) -> None:
     """Tied or not, with the head in the chunked loss, sharded and used in place."""
     settings = {**LORA, "model.name": model, "adapter.modules_to_save": ["lm_head", "*norm"]}
@@ -226,7 +229,7 @@ def test_no_other_option_changes_numbers_over_nf4(ranks: Pools, tally: Tally) ->
     assert_nf4(ranks, NF4_OPTIONS[::2], NF4, tally)
 
 
-@pytest.mark.parametrize("base", ["nf4", "float8"])
+@pytest.mark.parametrize("base", [pytest.param("nf4", marks=pytest.mark.long), "float8"])
 def test_dora_learns_over_packed_weights(ranks: Pools, tally: Tally, base: str) -> None:
     meshes = ON_TWO if base == "nf4" else ON_FOUR
     assert_nf4(ranks, meshes, {**NF4, "adapter.base": base, "adapter.dora": True}, tally)
