@@ -69,10 +69,9 @@ def data_line(data: DataSplits, plan: Plan) -> str:
         return "data: random tokens, none of them read twice"
     steps = plan.settings.train.steps
     passes = steps * plan.decided.global_batch / data.num_sequences
-    plural = "" if data.num_documents == 1 else "s"
-    documents = f"{data.num_documents:,} {plan.settings.data.unit}{plural}"
     tokens = f"{format_count(data.num_train_tokens)} tokens"
-    return f"data: {documents}, {tokens}, read {passes:.3g} times in {steps:,} steps"
+    read = f"read {passes:.3g} times in {steps:,} steps"
+    return f"data: {_documents_in_words(data, plan)}, {tokens}, {read}"
 
 
 def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:
@@ -80,11 +79,18 @@ def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:
     num_sequences = plan.settings.train.steps * plan.decided.global_batch
     for each in data.mixed:
         size = f"{len(each.splits.train):,} sequences, {each.splits.num_train_tokens:,} tokens"
+        if each.splits.num_documents:
+            size = f"{_documents_in_words(each.splits, plan)}, {size}"
         passes = each.passes(num_sequences)
         yield f"data {each.name}: {each.share:.1%} of what is read; {size}, read {passes:.3g} times"
         if each.splits.conversations is not None:
             for line in each.splits.conversations.in_words(plan.settings.data.seq_len):
                 yield f"data {each.name}: {line}"
+
+
+def _documents_in_words(data: DataSplits, plan: Plan) -> str:
+    plural = "" if data.num_documents == 1 else "s"
+    return f"{data.num_documents:,} {plan.settings.data.unit}{plural}"
 
 
 def tell_step(report: StepReport, channels: Channels, plan: Plan) -> None:
