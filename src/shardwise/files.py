@@ -142,7 +142,10 @@ def parse_json(text: str | bytes) -> Any:
         tree = json.loads(text, parse_int=_parse_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    _validate_depth(tree)
+    # Most text has fewer brackets than levels are allowed, and need not be walked over.
+    opening = ("{", "[") if isinstance(text, str) else (b"{", b"[")
+    if sum(map(text.count, opening)) > _MAX_DEPTH:  # type: ignore[arg-type]
+        _validate_depth(tree)
     return tree
 
 

@@ -17,8 +17,10 @@ def is_event(value: Any) -> bool:
 
 def is_whole(event: dict[str, Any]) -> bool:
     """Whether an event has the fields of its kind, and no value that it cannot have."""
-    there = {name: check for name, check in _WHERE_GIVEN.items() if name in event}
-    return _fits(event, there | _FIELDS.get(event["event"], {}))
+    for name, check in _FIELDS.get(event["event"], {}).items():
+        if name not in event or not check(event[name]):
+            return False
+    return all(check(event[name]) for name, check in _WHERE_GIVEN.items() if name in event)
 
 
 def _fits(value: Any, fields: Mapping[str, Check]) -> bool:

@@ -18,11 +18,16 @@ def number(event: Any, *path: str) -> float | None:
     """The finite number at `path` of an event, else None."""
     for key in path:
         # Nearly all are plain dictionaries, and to ask so takes a fraction of the time.
-        is_mapping = type(event) is dict or isinstance(event, Mapping)
-        event = event.get(key) if is_mapping else None
-    if type(event) is not float and (isinstance(event, bool) or not isinstance(event, int)):
+        if type(event) is dict:
+            event = event.get(key)
+        else:
+            event = event.get(key) if isinstance(event, Mapping) else None
+    # NaN is not between.
+    if type(event) is float:
+        return event if -_LARGEST < event < _LARGEST else None
+    if isinstance(event, bool) or not isinstance(event, int | float):
         return None
-    # Compared before it is converted: an integer may have hundreds of digits. NaN is not between.
+    # Compared before it is converted: an integer may have hundreds of digits.
     return float(event) if -_LARGEST < event < _LARGEST else None
 
 
