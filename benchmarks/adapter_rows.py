@@ -13,7 +13,7 @@ from family_rows import OURS, PLAIN, measure_row, shortest
 from forked_measures import plan_of
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 RANK = 16

@@ -53,7 +53,7 @@ from shardwise.errors import UserError
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # No row takes longer, unless something hangs.
 _ROW_S = 240.0

@@ -40,7 +40,7 @@ from forked_measures import import_ahead, import_torch
 from gpu import driver, versions
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # Compiling a row, or training on a rank, takes no longer.
 _PREPARE_S = 80.0

@@ -17,7 +17,7 @@ from unittest import mock
 
 from forked_measures import plan_of
 from shardwise.facts.cluster import parse_cluster
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 STEPS, _BATCH = 4, 4
 _WAIT = timedelta(seconds=60)

@@ -10,7 +10,7 @@ from family_rows import planned, shortest
 from forked_measures import plan_of
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 _TINY_LEN = 128
@@ -130,8 +130,8 @@ def measure_row(plan: Plan, device: str, steps: int, *, modelled: bool) -> dict[
     """Run it as rank 0, over free links and then, where they are `modelled`, over the cluster's."""
     import torch._inductor.config as inductor
 
-    from shardwise.tunnel.explain import traffic_rows
-    from shardwise.tunnel.run import run_tunnel
+    from shardwise.tunnel.result_text import traffic_rows
+    from shardwise.tunnel.tunnel_run import run_tunnel
 
     # Results are on disk, or other rows compile beside it.
     inductor.compile_threads = 1

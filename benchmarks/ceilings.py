@@ -43,7 +43,7 @@ from shardwise.kernels.cublas import drop_workspace
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardwise.calibrate.attention import Attend
+    from shardwise.calibrate.attention_rate import Attend
     from shardwise.metrics.clock import Clock
 
 UPDATE_BYTES = 32
@@ -148,7 +148,7 @@ class Bench:
 
     def _attention_s(self, shape: Shape) -> float:
         """Forward and backward of one block, by the fastest kernel that is here."""
-        from shardwise.calibrate.attention import attention_seconds
+        from shardwise.calibrate.attention_rate import attention_seconds
 
         spec, tokens = shape.spec, shape.ceiling_sequences * shape.seq_len
         size = (shape.ceiling_sequences, spec.num_heads, shape.seq_len, spec.head_dim)
@@ -191,7 +191,7 @@ class Bench:
         return self._layers[key]
 
     def _copy(self) -> float:
-        from shardwise.calibrate.memory import measure_copies
+        from shardwise.calibrate.copy_rate import measure_copies
 
         if not self._copy_bytes_per_s:
             points = list(measure_copies(self.clock))
@@ -204,7 +204,7 @@ class Bench:
 def attentions_on(device: Any) -> dict[str, Attend]:
     """By their names."""
     from attention import by_flash
-    from shardwise.calibrate.attention import by_torch
+    from shardwise.calibrate.attention_rate import by_torch
     from shardwise.facts.installed import has_flash_attention
 
     def turned(*sides: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ from namespaces import (
     two_nodes,
     why_not_here,
 )
-from shardwise.facts.fabric import TCP_SHARE
-from shardwise.plan.plan import Plan
+from shardwise.facts.collective_cost import TCP_SHARE
+from shardwise.plan.planned import Plan
 
 COMMAND = [sys.executable, "-m", "shardwise"]
 CONFIG = """

@@ -118,7 +118,7 @@ def _clock(device: str) -> Clock:
 
 
 def _copy_rate(clock: Clock) -> float:
-    from shardwise.calibrate.memory import measure_copies
+    from shardwise.calibrate.copy_rate import measure_copies
 
     return max(measure_copies(clock), key=lambda point: point["bytes"])["bytes_per_s"]
 
@@ -160,7 +160,7 @@ def _attention_seconds(shape: SeenAttention, seq_len: int, clock: Clock, flash: 
     import torch
 
     from ceilings import attentions_on
-    from shardwise.calibrate.attention import by_torch
+    from shardwise.calibrate.attention_rate import by_torch
     from shardwise.training.surroundings import fast_attention
 
     sequences = max(1, _TOKENS[clock.device.type] // seq_len)

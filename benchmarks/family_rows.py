@@ -16,7 +16,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSource
 from shardwise.launch.prepare import measure_model
 from shardwise.plan.choose import choose_plan
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.planned import Forecast, Plan
 from shardwise.units import GIB
 
 OURS = "ours"
@@ -136,7 +136,7 @@ def shortest_bytes(plan: Plan, layers: int) -> float:
 
 def measure_row(plan: Plan, device: str, steps: int, trace: Path | None) -> dict[str, Any]:
     """Run it as rank 0 over links that take no time, or alone."""
-    from shardwise.tunnel.run import run_tunnel
+    from shardwise.tunnel.tunnel_run import run_tunnel
 
     result = run_tunnel(plan, where=device, link_speed=inf, num_steps=steps, trace=trace)
     memory, timing = result.memory, result.timing

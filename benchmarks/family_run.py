@@ -33,7 +33,7 @@ from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.facts.flops import flops_per_token
 from shardwise.files import replace_file
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # Of the device's memory, for rows that compile at the same time.
 _ROOM = 0.85

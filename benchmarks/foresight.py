@@ -22,7 +22,13 @@ from math import log
 from pathlib import Path
 
 from shardwise.compare.profiles import PROFILES, Parameters, Profiles, family_of, predict
-from shardwise.compare.rows import PUBLISHED, PublishedRun, PublishedTable, SkippedRow, read_table
+from shardwise.compare.published_rows import (
+    PUBLISHED,
+    PublishedRun,
+    PublishedTable,
+    SkippedRow,
+    read_table,
+)
 from shardwise.plan.time import TimeEstimate
 
 

@@ -23,7 +23,7 @@ from shardwise.compare.profiles import (
     is_typical,
     predict,
 )
-from shardwise.compare.rows import PublishedRun
+from shardwise.compare.published_rows import PublishedRun
 
 Vector = NDArray[np.float64]
 # A miss above this counts in proportion, not squared: some published rows are odd.

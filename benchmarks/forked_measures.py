@@ -21,7 +21,7 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import read_model_config
 from shardwise.launch.prepare import measure_model, with_adapters
 from shardwise.plan.choose import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 # Not FlashAttention 4 or quack: their import touches the GPU.
@@ -85,7 +85,7 @@ def measure(plan: Plan, *, device: str, link_speed: float, steps: int) -> Measur
 
 
 def _measure(plan: Plan, device: str, link_speed: float, steps: int, answer: Connection) -> None:
-    from shardwise.tunnel.run import run_tunnel
+    from shardwise.tunnel.tunnel_run import run_tunnel
 
     try:
         result = run_tunnel(plan, where=device, link_speed=link_speed, num_steps=steps)

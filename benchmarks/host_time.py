@@ -38,7 +38,7 @@ from gpu import driver, versions
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 ROWS = (
     *("llama-3.1-8b/plain/1/none", "llama-3.1-8b/plain/8/none", "llama-3.1-8b/plain/8/full"),
@@ -116,9 +116,9 @@ def _host_ms(plan: Plan, row: Row, given: argparse.Namespace) -> dict[str, float
 
     from shardwise.training.surroundings import fast_attention
     from shardwise.tunnel.emulate import Emulator
+    from shardwise.tunnel.emulated_links import Links
     from shardwise.tunnel.link_clock import CudaClock, HostClock
-    from shardwise.tunnel.links import Links
-    from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+    from shardwise.tunnel.rank_zero import fill_rank, plan_on, shard_rank
     from shardwise.tunnel.world import rank_zero_of
 
     on_gpu = given.device == "cuda"

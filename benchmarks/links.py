@@ -41,8 +41,8 @@ from namespaces import (
     why_not_here,
 )
 from shardwise.facts.calibration import Calibration, calibration_folder, load_calibration
-from shardwise.facts.fabric import ring_load
-from shardwise.plan.plan import Plan
+from shardwise.facts.collective_cost import ring_load
+from shardwise.plan.planned import Plan
 
 T = TypeVar("T")
 STRATEGIES = ("full_shard", "hybrid_shard", "no_shard")
@@ -189,7 +189,8 @@ class Bench:
 
 
 def expected_bytes(plan: Plan) -> float:
-    """What a step should put on the link in one direction, after the rings of `facts.fabric`."""
+    """What a step should put on the link in one direction, by the rings of
+    `facts.collective_cost`."""
     model, shard, replicate = plan.model, plan.decided.shard, plan.decided.replicate
     whole = 4.0 * model.total_params
     total = 0.0

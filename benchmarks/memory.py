@@ -29,7 +29,7 @@ from shardwise.plan.activations import activations_of
 from shardwise.plan.basis import loss_slice_tokens
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, gradient_bytes
-from shardwise.plan.plan import MemoryEstimate, Plan
+from shardwise.plan.planned import MemoryEstimate, Plan
 from shardwise.plan.reserved import pool_bytes
 from shardwise.units import GIB
 

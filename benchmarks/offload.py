@@ -40,7 +40,7 @@ from gpu import driver, versions
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.presets import PRESETS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 RUNS = ("ours", "plain", "none")
@@ -129,9 +129,9 @@ def measure_ours(given: argparse.Namespace, *, offload: bool) -> dict[str, Any]:
     from shardwise.training.step import Stepper
     from shardwise.training.surroundings import fast_attention, prepare_matmuls
     from shardwise.tunnel.emulate import Emulator
+    from shardwise.tunnel.emulated_links import Links
     from shardwise.tunnel.link_clock import CudaClock, HostClock
-    from shardwise.tunnel.links import Links
-    from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+    from shardwise.tunnel.rank_zero import fill_rank, plan_on, shard_rank
     from shardwise.tunnel.world import rank_zero_of
 
     phases = Phases()

@@ -28,7 +28,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
 from shardwise.plan.batch import micro_batch_candidates
 from shardwise.plan.candidates import RECOMPUTE_MODES
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 PAIRS = (

@@ -22,7 +22,7 @@ from shardwise.facts.flops import flops_per_token, recompute_flops_per_token
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 SEQ_LEN = 4096

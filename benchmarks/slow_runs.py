@@ -18,9 +18,9 @@ from typing import Any
 from shardwise.config.load import load_config
 from shardwise.doctor.run.case import Case
 from shardwise.doctor.slow.ranked import rank_causes
-from shardwise.facts.fabric import bus_rate
+from shardwise.facts.collective_cost import bus_rate
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.report.collect import RunRecord
 
 BEGAN = 1_790_000_000.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwise.facts.calibration import Calibration, device_key
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 from shardwise.facts.rates import Rates
 
 

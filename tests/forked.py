@@ -31,9 +31,9 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import (
 )
 
 import one_parser  # noqa: F401  (before the parser is made)
-from shardwise.checkpoint import files, save
+from shardwise.checkpoint import durable_files, save
 from shardwise.cli.main import app, main
-from shardwise.launch import holding, identity, local, lookout, ranks, worker
+from shardwise.launch import holding, identity, lookout, ranks, this_machine, worker
 from shardwise.lease import take
 from shardwise.metrics.events import EventLog
 from signalled import Signalled
@@ -73,7 +73,7 @@ def launch(kind: str, words: Sequence[str], output: Path, writer: str, folder: P
     _print_into(output, output)
     os.environ["OMP_NUM_THREADS"] = "1"
     _fork_ranks()
-    local.hold_run = holding.hold_run = partial(take.hold_run, patience_s=PATIENCE_S)  # type: ignore[attr-defined, assignment]
+    this_machine.hold_run = holding.hold_run = partial(take.hold_run, patience_s=PATIENCE_S)  # type: ignore[attr-defined, assignment]
     _leave_trail(folder, writer)
     _be(lambda: LAUNCHERS[kind](words))
 
@@ -252,7 +252,7 @@ def _be(program: Callable[[], object]) -> NoReturn:
 def _leave_trail(folder: Path, writer: str) -> None:
     """Every line of the record and every published checkpoint leaves a trace that owes nothing to
     the lock; writes of checkpoints fail while the disk is switched bad."""
-    append, publish, write_all = EventLog.write, save.publish, files.write_all
+    append, publish, write_all = EventLog.write, save.publish, durable_files.write_all
 
     def note(what: str) -> None:
         # Opened each time: a rank closes what its launcher has open.
@@ -278,7 +278,7 @@ def _leave_trail(folder: Path, writer: str) -> None:
 
     EventLog.write = write_and_note  # type: ignore[method-assign]
     save.publish = publish_and_note
-    files.write_all = write_on_bad_disk
+    durable_files.write_all = write_on_bad_disk
 
 
 # Made here, once for all that is forked off.

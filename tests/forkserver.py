@@ -14,7 +14,7 @@ _PRELOAD = [
     "small_trainer",
     "pydantic.fields",
     "pydantic.type_adapter",
-    "shardwise.checkpoint.export",
+    "shardwise.checkpoint.export_model",
     "shardwise.cli.next_steps",
     "shardwise.cli.summary",
     "shardwise.doctor.examine",

@@ -37,8 +37,8 @@ from peers.child import WARM_UP_STEPS, Task, answer, read_task
 from shardwise.facts.cluster import parse_cluster
 from shardwise.parallel.comm import apply_to_unit
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.link_clock import CudaClock, HostClock, LinkClock
-from shardwise.tunnel.links import Links
 from shardwise.tunnel.timed import time_steps
 
 NAME = "llama3_of_this_shape"

@@ -11,8 +11,8 @@ from shardwise.config.load import load_config
 from shardwise.config.schema import RunConfig
 from shardwise.launch.alive import come_alive
 from shardwise.launch.last_words import shared_errors
-from shardwise.launch.launcher import adopt_launcher, is_rank
-from shardwise.launch.local import plan_and_run
+from shardwise.launch.rank_environment import adopt_launcher, is_rank
+from shardwise.launch.this_machine import plan_and_run
 from shardwise.metrics.callbacks import Callback, name_of_callback
 from shardwise.verify.judge import judge_run, record_gates, validate_passed
 

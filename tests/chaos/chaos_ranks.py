@@ -23,18 +23,18 @@ import torch
 
 from forked import rank_of
 from forkserver import forkserver
-from shardwise.checkpoint import files, store
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint import durable_files, store
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.index import read_index
 from shardwise.config.plain import config_from_dict
 from shardwise.config.rules import validate_rules
 from shardwise.errors import UserError
-from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
 from shardwise.launch.one_plan import same_plan
 from shardwise.launch.prepare import choose_plan
+from shardwise.launch.rank_environment import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import run_rank
 from shardwise.metrics.events import read_events
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.run_directory import write_run_directory
 from shardwise.training import loop
 
@@ -262,7 +262,7 @@ def _live(
 
 
 def _watch_files(run_dir: Path, rank: int, fault: Fault | None) -> list[tuple[str, int]]:
-    """Count the primitives of checkpoint.files, and die where the fault says."""
+    """Count the primitives of checkpoint.durable_files, and die where the fault says."""
     calls: list[tuple[str, int]] = []
 
     def watched(name: str, primitive: Callable[..., None]) -> Callable[..., None]:
@@ -282,9 +282,9 @@ def _watch_files(run_dir: Path, rank: int, fault: Fault | None) -> list[tuple[st
 
         return call
 
-    files.write_all = watched("write", files.write_all)
-    files.sync_handle = watched("sync", files.sync_handle)
-    files.rename = store.rename = watched("rename", files.rename)
+    durable_files.write_all = watched("write", durable_files.write_all)
+    durable_files.sync_handle = watched("sync", durable_files.sync_handle)
+    durable_files.rename = store.rename = watched("rename", durable_files.rename)
     return calls
 
 

@@ -22,7 +22,7 @@ from commands import SHARDWISE, Command, rank_environment
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.read import read_tensor
 from shardwise.checkpoint.store import list_checkpoints
-from shardwise.council.record import Past, read_record
+from shardwise.council.history import Past, read_record
 
 TIMEOUT_S = 240.0
 CONFIG = """\

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.durable_files import write_file
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.store import (
     begin,
@@ -28,7 +28,7 @@ from shardwise.checkpoint.store import (
     remove,
 )
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease import record, take
+from shardwise.lease import holder_record, take
 from shardwise.lease.lease import Lease, LostLease, inherit_lease, renewed
 from shardwise.metrics.events import EventLog
 from shardwise.training.heartbeat import birth_of
@@ -153,6 +153,6 @@ def _say(text: str) -> None:
 def _play_host(name: str) -> None:
     """A machine of its own on a file system whose locks end at the machine."""
     socket.gethostname = lambda: name  # type: ignore[assignment]
-    record.this_kernel = take.this_kernel = lambda: name  # type: ignore[attr-defined]
+    holder_record.this_kernel = take.this_kernel = lambda: name  # type: ignore[attr-defined]
     fcntl.flock = lambda *_: None  # type: ignore[assignment]
     take.renewed = functools.partial(renewed, every_s=RENEW_S)  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from chaos_ranks import config_of, end_state, events_of
 
 import forked
 from forkserver import forkserver
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.store import list_entries
 
 pytestmark = pytest.mark.dist

@@ -19,7 +19,7 @@ from calibrations import flat_rates, make_calibration
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode
 from shardwise.facts.cluster import resolve_cluster
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 

@@ -25,7 +25,7 @@ from interleavings import Stage, Sum
 
 import commands
 from forkserver import forkserver
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode
 

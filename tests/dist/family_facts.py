@@ -20,13 +20,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.errors import UserError
-from shardwise.model import attention as attention_module
-from shardwise.model.attention import attention_of
+from shardwise.model import attention_choice as attention_module
+from shardwise.model.attention_choice import attention_of
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.build import build_on_meta
-from shardwise.model.measure import count_on_meta
-from shardwise.parallel.float8 import float8_layers
+from shardwise.model.counted_sizes import count_on_meta
 from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.torchao_float8 import float8_layers
 from shardwise.plan.decisions import Choice
 from shardwise.training.comparison import compare
 from shardwise.training.head_trial import why_not_chunked

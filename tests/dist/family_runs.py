@@ -17,12 +17,12 @@ from tiny_runs import plain_adamw, tiny_plan
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from shardwise.checkpoint.export import export_checkpoint
+from shardwise.checkpoint.export_model import export_checkpoint
 from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import attach_training_loss, build_loader, build_session
 from shardwise.training.step import Stepper

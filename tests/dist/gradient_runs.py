@@ -23,7 +23,7 @@ from tiny_runs import (
 )
 from transformers import PreTrainedConfig
 
-from shardwise.model.stages import is_staged
+from shardwise.model.stage_part import is_staged
 from shardwise.model.weights import portions_of
 from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shardwise.data.mismatched import exchange_answers
 from shardwise.kernels.cross_entropy import IGNORE_INDEX
-from shardwise.training.documents import masks_by_position
+from shardwise.training.document_attention import masks_by_position
 from shardwise.training.optim import learning_rate
-from shardwise.training.preference import has_kl_term
+from shardwise.training.preference_losses import has_kl_term
 from shardwise.training.reference_pass import fill_table
 from shardwise.training.session import Session, build_loader, objective_of
 from shardwise.training.step import Stepper

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forkserver import forkserver
-from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
+from shardwise.launch.rank_environment import RENDEZVOUS_VARIABLE
 from shardwise.launch.worker import join_process_group
 from shardwise.parallel import mesh
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.models.llama import modeling_llama
 
-from shardwise.model import attention
+from shardwise.model import attention_choice
 from shardwise.model.masks import Mask, Sight, pairs_of
 from shardwise.model.sequence_split import SequencePart, SequenceSplit
 from shardwise.model.split_attention import KERNELS, PART, attention_with, in_parts
@@ -45,7 +45,7 @@ def split_here() -> SequenceSplit:
 def compare_attentions(kernels: Sequence[str]) -> dict[str, float]:
     """Each kernel over divided sequences beside all pairs in one place: the worst difference of the
     result and of three gradients, by case."""
-    with mock.patch.object(attention, "_compiled_flex", lambda: flex_attention):
+    with mock.patch.object(attention_choice, "_compiled_flex", lambda: flex_attention):
         return {
             f"{kernel}, window {window}, {'whole' if starts is None else 'documents'}": _difference(
                 kernel, window, starts

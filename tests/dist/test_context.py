@@ -21,7 +21,7 @@ from tiny_runs import (
     train_plainly,
 )
 
-from shardwise.model.measure import count_on_meta
+from shardwise.model.counted_sizes import count_on_meta
 from shardwise.model.split_trial import why_not_split
 
 pytestmark = pytest.mark.dist

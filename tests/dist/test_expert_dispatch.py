@@ -12,7 +12,7 @@ from rank_pool import Ranks
 from torch import Tensor
 
 from shardwise.parallel.dispatch import AllToAll, Dispatch
-from shardwise.parallel.experts import Experts
+from shardwise.parallel.expert_pass import Experts
 from shardwise.parallel.received_rows import ReceivedRows
 
 pytestmark = pytest.mark.dist

@@ -25,17 +25,17 @@ from tiny_runs import (
     whole_params,
 )
 
-from shardwise.checkpoint.export import export_checkpoint
+from shardwise.checkpoint.export_model import export_checkpoint
 from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.state import model_tensors
 from shardwise.model.weights import local_part
-from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.shard import reshard_all
+from shardwise.parallel.torchao_float8 import refresh_scales
 from shardwise.training import session as session_module
 from shardwise.training import step as step_module
-from shardwise.training.rank import run
+from shardwise.training.rank_run import run
 from shardwise.training.session import build_loader
 
 pytestmark = [pytest.mark.dist, pytest.mark.torchao]

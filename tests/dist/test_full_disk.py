@@ -21,8 +21,8 @@ from rank_pool import Ranks
 from tiny_runs import SHAPE, Settings, start
 
 from commands import TIMEOUT_S, Command
-from shardwise.checkpoint import files, store
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint import durable_files, store
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.store import final_path, list_entries, quarantine
@@ -96,7 +96,7 @@ def save_with_faults(root: Path, faults: list[tuple[str, int, int]]) -> list[str
     save(root, 1)
     errors = []
     for number, (function, rank, call) in enumerate(faults):
-        module = store if function == "rename" else files
+        module = store if function == "rename" else durable_files
         real = getattr(module, function)
         if call < 0:
             counting = mock.Mock(side_effect=real)

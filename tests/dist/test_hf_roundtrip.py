@@ -17,7 +17,7 @@ from tiny_runs import Arrays, tiny_plan, whole_params
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.checkpoint.export import export_checkpoint
+from shardwise.checkpoint.export_model import export_checkpoint
 from shardwise.checkpoint.exporter import Exporter
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.checkpoint.save import Progress, Saver

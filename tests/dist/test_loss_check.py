@@ -13,7 +13,7 @@ from tiny_runs import SHAPE, Settings, start
 
 from shardwise.errors import UserError
 from shardwise.metrics.events import EventLog
-from shardwise.parallel.experts import apply_experts
+from shardwise.parallel.expert_pass import apply_experts
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
 from shardwise.training.heartbeat import Heartbeat

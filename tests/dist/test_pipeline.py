@@ -27,10 +27,10 @@ from torch.distributed.pipelining import PipelineStage
 
 from pipeline_bubble import PIECES, counted
 from shardwise.parallel.stages import stages_of
-from shardwise.plan.pipeline import FAMILIES
+from shardwise.plan.pipeline_rules import FAMILIES
 from shardwise.plan.schedule import Kind, StageWork
 from shardwise.plan.stage_rows import in_blocks
-from shardwise.plan.tensor import FAMILIES as DIVIDED_FAMILIES
+from shardwise.plan.tensor_suits import FAMILIES as DIVIDED_FAMILIES
 from shardwise.training.pipeline import StagePasses
 from shardwise.training.session import build_loader
 from shardwise.training.stopwatch import Stopwatch

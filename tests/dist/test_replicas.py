@@ -16,7 +16,7 @@ from tiny_runs import Settings, run_steps, start, tiny_plan
 
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
-from shardwise.training import loop, rank
+from shardwise.training import loop, rank_run
 from shardwise.training.replicas import Replicas
 
 pytestmark = pytest.mark.dist
@@ -78,7 +78,7 @@ def test_without_replicas_there_is_nothing_to_compare(
 def drift_apart(world: int, settings: Settings, at: int) -> tuple[int, str]:
     """A whole run, in which one bit changes on rank 1 before batch `at`."""
     built: list[Any] = []
-    seed_step, build = loop.seed_step, rank.build_session
+    seed_step, build = loop.seed_step, rank_run.build_session
 
     def build_and_note(*args: Any, **named: Any) -> Any:
         built.append(build(*args, **named))
@@ -91,11 +91,11 @@ def drift_apart(world: int, settings: Settings, at: int) -> tuple[int, str]:
         seed_step(seed, position, data_rank)
 
     with (
-        mock.patch.object(rank, "build_session", build_and_note),
+        mock.patch.object(rank_run, "build_session", build_and_note),
         mock.patch.object(loop, "seed_step", seed_and_flip),
     ):
         try:
-            rank.run(tiny_plan(world, settings), lambda text: None)
+            rank_run.run(tiny_plan(world, settings), lambda text: None)
         except UserError as error:
             return int(error.code), str(error)
     return 0, ""
@@ -123,14 +123,14 @@ def test_a_run_ends_before_it_saves_a_mixture(
 
 def start_with_other_weights(world: int, settings: Settings) -> tuple[int, str]:
     """As drift_apart, with weights that differ from the first."""
-    fill = rank.build_session
+    fill = rank_run.build_session
 
     def build_and_change(*args: Any, **named: Any) -> Any:
         session = fill(*args, **named)
         flip_one_bit(session.model, 1)
         return session
 
-    with mock.patch.object(rank, "build_session", build_and_change):
+    with mock.patch.object(rank_run, "build_session", build_and_change):
         return drift_apart(world, settings, -1)
 
 

@@ -19,12 +19,12 @@ from rank_pool import Ranks
 from tiny_runs import SHAPE, Settings, start, wholes
 from torch import Tensor
 
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
 from shardwise.checkpoint.save import Progress, Saver
 from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
 from shardwise.checkpoint.store import final_path
-from shardwise.model.stages import is_staged
+from shardwise.model.stage_part import is_staged
 from shardwise.parallel.mesh import World
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper

@@ -32,8 +32,8 @@ from torch._dynamo.utils import counters
 from transformers import AutoConfig
 
 from shardwise.data.loader import BatchLoader
-from shardwise.metrics.line import ExpertLoad
-from shardwise.training.load import load_of
+from shardwise.metrics.progress_line import ExpertLoad
+from shardwise.training.expert_load import load_of
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import Session, build_loader
 from shardwise.training.step import Stepper

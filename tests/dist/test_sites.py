@@ -16,7 +16,7 @@ from tiny_runs import Arrays, Settings, tiny_plan
 
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.errors import ExitCode, UserError
-from shardwise.training import loop, rank
+from shardwise.training import loop, rank_run
 
 pytestmark = pytest.mark.dist
 
@@ -163,7 +163,7 @@ def spoil(
         mock.patch.object(loop, "seed_step", note),
     ):
         try:
-            rank.run(tiny_plan(world, settings), lambda text: None)
+            rank_run.run(tiny_plan(world, settings), lambda text: None)
         except UserError as error:
             assert error.code == ExitCode.DIVERGED
             return str(error)

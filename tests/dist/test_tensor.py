@@ -32,9 +32,9 @@ from tiny_runs import (
 from shardwise.errors import UserError
 from shardwise.model.copies import shares_of
 from shardwise.model.cuts import cuts_of
-from shardwise.parallel.float8 import own_part
-from shardwise.plan.tensor import FAMILIES
-from shardwise.training.copies import GradientSums
+from shardwise.parallel.torchao_float8 import own_part
+from shardwise.plan.tensor_suits import FAMILIES
+from shardwise.training.copied_gradients import GradientSums
 from shardwise.training.replicas import Replicas
 from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper

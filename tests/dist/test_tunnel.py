@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.training.session import build_loader
 from shardwise.training.step import Stepper
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.fake import run_fake
 from shardwise.tunnel.ledger import held_bytes
-from shardwise.tunnel.links import Links
 from shardwise.tunnel.result import TunnelResult
 
 pytestmark = pytest.mark.dist

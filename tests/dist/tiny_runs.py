@@ -27,13 +27,13 @@ from shardwise.kernels.packed_rows import floats_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.boxes import whole_box
 from shardwise.model.packed import is_packed
-from shardwise.model.stages import is_staged
+from shardwise.model.stage_part import is_staged
 from shardwise.model.weights import Portion, portions_of
-from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import build_mesh
+from shardwise.parallel.torchao_float8 import bare
 from shardwise.plan.decisions import Choice
-from shardwise.plan.plan import Plan
-from shardwise.training.documents import masks_by_position
+from shardwise.plan.planned import Plan
+from shardwise.training.document_attention import masks_by_position
 from shardwise.training.optim import learning_rate
 from shardwise.training.session import (
     Session,

@@ -11,7 +11,7 @@ from shardwise.config.load import load_config
 from shardwise.launch import prepare
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.checkpoint_size import checkpoint_bytes
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.whole_run import DataSize, whole_run
 
 ROOT = Path(__file__).parents[2]

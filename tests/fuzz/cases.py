@@ -24,9 +24,9 @@ from mutators import (
     spell_json,
 )
 
-from shardwise.checkpoint.files import fingerprint_of
+from shardwise.checkpoint.durable_files import fingerprint_of
 from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, read_manifest
-from shardwise.config.reference import field_path, field_types
+from shardwise.config.schema_text import field_path, field_types
 
 Rng = random.Random
 

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.durable_files import write_file
 from shardwise.checkpoint.index import Piece, StoredTensor, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.store import begin, publish
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "report"))
 from sample_runs import SampleRun

@@ -19,7 +19,7 @@ from mutators import mutate_bytes, mutate_json, mutate_tree, spell_json
 
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.launch.ray_driver import RayJob
+from shardwise.launch.ray_trainer import RayJob
 from shardwise.platforms.job import FOLDER, build_job
 from shardwise.platforms.known import PLATFORMS
 from shardwise.platforms.launcher import write_files

@@ -30,8 +30,8 @@ from case import Case
 from cases import build_case
 from launches import build_launched
 
-import shardwise.launch.local as local
 import shardwise.launch.peers as peers
+import shardwise.launch.this_machine as local
 import shardwise.launch.worker as worker
 from shardwise.cli.main import main
 

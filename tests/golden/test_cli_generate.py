@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shardwise.generate.answer import Sampling, answer_all
-from shardwise.generate.load import load_speaker
+from shardwise.generate.loaded_model import load_speaker
 
 Run = Callable[..., Any]
 IS_LONG = "SHARDWISE_CHAOS" in os.environ

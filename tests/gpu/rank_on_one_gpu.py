@@ -23,7 +23,7 @@ from torch import Tensor
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.comm import Carrier
-from shardwise.training.rank import run
+from shardwise.training.rank_run import run
 
 # About a millisecond: longer than a block of the model computes.
 LATE_CYCLES = 2_000_000

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.facts.installed import has_flash_attention
-from shardwise.model.attention import attention_of
+from shardwise.model.attention_choice import attention_of
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.remat import apply_remat
 

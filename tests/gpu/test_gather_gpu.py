@@ -14,9 +14,9 @@ from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.comm import Carrier
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.link_clock import CudaClock
-from shardwise.tunnel.links import Links
-from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+from shardwise.tunnel.rank_zero import fill_rank, plan_on, shard_rank
 from shardwise.tunnel.world import rank_zero_of
 
 pytestmark = pytest.mark.skipif(

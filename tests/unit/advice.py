@@ -19,7 +19,7 @@ import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.config.reference import describe_fields, section_classes
+from shardwise.config.schema_text import describe_fields, section_classes
 
 # Words in capitals stand for what only the user knows.
 PLACEHOLDERS = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.durable_files import write_file
 from shardwise.checkpoint.index import Index, Piece, StoredTensor, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.store import Checkpoint, begin, publish

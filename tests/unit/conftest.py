@@ -6,7 +6,7 @@ import pytest
 
 from shardwise.config.schema import ClusterConfig, DataConfig, ModelConfig, RunConfig
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.calibration import Calibration
 from shardwise.facts.cluster import ClusterSpec, probe_cluster
-from shardwise.launch.ask import ask_ranks
+from shardwise.launch.measuring import ask_ranks
 
-_WORKER = "shardwise.calibrate.worker"
+_WORKER = "shardwise.calibrate.calibration_rank"
 
 
 def calibrate(cluster: ClusterSpec, *, quick: bool = False) -> Calibration:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shardwise.checkpoint.beside import copy_tokenizer
-from shardwise.checkpoint.export import Exported
+from shardwise.checkpoint.export_model import Exported
 from shardwise.checkpoint.export_target import written_aside
 from shardwise.checkpoint.exporter import build_checked
 from shardwise.checkpoint.read import VerifiedCheckpoint, read_tensor

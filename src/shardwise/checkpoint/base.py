@@ -6,9 +6,9 @@ from pathlib import Path
 
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.adapter import BASE_NAMES
+from shardwise.facts.adapter_sizes import BASE_NAMES
 from shardwise.files import free_name
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # What stands before the format of weights that were packed when they were read.
 _IN = ", in "
@@ -30,7 +30,7 @@ def base_identity(plan: Plan) -> str | None:
 def describe_base(place: Path) -> str:
     """The identity of the weights in a directory or file."""
     # Imported on need: it brings torch, which a run without adapters does not need here.
-    from shardwise.model.fingerprint import fingerprint_weights
+    from shardwise.model.weight_fingerprint import fingerprint_weights
 
     return f"sha256 {fingerprint_weights(place)}"
 

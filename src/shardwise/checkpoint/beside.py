@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from shardwise.errors import printable
 from shardwise.files import user_path
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _TEMPLATE = "chat_template.jinja"
 _TOKENIZER_FILES = (

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
-from shardwise.checkpoint.files import rename, sync_directory, sync_handle
+from shardwise.checkpoint.durable_files import rename, sync_directory, sync_handle
 from shardwise.errors import UserError
 from shardwise.files import free_name, user_path
 

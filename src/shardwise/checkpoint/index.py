@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from shardwise.checkpoint.places import ITEM_BYTES, Piece, read_places
+from shardwise.checkpoint.tensor_places import ITEM_BYTES, Piece, read_places
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 

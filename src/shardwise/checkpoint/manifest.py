@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardwise.checkpoint.files import Fingerprint, read_small, validate_absent
-from shardwise.checkpoint.held_out import HeldOut, held_out_of
+from shardwise.checkpoint.durable_files import Fingerprint, read_small, validate_absent
+from shardwise.checkpoint.eval_history import HeldOut, held_out_of
 from shardwise.files import parse_json
 
 MANIFEST_NAME = "manifest.json"

@@ -15,13 +15,13 @@ from torch import Tensor
 from shardwise.checkpoint.adapter_export import read_adapters
 from shardwise.checkpoint.base import validate_under
 from shardwise.checkpoint.beside import copy_code, copy_tokenizer, write_configs
-from shardwise.checkpoint.export import Exported
+from shardwise.checkpoint.export_model import Exported
 from shardwise.checkpoint.export_target import written_aside
 from shardwise.checkpoint.exporter import SAFETENSORS_DTYPES, safetensors_header
 from shardwise.checkpoint.manifest import read_manifest
 from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.adapter import BASE_NAMES
+from shardwise.facts.adapter_sizes import BASE_NAMES
 from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
 from shardwise.model.lora import adapters_of, summed, whole_params

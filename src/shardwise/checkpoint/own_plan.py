@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.checkpoint.files import read_small, validate_absent
+from shardwise.checkpoint.durable_files import read_small, validate_absent
 from shardwise.checkpoint.manifest import PLAN_NAME, Damaged
 from shardwise.files import parse_json
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.files import unreadable
+from shardwise.checkpoint.audit import check_checkpoint
+from shardwise.checkpoint.durable_files import unreadable
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import MANIFEST_NAME, PLAN_NAME
 from shardwise.checkpoint.signature import why_not_signed
@@ -25,7 +25,7 @@ from shardwise.checkpoint.store import (
     validate_readable,
 )
 from shardwise.errors import ExitCode, UserError, printable
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from shardwise.checkpoint.check import check_contents, check_files
+from shardwise.checkpoint.audit import check_contents, check_files
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.portions import PortionPlanner
-from shardwise.checkpoint.sites import SiteState, is_of_sites
+from shardwise.checkpoint.site_tensors import SiteState, is_of_sites
 from shardwise.checkpoint.state import (
     kept_tensors,
     optimizer_tensors,
@@ -31,10 +31,10 @@ from shardwise.checkpoint.store import (
 )
 from shardwise.checkpoint.structure import check_tensors, refuse_tensors
 from shardwise.errors import UserError
-from shardwise.model.stages import is_staged
-from shardwise.parallel.float8 import refresh_scales
+from shardwise.model.stage_part import is_staged
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import refresh_scales
+from shardwise.plan.planned import Plan
 
 Tell = Callable[[Path, list[str]], None]
 

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from shardwise.checkpoint.audit import check_written
 from shardwise.checkpoint.base import base_identity
-from shardwise.checkpoint.check import check_written
-from shardwise.checkpoint.files import Fingerprint, Unreadable, plain_size
-from shardwise.checkpoint.held_out import HeldOut
+from shardwise.checkpoint.durable_files import Fingerprint, Unreadable, plain_size
+from shardwise.checkpoint.eval_history import HeldOut
 from shardwise.checkpoint.index import Index, dump_index
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.checkpoint.outcome import SaveOutcome, first_cause, is_no_room
 from shardwise.checkpoint.portions import StagedPlanner
-from shardwise.checkpoint.sites import SiteState
+from shardwise.checkpoint.site_tensors import SiteState
 from shardwise.checkpoint.state import kept_tensors, optimizer_tensors, saved_tensors
 from shardwise.checkpoint.storage import ShardWriter
 from shardwise.checkpoint.store import (
@@ -47,10 +47,10 @@ from shardwise.checkpoint.store import (
 from shardwise.errors import UserError
 from shardwise.files import free_bytes
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
-from shardwise.model.stages import is_staged
+from shardwise.model.stage_part import is_staged
 from shardwise.model.weights import Portion
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import format_bytes
 from shardwise.version import __version__
 

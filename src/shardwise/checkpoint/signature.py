@@ -12,7 +12,12 @@ import hmac
 from pathlib import Path
 from shlex import quote
 
-from shardwise.checkpoint.files import read_small, sync_directory, validate_absent, write_file
+from shardwise.checkpoint.durable_files import (
+    read_small,
+    sync_directory,
+    validate_absent,
+    write_file,
+)
 from shardwise.checkpoint.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from shardwise.errors import ExitCode, UserError
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from shardwise.model.cuts import cuts_of
 from shardwise.model.weights import Portion
-from shardwise.parallel.float8 import bare
+from shardwise.parallel.torchao_float8 import bare
 
 # One flat name per tensor, so that any mesh can read what any other wrote.
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from shardwise.checkpoint.files import Fingerprint, HashedFile
+from shardwise.checkpoint.durable_files import Fingerprint, HashedFile
 from shardwise.checkpoint.index import (
     Index,
     StoredTensor,

@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from shardwise.checkpoint.files import (
+from shardwise.checkpoint.durable_files import (
     Fingerprint,
     Unreadable,
     fingerprint_of_bytes,

@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from shardwise.checkpoint.index import Index, StoredTensor, read_index
 from shardwise.checkpoint.manifest import INDEX_NAME, PLAN_NAME, Damaged
 from shardwise.checkpoint.own_plan import read_own_plan, wants_own_code
-from shardwise.checkpoint.sites import is_of_sites, without_site
+from shardwise.checkpoint.site_tensors import is_of_sites, without_site
 from shardwise.checkpoint.state import saved_tensors
 from shardwise.config.schema import AdapterConfig
 from shardwise.config.typed import validate_types

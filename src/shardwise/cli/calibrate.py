@@ -9,7 +9,7 @@ import typer
 from shardwise.cli.show import show_table
 from shardwise.facts.calibration import Calibration
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 from shardwise.facts.rates import rates_of
 
 

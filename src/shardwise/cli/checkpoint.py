@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.files import stats_below
+from shardwise.checkpoint.audit import check_checkpoint
+from shardwise.checkpoint.durable_files import stats_below
 from shardwise.checkpoint.manifest import MANIFEST_NAME, Manifest
 from shardwise.checkpoint.signature import read_key, sign, why_not_signed
 from shardwise.checkpoint.store import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.files import Unreadable
+from shardwise.checkpoint.audit import check_checkpoint
+from shardwise.checkpoint.durable_files import Unreadable
 from shardwise.checkpoint.manifest import Damaged
 from shardwise.checkpoint.signature import why_not_signed
 from shardwise.checkpoint.store import Entry, Pruned, validate_kept, validate_readable

@@ -30,10 +30,10 @@ from shardwise.facts.models import ModelSpec
 from shardwise.units import GIB, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from shardwise.compare.answer import SpeedAnswer
+    from shardwise.compare.assessment import SpeedAnswer
     from shardwise.compare.standing import Peer
     from shardwise.compare.stated import StatedRun
-    from shardwise.plan.plan import Plan
+    from shardwise.plan.planned import Plan
 
 _WIDTH = 80
 
@@ -125,7 +125,7 @@ def _compare_with_plan(
     config: str, words: list[str], tokens_per_s: float, memory: float | None, *, as_json: bool
 ) -> None:
     """A run of ours beside the plan of its file."""
-    from shardwise.compare.answer import answer_for_plan
+    from shardwise.compare.assessment import answer_for_plan
     from shardwise.launch.prepare import choose_plan
     from shardwise.plan.explain import headline
 
@@ -137,7 +137,7 @@ def _compare_with_plan(
 
 def _compare_with_stack(stated: StatedRun, *, as_json: bool) -> None:
     """A run that options state beside the published runs of its stack."""
-    from shardwise.compare.answer import answer_for_stack
+    from shardwise.compare.assessment import answer_for_stack
 
     _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
 
@@ -172,7 +172,7 @@ def _stated_model(
     name: str | None, words: list[str], cluster: str | None
 ) -> tuple[ModelSpec, ClusterSpec]:
     """The model and the GPUs that the options name."""
-    from shardwise.facts.sources import preset_named, read_model_config
+    from shardwise.facts.config_source import preset_named, read_model_config
     from shardwise.launch.prepare import measure_model
 
     if name is None or cluster is None:
@@ -250,7 +250,7 @@ def _peer_lines(peers: tuple[Peer, ...]) -> Iterator[str]:
 
 
 def _tell_memory(plan: Plan, gib: float) -> None:
-    from shardwise.compare.answer import memory_verdict
+    from shardwise.compare.assessment import memory_verdict
 
     memory = plan.memory
     said = memory_verdict(memory, gib * GIB)

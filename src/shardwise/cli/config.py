@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli.new_file import write_new_file
-from shardwise.config.reference import (
+from shardwise.config.schema_text import (
     TOP_LEVEL,
     FieldDoc,
     describe_fields,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwise.config.load import load_config
-from shardwise.config.mixture import datasets_of
+from shardwise.config.mixed_datasets import datasets_of
 from shardwise.errors import UserError, printable
 
 if TYPE_CHECKING:

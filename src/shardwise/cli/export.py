@@ -17,7 +17,7 @@ from shardwise.cli.quiet import quieten_transformers
 if TYPE_CHECKING:
     import torch
 
-    from shardwise.checkpoint.export import Exported
+    from shardwise.checkpoint.export_model import Exported
     from shardwise.checkpoint.read import VerifiedCheckpoint
 
 
@@ -136,7 +136,7 @@ def _write_model(
     code: Path | None,
     layout: tuple[Literal["safetensors", "torch"], str],
 ) -> Exported:
-    from shardwise.checkpoint.export import export_checkpoint
+    from shardwise.checkpoint.export_model import export_checkpoint
     from shardwise.checkpoint.exporter import Exporter
 
     with _progress() as (start, advance):

@@ -17,11 +17,11 @@ from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.files import read_bytes
-from shardwise.launch.launcher import adopt_launcher
+from shardwise.launch.rank_environment import adopt_launcher
 from shardwise.units import GIB, KIB, MIB, parse_bytes
 
 if TYPE_CHECKING:
-    from shardwise.facts.fabric import Collective
+    from shardwise.facts.collective_cost import Collective
     from shardwise.verify.fabric.found import Found
 
 # The largest log of NCCL, or output of nccl-tests, that is read.
@@ -130,7 +130,7 @@ def _measure_sites(
             "`shardwise fabric --between sites --meet HOST:29700` in the other",
         )
     from shardwise.council.lines import parse_address
-    from shardwise.verify.fabric.sites import measure_link, serve_one
+    from shardwise.verify.fabric.site_link import measure_link, serve_one
 
     address = str(meet or listen)
     try:
@@ -166,7 +166,7 @@ def _cluster_of(words: Sequence[str], name: str | None) -> ClusterSpec:
 
 def _measure(place: ClusterSpec, sizes: str | None, collectives: str | None) -> Found:
     from shardwise.cli import fabric_rank
-    from shardwise.launch.ask import ask_ranks
+    from shardwise.launch.measuring import ask_ranks
     from shardwise.launch.prepare import validate_machine
     from shardwise.verify.fabric.found import Found, Request
 
@@ -204,15 +204,15 @@ def _read_files(logs: Sequence[Path], tests: Sequence[Path]) -> Found:
 
 
 def _show(found: Found, place: ClusterSpec, min_share: float, as_json: bool) -> None:
-    from shardwise.verify.fabric import explain
-    from shardwise.verify.fabric.judge import judge
+    from shardwise.verify.fabric import fabric_text
+    from shardwise.verify.fabric.judge_fabric import judge
 
     judgement = judge(found, place, min_share)
     if as_json:
-        typer.echo(json.dumps(explain.to_json(judgement, found, place), indent=2))
+        typer.echo(json.dumps(fabric_text.to_json(judgement, found, place), indent=2))
     else:
-        typer.echo(explain.headline(found, place))
-        for title, rows in explain.tables(judgement, found, place):
+        typer.echo(fabric_text.headline(found, place))
+        for title, rows in fabric_text.tables(judgement, found, place):
             typer.echo(title)
             show_table(rows)
     if judgement.failed:

@@ -71,7 +71,7 @@ def generate(  # noqa: PLR0913  (each is an option)
     import torch
 
     from shardwise.generate.answer import Sampling, answer_all
-    from shardwise.generate.load import load_speaker
+    from shardwise.generate.loaded_model import load_speaker
 
     quieten_transformers()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -18,7 +18,7 @@ from shardwise.platforms.launcher import Launcher, Rendered, write_files
 from shardwise.platforms.submission import find_submission, submission_of
 
 if TYPE_CHECKING:
-    from shardwise.plan.plan import Plan
+    from shardwise.plan.planned import Plan
     from shardwise.platforms.job import Job
 
 _ON = ", ".join(f"{platform.name} ({platform.about})" for platform in PLATFORMS)

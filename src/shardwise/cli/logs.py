@@ -68,7 +68,7 @@ def _show_news(before: list[str], now: list[str]) -> list[str]:
 
 def _all_lines(run_dir: Path) -> Iterator[str]:
     """The ranks' lines, or the platform's own where no rank has a log yet."""
-    from shardwise.metrics.record import read_events
+    from shardwise.metrics.read_events import read_events
     from shardwise.platforms.known import find_launcher
     from shardwise.platforms.rank_logs import merged_lines, newest_attempt
     from shardwise.platforms.submission import find_submission

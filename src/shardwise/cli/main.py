@@ -39,7 +39,7 @@ from shardwise.cli import (
     verify,
 )
 from shardwise.errors import ExitCode, UserError
-from shardwise.internals.names import PYTREE_LOGGER
+from shardwise.internals.private_names import PYTREE_LOGGER
 from shardwise.launch.last_words import leave_word
 from shardwise.version import __version__
 

@@ -12,7 +12,7 @@ import typer
 from shardwise.cli.new_file import write_new_file
 from shardwise.cli.show import show_plan, show_table
 from shardwise.config.load import load_config
-from shardwise.config.reference import show_value
+from shardwise.config.schema_text import show_value
 from shardwise.errors import UserError, printable
 
 if TYPE_CHECKING:

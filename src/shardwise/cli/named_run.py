@@ -79,7 +79,7 @@ def changes_of(
     Without a file nothing is trained, so no data is named, and a hub id of a preset's model is
     that preset: its shape is known here.
     """
-    from shardwise.facts.sources import preset_named
+    from shardwise.facts.config_source import preset_named
 
     if model is not None:
         yield f"model.name={model if has_file else preset_named(model) or model}"

@@ -10,7 +10,7 @@ from shlex import join, quote
 from shardwise.config.load import load_config
 from shardwise.config.schema import TrainConfig
 from shardwise.files import free_name
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _EXAMPLE = "llama-3.1-8b-8xh100"
 

@@ -41,7 +41,7 @@ def write_rules(
       shardwise observe rules --scale 0.1 --to rules.yaml
     Next: promtool check rules rules.yaml
     """
-    from shardwise.metrics.monitoring.rules import rules_text
+    from shardwise.metrics.monitoring.alert_rules import rules_text
 
     if not MIN_SCALE <= scale <= MAX_SCALE:
         raise UserError(

@@ -37,7 +37,7 @@ from shardwise.plan.picture import picture_data
 from shardwise.units import format_bytes
 
 if TYPE_CHECKING:
-    from shardwise.plan.plan import Plan
+    from shardwise.plan.planned import Plan
 
 
 Elsewhere = Annotated[

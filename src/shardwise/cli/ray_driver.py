@@ -19,7 +19,7 @@ def ray_driver(
       shardwise ray-driver runs/demo/launch/ray.yaml
     Next: shardwise status RUN
     """
-    from shardwise.launch.ray_driver import run_driver, stop_driver
+    from shardwise.launch.ray_trainer import run_driver, stop_driver
 
     if stop:
         stop_driver(file)

@@ -17,7 +17,7 @@ from shardwise.plan.explain import (
     memory_rows,
 )
 from shardwise.plan.picture import picture_lines
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.whole_run import WholeRun, mixture_rows, whole_run, whole_run_rows
 from shardwise.units import speed_unit
 

@@ -41,7 +41,7 @@ def sites(
     Next: shardwise train run.yaml diloco.meet=node1:29700 diloco.site=0
     """
     from shardwise.council.council import Council
-    from shardwise.council.record import CouncilRecord, Past, read_record
+    from shardwise.council.history import CouncilRecord, Past, read_record
     from shardwise.council.serve import Served
 
     script = None if replay is None else read_record(replay)

@@ -13,13 +13,13 @@ from shardwise.config.load import load_config
 from shardwise.config.schema import ModelConfig
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import resolve_cluster
+from shardwise.facts.config_source import read_model_config
 from shardwise.facts.positions import rotary_limit
-from shardwise.facts.sources import read_model_config
 from shardwise.facts.tokenizer_files import has_own_tokenizer
 from shardwise.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from shardwise.plan.plan import Plan
+    from shardwise.plan.planned import Plan
 
 METHODS = ("full", "lora", "qlora")
 _METHOD_WORDS = {
@@ -106,7 +106,7 @@ def validate_cluster(name: str) -> str:
 
 def validate_data(words: str) -> str:
     """What is named, where it is data."""
-    from shardwise.data.files import find_files
+    from shardwise.data.paths import find_files
 
     data = load_config(None, [f"data={_as_yaml(words)}"]).data
     if data.source in ("text", "jsonl", "parquet"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwise.checkpoint.store import list_checkpoints
 from shardwise.metrics.events import read_whole_events
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB, format_count, speed_unit
 from shardwise.verify.gates import Gate
 

@@ -28,6 +28,6 @@ def torchrun(
       shardwise torchrun --nproc-per-node 8 -m shardwise fabric run.yaml
     Next: look into the run directory that it names.
     """
-    from shardwise.launch.torchrun import run_agent
+    from shardwise.launch.torchrun_agent import run_agent
 
     run_agent(words)

@@ -11,7 +11,7 @@ import typer
 from shardwise.config.load import load_config
 
 if TYPE_CHECKING:
-    from shardwise.plan.plan import Plan
+    from shardwise.plan.planned import Plan
 
 
 def train(
@@ -31,8 +31,8 @@ def train(
     """
     from shardwise.launch.alive import come_alive, show_life
     from shardwise.launch.last_words import shared_errors
-    from shardwise.launch.launcher import adopt_launcher, is_rank
-    from shardwise.launch.local import plan_and_run
+    from shardwise.launch.rank_environment import adopt_launcher, is_rank
+    from shardwise.launch.this_machine import plan_and_run
     from shardwise.plan.elastic import as_launched
     from shardwise.training.signals import stop_signals_handled_by
 

@@ -69,7 +69,7 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
     # torch takes seconds to import, so faults of the file are reported before.
     stages = ToldStages()
     stages.tell("starting torch")
-    from shardwise.tunnel.run import run_tunnel
+    from shardwise.tunnel.tunnel_run import run_tunnel
 
     try:
         result = run_tunnel(
@@ -88,19 +88,19 @@ def show_result(result: TunnelResult, words: str) -> None:
     """Memory beside the plan's, collectives, times, and what to try next."""
     from shardwise.cli.show import show_table
     from shardwise.plan.explain import headline
-    from shardwise.tunnel import explain
+    from shardwise.tunnel import result_text
 
     typer.echo(headline(result.plan))
-    typer.echo(explain.headline(result))
+    typer.echo(result_text.headline(result))
     typer.echo("memory of rank 0")
-    show_table(explain.memory_rows(result))
-    typer.echo(explain.traffic_title(result))
-    show_table(explain.traffic_rows(result))
-    show_table(explain.axis_rows(result))
+    show_table(result_text.memory_rows(result))
+    typer.echo(result_text.traffic_title(result))
+    show_table(result_text.traffic_rows(result))
+    show_table(result_text.axis_rows(result))
     if result.timing is not None:
         typer.echo(f"time of a step, median of {result.timing.num_steps}")
-        show_table(explain.timing_rows(result))
+        show_table(result_text.timing_rows(result))
     for note in result.notes:
         typer.echo(f"note: {note}")
-    for line in explain.next_lines(result, words):
+    for line in result_text.next_lines(result, words):
         typer.echo(line)

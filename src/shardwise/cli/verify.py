@@ -13,7 +13,7 @@ import typer
 from shardwise.cli.find_run import run_or_name
 from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError
-from shardwise.metrics.record import read_record
+from shardwise.metrics.read_events import read_record
 
 
 def verify(

@@ -9,7 +9,7 @@ from shardwise.compare.traits import Row, has_light_states, notes_of
 from shardwise.facts.gpus import GpuSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.stages import balanced_blocks, head_in_blocks
+from shardwise.plan.stage_cuts import balanced_blocks, head_in_blocks
 
 
 class UnusableRow(Exception):

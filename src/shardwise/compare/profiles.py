@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from shardwise.compare.published_rows import PublishedRun
 from shardwise.compare.question import SpeedQuestion
-from shardwise.compare.rows import PublishedRun
 from shardwise.plan.decisions import computes_float8
 from shardwise.plan.software import Software
 from shardwise.plan.time import TimeEstimate

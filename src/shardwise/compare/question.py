@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.facts.fabric import Fabric
+from shardwise.facts.collective_cost import Fabric
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.decisions import Decisions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from shardwise.compare.profiles import PROFILES, Profiles, predict, stack_of
-from shardwise.compare.rows import PUBLISHED, PublishedRun, SkippedRow, read_table
+from shardwise.compare.published_rows import PUBLISHED, PublishedRun, SkippedRow, read_table
 from shardwise.facts.flops import flops_per_token
 from shardwise.facts.gpus import GpuSpec
 from shardwise.facts.models import ModelSpec

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from math import ceil
 
 from shardwise.compare.layout import UnusableRow
-from shardwise.compare.rows import PublishedRun, read_run
+from shardwise.compare.published_rows import PublishedRun, read_run
 from shardwise.compare.shapes import Shape
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule
 from shardwise.config.schema import FLOAT8_FORMATS, AdapterConfig, RunConfig
+from shardwise.config.schema_text import value_at
 
 _DEFAULTS = RunConfig()
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import value_at
 
 _PART = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"{_PART}(\.{_PART})*")

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from shardwise.config.plain import assemble
-from shardwise.config.reference import (
+from shardwise.config.rule import Fault, raise_faults
+from shardwise.config.rules import validate_rules
+from shardwise.config.schema import FROM_STRING, RunConfig
+from shardwise.config.schema_text import (
     TOP_LEVEL,
     default_setting,
     field_path,
@@ -27,9 +30,6 @@ from shardwise.config.reference import (
     show_value,
     words_for_type,
 )
-from shardwise.config.rule import Fault, raise_faults
-from shardwise.config.rules import validate_rules
-from shardwise.config.schema import FROM_STRING, RunConfig
 from shardwise.config.suffixes import source_of_file
 from shardwise.config.trees import MAX_DEPTH, ConfigTree, KeyPath, read_file, read_yaml
 from shardwise.errors import UserError

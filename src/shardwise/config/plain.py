@@ -7,8 +7,8 @@ from typing import Any, get_origin
 
 import yaml
 
-from shardwise.config.reference import TOP_LEVEL, field_path, field_types, section_classes
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import TOP_LEVEL, field_path, field_types, section_classes
 from shardwise.config.trees import YamlDumper
 from shardwise.errors import UserError
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, within
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import value_at
 
 _DEFAULTS = RunConfig()
 

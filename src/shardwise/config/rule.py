@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shardwise.config.reference import show_value, value_at
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import show_value, value_at
 from shardwise.errors import UserError
 from shardwise.files import why_no_path
 

@@ -18,14 +18,14 @@ from shardwise.config.eval_rules import EVAL_RULES
 from shardwise.config.held_out import HELD_OUT_RULES
 from shardwise.config.kubernetes_rules import KUBERNETES_RULES
 from shardwise.config.launch_rules import LAUNCH_RULES
-from shardwise.config.mixture import MIXTURE_RULES
+from shardwise.config.mixed_datasets import MIXTURE_RULES
 from shardwise.config.observe_rules import OBSERVE_RULES
 from shardwise.config.optimizer_rules import OPTIMIZER_RULES
 from shardwise.config.paging_rules import PAGING_RULES
 from shardwise.config.preference_rules import PREFERENCE_RULES
-from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule, above_zero, at_least, path_rule, raise_faults, within
 from shardwise.config.schema import FLOAT8_FORMATS, RunConfig
+from shardwise.config.schema_text import value_at
 from shardwise.config.skypilot_rules import SKYPILOT_RULES
 from shardwise.files import why_no_path
 

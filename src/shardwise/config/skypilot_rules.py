@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from shardwise.config.kubernetes_rules import is_mount
-from shardwise.config.reference import value_at
 from shardwise.config.rule import Rule
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import value_at
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from shardwise.config.reference import shorten, show_value
 from shardwise.config.rule import Fault
+from shardwise.config.schema_text import shorten, show_value
 from shardwise.errors import UserError
 from shardwise.files import free_name, parse_json, read_bytes, why_no_path
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.council.record import OuterRound, Past
+from shardwise.council.history import OuterRound, Past
 
 Message = Mapping[str, Any]
 Reply = tuple[int, dict[str, Any]]

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from shardwise.council.council import Council, Reply
+from shardwise.council.history import CouncilRecord
 from shardwise.council.lines import MessageReader, send_line, watch_for_silence
-from shardwise.council.record import CouncilRecord
 
 _TICK_S = 0.2
 _SEND_S = 10.0

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.arrays import ArrayFile, ArrayWriter, smallest_dtype
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.cache import (
     DRAW_RANGE,
     build_directory,
@@ -28,7 +29,6 @@ from shardwise.data.cache import (
     write_index,
 )
 from shardwise.data.examples import nothing_left, read_examples
-from shardwise.data.faults import FaultBudget
 from shardwise.data.masking import Example
 from shardwise.data.packing import pack, packing_of, split_pairs
 from shardwise.data.progress import Say, TokenProgress, silent

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.conversation import ROW_KEYS
-from shardwise.data.files import named_paths
+from shardwise.data.paths import named_paths
 from shardwise.errors import UserError, brief
 from shardwise.files import user_path
 

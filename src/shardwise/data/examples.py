@@ -10,9 +10,9 @@ from typing import Any
 from shardwise.config.schema import DataConfig
 from shardwise.data.cache import draw_of
 from shardwise.data.conversation import read_conversation
-from shardwise.data.files import readable_data
 from shardwise.data.masking import TOO_LONG, Example, build_example, build_together
-from shardwise.data.preference import read_preference
+from shardwise.data.paths import readable_data
+from shardwise.data.preference_rows import read_preference
 from shardwise.data.records import CorruptRecord
 from shardwise.data.rows import read_conversation_rows
 from shardwise.data.template import ChatTemplate

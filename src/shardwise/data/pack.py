@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.config.schema import DataConfig
 from shardwise.data.arrays import smallest_dtype
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.cache import (
     DRAW_RANGE,
     build_directory,
@@ -20,7 +21,6 @@ from shardwise.data.cache import (
     validate_sizes,
     write_index,
 )
-from shardwise.data.faults import FaultBudget
 from shardwise.data.progress import Say, TokenProgress, silent
 from shardwise.data.sources import Document, describe_source, read_documents
 from shardwise.data.tokenizer import TokenIds, Tokenizer

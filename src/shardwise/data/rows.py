@@ -8,9 +8,9 @@ from typing import Any
 from shardwise.config.schema import DataConfig
 from shardwise.data.conversation import ROW_KEYS
 from shardwise.data.dataset import dataset_path, dataset_rows
-from shardwise.data.files import find_files
 from shardwise.data.json_files import Named, read_records
 from shardwise.data.parquet import read_rows
+from shardwise.data.paths import find_files
 from shardwise.units import MIB
 
 # Far more than the context of any model. Rendering takes several copies of it.

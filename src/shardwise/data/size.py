@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardwise.config.mixture import datasets_of
+from shardwise.config.mixed_datasets import datasets_of
 from shardwise.config.schema import DataConfig
 from shardwise.config.suffixes import COMPRESSED
-from shardwise.data.files import find_files, stdlib_files
+from shardwise.data.paths import find_files, stdlib_files
 from shardwise.errors import UserError
 from shardwise.plan.whole_run import DataSize, PartSize
 from shardwise.units import format_bytes, format_count

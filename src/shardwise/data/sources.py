@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from shardwise.config.schema import DataConfig
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.compressed import open_bytes
 from shardwise.data.content import hashes_of
 from shardwise.data.dataset import dataset_files, dataset_path, dataset_rows, open_dataset
-from shardwise.data.faults import FaultBudget
-from shardwise.data.files import find_files, stdlib_files, stdlib_root
 from shardwise.data.json_files import Record, read_records
 from shardwise.data.parquet import read_column
+from shardwise.data.paths import find_files, stdlib_files, stdlib_root
 from shardwise.data.records import CorruptRecord, valid_text
 from shardwise.errors import UserError
 from shardwise.units import GIB, MIB, format_bytes

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwise.config.held_out import held_out_of
-from shardwise.config.mixture import read_datasets
+from shardwise.config.mixed_datasets import read_datasets
 from shardwise.config.schema import DataConfig
-from shardwise.data.check import of_dataset
 from shardwise.data.conversations import StoredConversations, prepare_conversations
+from shardwise.data.has_text import of_dataset
 from shardwise.data.mixture import MixedSequences
 from shardwise.data.pack import prepare_tokens
 from shardwise.data.progress import Say, silent

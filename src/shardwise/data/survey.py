@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwise.config.mixture import datasets_of
+from shardwise.config.mixed_datasets import datasets_of
 from shardwise.config.schema import DataConfig, ModelConfig
 from shardwise.data.examples import nothing_left, read_examples
-from shardwise.data.files import find_files
 from shardwise.data.masking import Example
 from shardwise.data.packing import pack, packing_of
+from shardwise.data.paths import find_files
 from shardwise.data.records import CorruptRecord
 from shardwise.data.template import ChatTemplate, load_chat_template
 from shardwise.data.tokenizer import load_tokenizer

@@ -30,7 +30,7 @@ from shardwise.doctor.slow.ranked import SLOW, rank_causes
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import read_json
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shardwise.doctor.check import Check
-from shardwise.doctor.config.settings import SETTINGS
+from shardwise.doctor.config.plan_settings import SETTINGS
 from shardwise.doctor.config.sharding import SHARDING
 from shardwise.doctor.config.shared_work import SHARED_WORK
 from shardwise.doctor.foreign.checks import FOREIGN
@@ -15,14 +15,14 @@ from shardwise.doctor.machine.limits import LIMITS
 from shardwise.doctor.machine.links import LINKS
 from shardwise.doctor.machine.node import Node
 from shardwise.doctor.machine.nodes import NODES
-from shardwise.doctor.machine.preflight import PREFLIGHT
+from shardwise.doctor.machine.preflight_checks import PREFLIGHT
 from shardwise.doctor.run.case import Case
-from shardwise.doctor.run.record import RECORD
+from shardwise.doctor.run.run_health import RECORD
 from shardwise.doctor.run.transports import TRANSPORTS
 from shardwise.doctor.signatures import SIGNATURES
 from shardwise.doctor.slow.ranked import SLOW
 from shardwise.errors import ExitCode, UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 UNPLANNED: Check[Any] = Check(
     "SW100", "error", "The configuration cannot be planned",

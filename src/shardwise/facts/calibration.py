@@ -20,7 +20,7 @@ from typing import Any
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 from shardwise.facts.rates import Rates, rates_of
 from shardwise.files import cache_folder, read_json, replace_file
 

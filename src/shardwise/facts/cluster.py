@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shardwise.config.schema import Auto, ClusterConfig
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.fabric import Fabric, Link, fabric_of
+from shardwise.facts.collective_cost import Fabric, Link, fabric_of
 from shardwise.facts.gpus import NODE, GpuSpec
 from shardwise.facts.probe import ProbedGpu, probe_cpu, probe_gpus
 from shardwise.facts.stated_gpu import gpu_named, validate_not_described

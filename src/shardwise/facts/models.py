@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter_sizes import AdapterSpec
 from shardwise.facts.block_kind import BlockKind
+from shardwise.facts.config_source import ModelSource, read_model_config
 from shardwise.facts.head_form import PLAIN, HeadForm
-from shardwise.facts.sources import ModelSource, read_model_config
 
 __all__ = [
     "ATTENTIONS",

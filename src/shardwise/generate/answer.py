@@ -13,7 +13,7 @@ from shardwise.data.conversation import Turn
 from shardwise.data.records import CorruptRecord
 from shardwise.data.tokenizer import TokenIds
 from shardwise.errors import UserError
-from shardwise.generate.load import Speaker
+from shardwise.generate.loaded_model import Speaker
 
 
 @dataclass(frozen=True, slots=True)

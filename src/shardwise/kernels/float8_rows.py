@@ -4,7 +4,7 @@ Each row has a scale of its own, which is a power of two. A float with another e
 float, so such a scale rounds nothing, and it can be applied on either side of a matmul: to the
 columns of the result in forward, and to those of the gradient in backward. Inputs and gradients get
 powers of two as well, one for each tensor, found anew each time. So the numbers hardly depend on
-what else is in a batch. `facts/float8_rows.py` has the layout of bytes.
+what else is in a batch. `facts/float8_size.py` has the layout of bytes.
 
 The gradient of the input needs the weight with its rows along the sum. Backward transposes the
 bytes: two bytes of traffic for each weight, where a second copy would be a second byte stored and
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.library import register_fake
 
-from shardwise.facts.float8_rows import row_bytes, width_of
+from shardwise.facts.float8_size import row_bytes, width_of
 from shardwise.internals.functions import scaled_matmul
 from shardwise.kernels.float8 import BACKWARD, FORWARD, amax_of, cast
 from shardwise.kernels.operators import on_gpu, operator

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardwise.facts.float8_rows import width_of
+from shardwise.facts.float8_size import width_of
 from shardwise.kernels.float8 import BACKWARD, FORWARD
 from shardwise.kernels.float8_triton import float8_bits, largest, tile
 

@@ -2,7 +2,8 @@
 
 A block of 64 weights is divided by its largest magnitude, and each quotient becomes the nearest of
 sixteen values. The magnitudes of a row's blocks are rounded too, to multiples of 1/255 of the
-row's largest: this is what QLoRA calls double quantisation. `facts/nf4.py` has the layout of bytes.
+row's largest: this is what QLoRA calls double quantisation. `facts/nf4_size.py` has the layout of
+bytes.
 
 Floats are a product of three numbers without a sum, so all devices make the same ones to the last
 bit. On a GPU a Triton kernel makes them, on a CPU plain torch.
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.library import register_fake
 
-from shardwise.facts.nf4 import BLOCK, STEP_BYTES, row_bytes, width_of
+from shardwise.facts.nf4_size import BLOCK, STEP_BYTES, row_bytes, width_of
 from shardwise.kernels.operators import on_gpu, operator
 
 # As published with QLoRA: quantiles of a normal distribution, with an exact zero.

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shardwise.facts.nf4 import BLOCK, width_of
+from shardwise.facts.nf4_size import BLOCK, width_of
 from shardwise.kernels.nf4 import CODE_BOOK
 
 # Of the sizes that were tried on an H200, 512 to 4096 with two to eight warps, the fastest.

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.hopper import has_quack, on_hopper
-from shardwise.plan.float8 import is_float8
-from shardwise.plan.plan import Plan
+from shardwise.plan.float8_rules import is_float8
+from shardwise.plan.planned import Plan
 
 _SWIGLU_AFTER = (
     "kernels: SwiGLU runs after its matmuls instead of in their epilogue, because quack-kernels "

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import grouped_mm
 
-from shardwise.facts import float8_rows as float8_sizes
-from shardwise.facts import nf4 as nf4_sizes
+from shardwise.facts import float8_size as float8_sizes
+from shardwise.facts import nf4_size as nf4_sizes
 from shardwise.kernels import float8_rows, nf4
 
 # Weights that are packed at once, so that what is made on the way stays small.

@@ -126,7 +126,7 @@ def restarting_where_it_helps(
         say_on_console(note)
         yield
         return
-    from shardwise.internals.elastic import agent_that_asks
+    from shardwise.internals.elastic_agent import agent_that_asks
 
     with HeardSignals() as heard:
         adviser = Adviser(watchdog, lookout, shutdown_timeout_s, heard, least_nodes)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardwise.launch.guard import Guard
-from shardwise.launch.node import node_place
+from shardwise.launch.node_path import node_place
 from shardwise.launch.parent import launcher_of, leave_with_launcher
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE, Heartbeat
 from shardwise.training.signals import handle_stop_signals

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
+from shardwise.launch.rank_environment import RENDEZVOUS_VARIABLE
 from shardwise.training.heartbeat import LONG_S
 
 # Our agents name each start of the ranks. torchrun counts failures instead, and a node that comes

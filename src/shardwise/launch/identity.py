@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from shardwise.config.plain import config_to_dict
-from shardwise.data.fingerprint import fingerprint_data, fingerprint_tokenizer
+from shardwise.data.data_fingerprint import fingerprint_data, fingerprint_tokenizer
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.calibration import calibration_digest
 from shardwise.facts.probe import probe_gpus
 from shardwise.files import read_bytes, user_path
-from shardwise.model.fingerprint import fingerprint_weights
-from shardwise.plan.plan import Plan
+from shardwise.model.weight_fingerprint import fingerprint_weights
+from shardwise.plan.planned import Plan
 from shardwise.training.agree import Topic, Values
 from shardwise.version import __version__
 

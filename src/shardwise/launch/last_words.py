@@ -17,9 +17,9 @@ from typing import Self
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import comes_from_outside
-from shardwise.launch.launcher import is_rank
-from shardwise.launch.node import ERROR_FILE_VARIABLE, node_place
+from shardwise.launch.node_path import ERROR_FILE_VARIABLE, node_place
 from shardwise.launch.parent import AGENT_VARIABLE
+from shardwise.launch.rank_environment import is_rank
 
 _LOG_NOTE = "log: "
 

@@ -14,7 +14,7 @@ from shardwise.launch.identity import TOPICS, identity_of
 from shardwise.launch.last_words import as_user_error
 from shardwise.launch.peers import IDENTITY, Peers
 from shardwise.parallel.mesh import validate_world_size
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.agree import Account, find_disagreement
 
 # A network file system may show a new file to other nodes only after its caches have expired.

@@ -17,7 +17,7 @@ from shardwise.launch.meeting import meet
 from shardwise.launch.peers import Peers
 from shardwise.launch.preflight import validate_run
 from shardwise.plan.inputs import choose_tokenizer, choose_weights
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 Agree = Callable[[Peers], Plan]
 """How a rank gets its plan. An error is raised on all ranks."""

@@ -14,19 +14,19 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardwise.data.check import validate_conversations, validate_text
+from shardwise.data.has_text import validate_conversations, validate_text
 from shardwise.data.splits import validate_vocabulary
 from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.quantization import read_quantization
 from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import user_path, why_no_path
+from shardwise.launch.disk_room import validate_free_space
 from shardwise.launch.prepare import validate_sinks
-from shardwise.launch.room import validate_free_space
 from shardwise.metrics.callbacks import load_callback
-from shardwise.plan.float8 import validate_torchao
+from shardwise.plan.float8_rules import validate_torchao
 from shardwise.plan.inputs import check_bytes, warn_of_vocabulary
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # A problem that would stop the run, or the text of a warning.
 Finding = UserError | str

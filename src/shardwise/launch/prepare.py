@@ -18,11 +18,11 @@ from shardwise.facts.families import UnknownFamily, spec_from_config
 from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
 from shardwise.launch.patience import shown_progress
 from shardwise.plan import choose
-from shardwise.plan.axes import warn_of_axes
+from shardwise.plan.axis_sizes import warn_of_axes
 from shardwise.plan.goal import Goal, choose_for
 from shardwise.plan.inputs import choose_weights
-from shardwise.plan.plan import Plan
-from shardwise.plan.positions import validate_positions, warn_of_positions
+from shardwise.plan.planned import Plan
+from shardwise.plan.sequence_limit import validate_positions, warn_of_positions
 
 # This is a gigabyte of weights and a few seconds.
 TRIAL_PARAMS = 300_000_000
@@ -128,7 +128,7 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
 
 def count_model(name: str, hf_config: Mapping[str, Any], code_dir: str | None = None) -> ModelSpec:
     """The sizes of any family that transformers can build, and what its blocks save."""
-    from shardwise.model.measure import count_on_meta
+    from shardwise.model.counted_sizes import count_on_meta
 
     return _with_kinds(count_on_meta(name, hf_config, code_dir=code_dir), hf_config, code_dir)
 

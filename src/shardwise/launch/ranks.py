@@ -19,13 +19,13 @@ from pathlib import Path
 from shardwise.errors import ExitCode
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.launch.console import Console
-from shardwise.launch.launcher import RENDEZVOUS_VARIABLE
-from shardwise.launch.node import ERROR_FILE_VARIABLE
+from shardwise.launch.node_path import ERROR_FILE_VARIABLE
 from shardwise.launch.parent import LAUNCHER_VARIABLE
+from shardwise.launch.rank_environment import RENDEZVOUS_VARIABLE
 from shardwise.lease.lease import Lease
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
-TRAINING = "shardwise.launch.rank"
+TRAINING = "shardwise.launch.rank_process"
 _POLL_S = 0.05
 # After one rank failed, the others fail too when they next wait for it. With NCCL they would hang.
 _GRACE_S = 5.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shardwise.internals.names import STORE_HELPERS
+from shardwise.internals.private_names import STORE_HELPERS
 
 _FRAME = re.compile(r'File ".*?distributed_c10d\.py", line \d+ in (\w+)')
 # Helpers inside torch's collectives file, whose names say nothing.

@@ -9,7 +9,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import Passing
 from shardwise.launch.say import say_on_console
 from shardwise.metrics.events import EventLog, read_whole_events
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def why_final(error: UserError, plan: Plan, restarts: int, step_before: int) -> str | None:

@@ -23,9 +23,9 @@ from shardwise.launch.one_plan import Agree, same_plan
 from shardwise.launch.peers import Peers
 from shardwise.launch.say import Lines, say_on_console, write_to, write_to_console
 from shardwise.metrics.log_header import header
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.heartbeat import Heartbeat, Phase
-from shardwise.training.rank import run
+from shardwise.training.rank_run import run
 from shardwise.training.signals import handle_stop_signals
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease.record import FOLDER, LeaseRecord, newest_record, record_path
+from shardwise.lease.holder_record import FOLDER, LeaseRecord, newest_record, record_path
 
 LEASE_VARIABLE = "SHARDWISE_LEASE"
 LEASE_S = 20.0

@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.lease.holders import lock_holders
-from shardwise.lease.lease import LEASE_S, Lease, renewed
-from shardwise.lease.record import (
+from shardwise.lease.holder_record import (
     FOLDER,
     LeaseRecord,
     newest_record,
@@ -22,6 +20,8 @@ from shardwise.lease.record import (
     remove_older,
     this_kernel,
 )
+from shardwise.lease.holders import lock_holders
+from shardwise.lease.lease import LEASE_S, Lease, renewed
 
 Say = Callable[[str], None]
 LOCK_NAME = "held"

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwise.facts.fabric import Collective, ring_load
+from shardwise.facts.collective_cost import Collective, ring_load
 from shardwise.metrics.straggler import JUDGED_STEPS, find_straggler
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.mesh import World

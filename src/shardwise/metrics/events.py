@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from shardwise.lease.lease import UNFENCED, Fence, LostLease
 from shardwise.metrics.appended import AppendedFile
-from shardwise.metrics.record import Event, read_events, read_whole_events
+from shardwise.metrics.read_events import Event, read_events, read_whole_events
 
 __all__ = ["Event", "EventLog", "Observer", "read_events", "read_whole_events"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from shardwise.facts.flops import Efficiency, efficiency_of
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def efficiency(plan: Plan, tokens_per_s: float) -> Efficiency | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shardwise.internals.names import COLLECTIVE_PREFIXES, TRACED_CALLS
+from shardwise.internals.private_names import COLLECTIVE_PREFIXES, TRACED_CALLS
 from shardwise.metrics.labels import ALONG, PLAYED, STEP, UNIT, AxisCall, call_in
 from shardwise.plan.axis_traffic import AxisTraffic
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.planned import Forecast, Plan
 from shardwise.units import format_bytes, format_count, speed_unit
 
 # How far a measurement may be from the plan before it is reported.

@@ -6,11 +6,20 @@ from typing import Any
 
 from shardwise.migrate.deepspeed import accelerate_section
 from shardwise.migrate.foreign_axes import CONTEXT, HEADS, TENSOR
+from shardwise.migrate.foreign_values import dtype, flag, positive
 from shardwise.migrate.fsdp_section import SECTION, fsdp_rules, fsdp_value, replicas
+from shardwise.migrate.key_rules import (
+    Assumed,
+    KeyRule,
+    Reader,
+    drop,
+    each,
+    kept,
+    otherwise,
+    unless,
+)
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
-from shardwise.migrate.rules import Assumed, KeyRule, Reader, drop, each, kept, otherwise, unless
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import dtype, flag, positive
 
 _SHARDED = ("FSDP", "DEEPSPEED")
 _DDP = ("MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU")

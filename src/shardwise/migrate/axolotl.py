@@ -7,18 +7,8 @@ from typing import Any
 from shardwise.migrate.axolotl_data import DATA
 from shardwise.migrate.axolotl_drops import DROPS
 from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR
-from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
-from shardwise.migrate.loop import LOOP, half_format
-from shardwise.migrate.preferences import (
-    BETA,
-    DESIRABLE,
-    GAMMA,
-    NO_ROLLOUTS,
-    SMOOTHING,
-    UNDESIRABLE,
-    objective,
-)
-from shardwise.migrate.rules import (
+from shardwise.migrate.foreign_values import flag, number, positive, text
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -28,9 +18,19 @@ from shardwise.migrate.rules import (
     task,
     to,
 )
+from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop_rules import LOOP, half_format
+from shardwise.migrate.preferences import (
+    BETA,
+    DESIRABLE,
+    GAMMA,
+    NO_ROLLOUTS,
+    SMOOTHING,
+    UNDESIRABLE,
+    objective,
+)
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
-from shardwise.migrate.values import flag, number, positive, text
 
 
 def _adapter(value: Any, _: Source) -> Outcome:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.datasets import first_of, formatted, placed
+from shardwise.migrate.foreign_values import flag, number, positive, text
+from shardwise.migrate.key_rules import KeyRule, drop, each, otherwise, to, unless
 from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
 from shardwise.migrate.preferences import OBJECTIVES
-from shardwise.migrate.rules import KeyRule, drop, each, otherwise, to, unless
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import flag, number, positive, text
 
 _KEYS = "records have `messages`, or ShareGPT's `conversations`; rename other keys"
 _FORMATS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.migrate.rules import KeyRule, drop, each, otherwise, unless
+from shardwise.migrate.key_rules import KeyRule, drop, each, otherwise, unless
 
 _TOKENS = "the tokenizer and the embeddings are used as they are"
 _KERNELS = "train.kernels and memory.loss choose kernels; the numbers agree to rounding"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.config.suffixes import source_of_file
+from shardwise.migrate.foreign_values import Convert, text
+from shardwise.migrate.key_rules import KeyRule
 from shardwise.migrate.line import Outcome, changed, dropped, mapped
-from shardwise.migrate.rules import KeyRule
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import Convert, text
 
 _ONE = "the first dataset is taken: name all of them in data.mixture, with a weight for each"
 

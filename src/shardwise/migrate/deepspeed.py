@@ -7,8 +7,8 @@ from typing import Any
 from shardwise.migrate.deepspeed_loop import LOOP_ASSUMED, LOOP_RULES
 from shardwise.migrate.deepspeed_offload import offload_rules, optimizer_rule, parameters_rule
 from shardwise.migrate.foreign_axes import HEADS, PARTS, TENSOR
-from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
-from shardwise.migrate.rules import (
+from shardwise.migrate.foreign_values import dtype, flag, positive, whole
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -18,8 +18,8 @@ from shardwise.migrate.rules import (
     otherwise,
     unless,
 )
+from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import dtype, flag, positive, whole
 
 _ZERO = "zero_optimization"
 _BUCKETS = "there are no buckets: a unit, usually one block, is gathered and reduced at a time"

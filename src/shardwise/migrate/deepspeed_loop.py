@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
-from shardwise.migrate.loop import clip, other_optimizer
-from shardwise.migrate.rules import (
+from shardwise.migrate.foreign_values import flag, number, one_of, positive, whole
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     drop,
@@ -17,8 +16,9 @@ from shardwise.migrate.rules import (
     to,
     unless,
 )
+from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop_rules import clip, other_optimizer
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import flag, number, one_of, positive, whole
 
 _SCHEDULES = {
     "warmuplr": ("constant", 0.0),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shardwise.migrate.foreign_values import flag
+from shardwise.migrate.key_rules import KeyRule, drop, each, to
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, mapped
-from shardwise.migrate.rules import KeyRule, drop, each, to
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import flag
 
 _PARAMETERS = ("offload_param.device", "cpu_offload_param", "cpu_offload_params")
 _OPTIMIZER = ("offload_optimizer.device", "cpu_offload")

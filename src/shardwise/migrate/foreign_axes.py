@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.migrate.foreign_values import whole
+from shardwise.migrate.key_rules import KeyRule, each, otherwise, unless
 from shardwise.migrate.line import BadValueError, Outcome, always, changed, mapped
-from shardwise.migrate.rules import KeyRule, each, otherwise, unless
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import whole
 
 
 def _axis(path: str, why: str, *, is_same: bool = True) -> KeyRule:

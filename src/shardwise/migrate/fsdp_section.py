@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.migrate.foreign_values import dtype, flag, names, one_of, positive, whole
+from shardwise.migrate.key_rules import KeyRule, drop, kept, otherwise, to, unless
 from shardwise.migrate.line import (
     BadValueError,
     Outcome,
@@ -13,9 +15,7 @@ from shardwise.migrate.line import (
     dropped,
     mapped,
 )
-from shardwise.migrate.rules import KeyRule, drop, kept, otherwise, to, unless
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import dtype, flag, names, one_of, positive, whole
 
 SECTION = "fsdp_config"
 _PREFIX = "fsdp_"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shardwise.config.reference import TOP_LEVEL, field_types, section_classes
+from shardwise.config.schema_text import TOP_LEVEL, field_types, section_classes
 from shardwise.errors import UserError
 from shardwise.migrate.accelerate import ACCELERATE
 from shardwise.migrate.axolotl import AXOLOTL
 from shardwise.migrate.deepspeed import DEEPSPEED
+from shardwise.migrate.key_rules import Reader
 from shardwise.migrate.llamafactory import LLAMAFACTORY
-from shardwise.migrate.rules import Reader
 from shardwise.migrate.torchtitan import TORCHTITAN
 from shardwise.migrate.torchtune import TORCHTUNE
 from shardwise.migrate.trainer import TRAINER

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
-from shardwise.migrate.line import Outcome, always, changed, dropped, mapped, other_task
-from shardwise.migrate.loop import LOOP, half_format, lora_targets, other_optimizer
-from shardwise.migrate.preferences import (
-    BETA,
-    DESIRABLE,
-    GAMMA,
-    SMOOTHING,
-    UNDESIRABLE,
-    objective,
-)
-from shardwise.migrate.rules import (
+from shardwise.migrate.foreign_values import flag, names, number, positive, text, whole
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -28,9 +19,18 @@ from shardwise.migrate.rules import (
     to,
     unless,
 )
+from shardwise.migrate.line import Outcome, always, changed, dropped, mapped, other_task
+from shardwise.migrate.loop_rules import LOOP, half_format, lora_targets, other_optimizer
+from shardwise.migrate.preferences import (
+    BETA,
+    DESIRABLE,
+    GAMMA,
+    SMOOTHING,
+    UNDESIRABLE,
+    objective,
+)
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINER_ASSUMED, TRAINING
-from shardwise.migrate.values import flag, names, number, positive, text, whole
 
 _NEXT = "losses are cross-entropy, DPO, KTO, ORPO and SimPO"
 _NAMES = "it is a name in dataset_info.json: write data.source and data.path"

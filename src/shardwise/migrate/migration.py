@@ -11,10 +11,10 @@ from shardwise.config.rule import raise_faults
 from shardwise.config.trees import read_file
 from shardwise.errors import UserError
 from shardwise.files import user_path, why_no_path
-from shardwise.migrate.given import read_given
+from shardwise.migrate.beside_file import read_given
+from shardwise.migrate.key_rules import Reader, translate
 from shardwise.migrate.kinds import READERS, reader_named, recognise
 from shardwise.migrate.line import Line
-from shardwise.migrate.rules import Reader, translate
 from shardwise.migrate.settle import dump_settings, settle
 from shardwise.migrate.source import Source
 

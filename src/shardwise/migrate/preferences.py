@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.migrate.foreign_values import number
+from shardwise.migrate.key_rules import KeyRule, to
 from shardwise.migrate.line import Outcome, always, mapped, other_task
-from shardwise.migrate.rules import KeyRule, to
-from shardwise.migrate.values import number
 
 OBJECTIVES = ("dpo", "kto", "orpo", "simpo")
 NO_ROLLOUTS = "answers are compared by DPO, KTO, ORPO and SimPO; there are no rewards and rollouts"

@@ -11,7 +11,7 @@ from shlex import quote
 from shardwise.errors import UserError
 from shardwise.files import read_bytes
 from shardwise.migrate.fsdp_section import SECTION, fsdp_rules
-from shardwise.migrate.rules import KeyRule
+from shardwise.migrate.key_rules import KeyRule
 from shardwise.migrate.script_names import ARGUMENTS, CALLS, FSDP1, METHODS
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer import LORA, TRAINING

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from shardwise.config.load import load_config
-from shardwise.config.reference import section_classes, show_value
+from shardwise.config.schema_text import section_classes, show_value
 from shardwise.config.trees import YamlDumper
 from shardwise.errors import UserError, printable
 from shardwise.migrate.line import Line, Outcome

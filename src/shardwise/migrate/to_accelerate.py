@@ -15,7 +15,7 @@ from shardwise.migrate.line import Line, Outcome, changed, dropped, mapped
 from shardwise.migrate.source import Source
 from shardwise.migrate.trainer_names import NAMES, SECTIONS
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _WORDS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
 _AXES = {"replicate": "dp_replicate", "shard": "dp_shard", "tensor": "tp", "context": "cp"}

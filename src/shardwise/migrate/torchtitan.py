@@ -6,9 +6,8 @@ from typing import Any
 
 from shardwise.migrate.datasets import where
 from shardwise.migrate.foreign_axes import CONTEXT, EXPERT, TENSOR, pipeline
-from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
-from shardwise.migrate.loop import LOOP
-from shardwise.migrate.rules import (
+from shardwise.migrate.foreign_values import dtype, flag, number, one_of, positive, text, whole
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -19,8 +18,9 @@ from shardwise.migrate.rules import (
     to,
     unless,
 )
+from shardwise.migrate.line import BadValueError, Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop_rules import LOOP
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import dtype, flag, number, one_of, positive, text, whole
 
 _STEPS, _WARMUP = 10_000, 200  # torchtitan's defaults
 # A shape that ships with us, by torchtitan's name and flavor.

@@ -6,19 +6,9 @@ from typing import Any
 
 from shardwise.migrate.datasets import where
 from shardwise.migrate.foreign_axes import CONTEXT, PARTS, TENSOR
+from shardwise.migrate.foreign_values import dtype, flag, names, number, positive, text, whole
 from shardwise.migrate.interpolation import resolve
-from shardwise.migrate.line import (
-    BadValueError,
-    Outcome,
-    always,
-    changed,
-    dropped,
-    mapped,
-    other_task,
-)
-from shardwise.migrate.loop import LOOP
-from shardwise.migrate.preferences import BETA, SMOOTHING, objective
-from shardwise.migrate.rules import (
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -30,10 +20,20 @@ from shardwise.migrate.rules import (
     to,
     unless,
 )
+from shardwise.migrate.line import (
+    BadValueError,
+    Outcome,
+    always,
+    changed,
+    dropped,
+    mapped,
+    other_task,
+)
+from shardwise.migrate.loop_rules import LOOP
+from shardwise.migrate.preferences import BETA, SMOOTHING, objective
 from shardwise.migrate.source import Source
 from shardwise.migrate.torchtune_drops import DROPS, OTHER_TASK
 from shardwise.migrate.trainer import LORA
-from shardwise.migrate.values import dtype, flag, names, number, positive, text, whole
 
 # By the builder's name: where the records lie, and what they are.
 _DATA = {

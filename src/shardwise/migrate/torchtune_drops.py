@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.migrate.rules import KeyRule, drop, each, task
+from shardwise.migrate.key_rules import KeyRule, drop, each, task
 
 OTHER_TASK = "there is no teacher, no reward and no rollout"
 _RECIPE = "evaluation, generation and quantisation are no training"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.migrate.foreign_values import flag, names, number, positive, whole
 from shardwise.migrate.fsdp_section import SECTION, fsdp_rules, strategy_outcome
-from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
-from shardwise.migrate.loop import LOOP, half_format, lora_targets
-from shardwise.migrate.rules import (
+from shardwise.migrate.key_rules import (
     Assumed,
     KeyRule,
     Reader,
@@ -18,9 +17,10 @@ from shardwise.migrate.rules import (
     to,
     unless,
 )
+from shardwise.migrate.line import Outcome, always, changed, dropped, mapped
+from shardwise.migrate.loop_rules import LOOP, half_format, lora_targets
 from shardwise.migrate.source import Source
 from shardwise.migrate.trl import TRL
-from shardwise.migrate.values import flag, names, number, positive, whole
 
 _HUB = "`shardwise export` writes a directory, which `hf upload` takes"
 _LOADER = "the loader reads ahead by itself"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.migrate.datasets import first_of, placed
+from shardwise.migrate.foreign_values import flag, number, positive, text
+from shardwise.migrate.key_rules import KeyRule, drop, each, kept, otherwise, task, to
 from shardwise.migrate.line import Outcome, always, changed, mapped
-from shardwise.migrate.rules import KeyRule, drop, each, kept, otherwise, task, to
 from shardwise.migrate.source import Source
-from shardwise.migrate.values import flag, number, positive, text
 
 _PREFERENCE = "it is of a preference loss: preference.objective has dpo, kto, orpo and simpo"
 _MIXTURE = "dataset_mixture.datasets"

@@ -20,7 +20,11 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import UserError
-from shardwise.internals.names import REBUILD_PARAMETER, REBUILD_TENSOR, REBUILD_WITH_ATTRIBUTES
+from shardwise.internals.private_names import (
+    REBUILD_PARAMETER,
+    REBUILD_TENSOR,
+    REBUILD_WITH_ATTRIBUTES,
+)
 from shardwise.model.boxes import Sizes, validate_sizes
 from shardwise.model.pickled import Described, Name, read_pickle
 

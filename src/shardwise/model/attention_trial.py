@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from shardwise.errors import UserError, brief
 from shardwise.internals.hugging_face import unsearched_positions
-from shardwise.model.attention import checked_mask
+from shardwise.model.attention_choice import checked_mask
 from shardwise.model.build import build_on_meta
 from shardwise.model.masks import Mask, described_mask
 

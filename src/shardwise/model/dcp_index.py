@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from shardwise.errors import UserError
-from shardwise.internals.names import DCP_METADATA, STORAGE_INFO
+from shardwise.internals.private_names import DCP_METADATA, STORAGE_INFO
 from shardwise.model.boxes import Box, Sizes, cover_once, validate_sizes
 from shardwise.model.pickled import Described, Name, read_pickle
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardwise.config.schema import AdapterConfig
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter_sizes import AdapterSpec
 from shardwise.kernels.packed_rows import floats_of
 from shardwise.model.adapter_targets import find_targets
 from shardwise.model.blocks import find_units, iter_modules

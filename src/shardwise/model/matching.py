@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from shardwise.internals.names import WRAPPERS
+from shardwise.internals.private_names import WRAPPERS
 from shardwise.internals.weight_conversions import (
     Concatenate,
     MergeModulelist,
@@ -27,7 +27,7 @@ from shardwise.internals.weight_conversions import (
 )
 from shardwise.model.boxes import Box
 from shardwise.model.lora import adapter_params
-from shardwise.model.stages import names_elsewhere, other_names
+from shardwise.model.stage_part import names_elsewhere, other_names
 from shardwise.model.stored import StoredWeights
 from shardwise.model.weights import stored_tensors
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from shardwise.errors import UserError
 from shardwise.model.boxes import Box, cover_once, whole_box
 from shardwise.model.dequantised import open_dequantised
-from shardwise.model.leftovers import may_be_missing, validate_leftovers
 from shardwise.model.matching import Fusion, match_keys, own_tensors
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
 from shardwise.model.packed import is_packed
-from shardwise.model.stages import other_names
+from shardwise.model.stage_part import other_names
 from shardwise.model.stored import StoredWeights
+from shardwise.model.unread_tensors import may_be_missing, validate_leftovers
 from shardwise.model.weights import Portion, portions_of
 
 _FETCH_ANEW = "fetch or save the weights anew; some of their files may be missing"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.errors import UserError
-from shardwise.facts.float8_rows import MULTIPLE
+from shardwise.facts.float8_size import MULTIPLE
 from shardwise.kernels.float8_rows import Float8Product
 from shardwise.kernels.packed_rows import PACKINGS, PackedProduct, Packing
 from shardwise.model.expert_forms import STACKS, SWIGLU, find_form

@@ -21,7 +21,7 @@ from shardwise.internals.hugging_face import spelled_out_attention
 from shardwise.kernels.attention import causal_attention
 from shardwise.kernels.hopper import on_hopper
 from shardwise.kernels.last_tokens import last_tokens_attention, takes
-from shardwise.model.attention import in_tiles, validate_flash_attention
+from shardwise.model.attention_choice import in_tiles, validate_flash_attention
 from shardwise.model.masks import Mask, Sight, pairs_of, part_mask, tiles_of
 from shardwise.model.sequence_split import SequencePart, SequenceSplit
 

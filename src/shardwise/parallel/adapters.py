@@ -8,7 +8,7 @@ from shardwise.model.lora import apply_lora, initialise_adapters
 from shardwise.model.quantised import apply_base
 from shardwise.parallel.precision import DTYPES
 from shardwise.plan.decisions import multiplies_base
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def has_adapters(plan: Plan) -> bool:

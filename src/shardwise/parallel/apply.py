@@ -12,8 +12,7 @@ from shardwise.parallel.adapters import apply_adapters
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.expert_parallel import apply_expert_parallel, dispatched_experts
-from shardwise.parallel.experts import apply_experts
-from shardwise.parallel.float8 import apply_float8
+from shardwise.parallel.expert_pass import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.parallel.offload import apply_offload
@@ -21,8 +20,9 @@ from shardwise.parallel.reduce_buffer import ReduceBuffer
 from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
 from shardwise.parallel.tensor import apply_tensor
-from shardwise.plan.float8 import is_float8
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import apply_float8
+from shardwise.plan.float8_rules import is_float8
+from shardwise.plan.planned import Plan
 
 
 def parallelize(

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from shardwise.facts.block_work import Attention
-from shardwise.internals.dispatch import tree_leaves
+from shardwise.internals.dispatch_mode import tree_leaves
 from shardwise.kernels.attention import causal_attention
 from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.masks import Mask, described_mask
-from shardwise.parallel.experts import apply_experts
+from shardwise.parallel.expert_pass import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.remat import apply_remat
 

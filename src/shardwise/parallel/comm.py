@@ -25,7 +25,7 @@ from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.gather import IntoParameters, can_gather_into, gathers_in_place
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.reduce_buffer import BufferedInputs, ReduceBuffer
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 class Carrier:

@@ -19,11 +19,11 @@ from shardwise.kernels.own import uses_own
 from shardwise.model.cuts import Cut, cut_parameter
 from shardwise.model.expert_forms import CLAMPED_SWIGLU, SWIGLU, ExpertForm, find_form
 from shardwise.model.expert_lora import ExpertLora, take_over
-from shardwise.model.experts import ExpertStack, find_experts
+from shardwise.model.expert_modules import ExpertStack, find_experts
 from shardwise.model.override import override_forward
 from shardwise.parallel.dispatch import AllToAll, Dispatch
 from shardwise.parallel.received_rows import ReceivedRows
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # (a module, rows, their shares, their experts, where experts end) -> what is made of the rows
 _Pass = Callable[..., Tensor]

@@ -20,7 +20,7 @@ from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import unit_policy
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def shard_experts(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
-from shardwise.parallel.operators import (
+from shardwise.parallel.operator_kinds import (
     EPILOGUES,
     GATHERS,
     REDUCTIONS,

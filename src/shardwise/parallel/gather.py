@@ -41,7 +41,7 @@ from shardwise.internals.fsdp2 import base_of
 from shardwise.internals.parts import GATHERS, is_open
 from shardwise.kernels import unit_copies
 from shardwise.parallel.expert_parallel import dispatched_experts
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwise.internals.dispatch import (
+from shardwise.internals.dispatch_mode import (
     TorchDispatchMode,
     tree_leaves,
     tree_map_only,

@@ -27,8 +27,8 @@ from shardwise.parallel.axes import (
     TOKEN_AXES,
     Axes,
 )
-from shardwise.plan.axes import mesh_in_words, validate_supported
-from shardwise.plan.plan import Plan
+from shardwise.plan.axis_sizes import mesh_in_words, validate_supported
+from shardwise.plan.planned import Plan
 
 T = TypeVar("T")
 

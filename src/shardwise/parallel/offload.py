@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.host import memory_left
 from shardwise.model.override import override_forward
-from shardwise.plan.host import chosen, patience
+from shardwise.plan.host_activations import chosen, patience
 from shardwise.units import format_bytes
 
 # The number of backward blocks during which the copies back of one block run.

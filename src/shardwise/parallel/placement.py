@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from shardwise.model.packed import is_packed
-from shardwise.plan.mesh import MAX_PADDING, padding
+from shardwise.plan.strategy_mesh import MAX_PADDING, padding
 
 
 def choose_shard_dim(shape: Sequence[int], num_shards: int) -> int:

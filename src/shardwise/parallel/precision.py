@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -18,7 +18,7 @@ from shardwise.kernels.clamped_swiglu import (
     weighted_clamped_swiglu_backward,
 )
 from shardwise.kernels.experts import sum_by_expert, weighted_swiglu, weighted_swiglu_backward
-from shardwise.parallel.experts import weight_grad
+from shardwise.parallel.expert_pass import weight_grad
 
 
 class ReceivedRows(torch.autograd.Function):

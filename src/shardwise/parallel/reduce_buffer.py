@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardwise.internals.parts import REDUCTIONS, is_open
 from shardwise.parallel.mesh import Mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.reserved import has_reduce_buffer
 
 

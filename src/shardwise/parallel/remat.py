@@ -21,7 +21,7 @@ import shardwise.kernels.float8
 import shardwise.kernels.float8_rows
 import shardwise.kernels.last_tokens
 import shardwise.kernels.swiglu
-import shardwise.parallel.rows  # noqa: F401
+import shardwise.parallel.moved_rows  # noqa: F401
 from shardwise.internals.parts import CHANGES, is_open
 from shardwise.internals.tensor_collectives import ALL_TO_ALL
 from shardwise.model.override import override_forward

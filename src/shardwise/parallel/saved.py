@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from shardwise.config.schema import AdapterConfig
 from shardwise.facts.block_kind import BlockKind, Saved, way_of
 from shardwise.facts.block_work import Attention, Moved, Work
-from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
+from shardwise.internals.dispatch_mode import TorchDispatchMode, tree_leaves
 from shardwise.internals.graphs import Graphs, noting_backend
 from shardwise.internals.hugging_face import unsearched_positions
 from shardwise.internals.parts import CHANGES, SUMS, is_open

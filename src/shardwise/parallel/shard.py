@@ -24,7 +24,7 @@ from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.placement import placement_over
 from shardwise.parallel.precision import root_policy, unit_policy
 from shardwise.parallel.reduce_buffer import ReduceBuffer
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.rank_share import num_shards
 from shardwise.plan.unit_sizes import uses_in_place
 

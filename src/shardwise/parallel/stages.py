@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from shardwise.parallel import rows
+from shardwise.parallel import moved_rows
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.precision import DTYPES
-from shardwise.plan.plan import Plan
-from shardwise.plan.stages import stage_ranges
+from shardwise.plan.planned import Plan
+from shardwise.plan.stage_cuts import stage_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Stages:
         """All tokens of what the ranks of a stage have received, on each of them."""
         if self.dividing is None:
             return received
-        return rows.all_rows(received, rows.name_of(self.dividing))
+        return moved_rows.all_rows(received, moved_rows.name_of(self.dividing))
 
     def receive(self, stage: int, sequences: int, tokens: int) -> Tensor:
         """This rank's part of the hidden states that a stage begins with."""

@@ -29,11 +29,11 @@ from shardwise.model.head import embedding_of, head_of
 from shardwise.model.lora import Lora
 from shardwise.model.override import surround_forward
 from shardwise.model.tensor_rules import Layout, find_layout
-from shardwise.parallel import rows
+from shardwise.parallel import moved_rows
 from shardwise.parallel.expert_parallel import dispatched_experts
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.stages import Stages, stages_of
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 Move = Callable[[Tensor, str], Tensor]
 
@@ -52,7 +52,7 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     group = mesh.group("tensor")
     if group is None:
         return
-    ranks = _Ranks(rows.name_of(group), group.rank(), group.size())
+    ranks = _Ranks(moved_rows.name_of(group), group.rank(), group.size())
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     _validate_heads(model, ranks.count)
     if mesh.group("expert") is None:
@@ -64,7 +64,9 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     _divide_tables(model, ranks)
     _mark_copies(model, blocks if sequence else regions, ranks)
     enter, leave = (
-        (rows.gather_rows, rows.sum_to_rows) if sequence else (rows.share, rows.sum_parts)
+        (moved_rows.gather_rows, moved_rows.sum_to_rows)
+        if sequence
+        else (moved_rows.share, moved_rows.sum_parts)
     )
     for region in regions:
         region.register_forward_pre_hook(_moves_input(enter, ranks.group), with_kwargs=True)
@@ -72,10 +74,10 @@ def apply_tensor(model: Any, units: UnitMap, plan: Plan, mesh: Mesh) -> None:
     if sequence:
         first, last = _ends(model, blocks, stages_of(plan, mesh))
         for block in first:
-            divide = _moves_input(rows.own_rows, ranks.group)
+            divide = _moves_input(moved_rows.own_rows, ranks.group)
             block.register_forward_pre_hook(divide, with_kwargs=True)
         for block in last:
-            block.register_forward_hook(_moves_output(rows.all_rows, ranks.group))
+            block.register_forward_hook(_moves_output(moved_rows.all_rows, ranks.group))
 
 
 def _ends(
@@ -232,7 +234,7 @@ def _lookup(part: range, group: str) -> Callable[..., Any]:
         def divided(self: nn.Module, ids: Tensor) -> Tensor:
             is_here = (ids >= part.start) & (ids < part.stop)
             found = forward(self, torch.where(is_here, ids - part.start, 0))
-            return rows.sum_parts(found * is_here[..., None], group)
+            return moved_rows.sum_parts(found * is_here[..., None], group)
 
         return divided
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from shardwise.parallel.mesh import Mesh
-from shardwise.plan.exchange import INT8_BLOCK, exchange_bytes
+from shardwise.plan.exchange_bytes import INT8_BLOCK, exchange_bytes
 
 _LARGEST = 127
 

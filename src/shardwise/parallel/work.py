@@ -17,11 +17,11 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardwise.facts.block_work import Attention, Matmul, Moved
-from shardwise.internals.dispatch import TorchDispatchMode, tree_leaves
+from shardwise.internals.dispatch_mode import TorchDispatchMode, tree_leaves
 from shardwise.internals.graphs import Graphs
 from shardwise.parallel.block_call import BlockCall
 from shardwise.parallel.fused import lone_bytes, moved_by
-from shardwise.parallel.operators import is_created, is_matmul, is_view
+from shardwise.parallel.operator_kinds import is_created, is_matmul, is_view
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from shardwise.plan.block_memory import (
     recomputed_bytes,
 )
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
-from shardwise.plan.host import chosen, patience
+from shardwise.plan.host_activations import chosen, patience
 from shardwise.plan.shared_blocks import entry_bytes, shared_bytes
 from shardwise.plan.unit_sizes import trained_sizes
 

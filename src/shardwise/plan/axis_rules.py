@@ -13,11 +13,11 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import InnerAxes, given_axes, validate_supported
+from shardwise.plan.axis_sizes import InnerAxes, given_axes, validate_supported
 from shardwise.plan.context import check_context
 from shardwise.plan.expert import check_expert
-from shardwise.plan.pipeline import check_pipeline
-from shardwise.plan.tensor import check_tensor
+from shardwise.plan.pipeline_rules import check_pipeline
+from shardwise.plan.tensor_suits import check_tensor
 
 
 @dataclass(frozen=True, slots=True)

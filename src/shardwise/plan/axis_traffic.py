@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.facts.block_work import Attention
-from shardwise.facts.fabric import Collective, Fabric
+from shardwise.facts.collective_cost import Collective, Fabric
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
+from shardwise.plan.communication import collectives_of, gather_width
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.rank_share import (
     num_expert_blocks,
     num_expert_shards,
@@ -29,8 +30,7 @@ from shardwise.plan.rank_share import (
     whole_gradients,
 )
 from shardwise.plan.software import software_of
-from shardwise.plan.stages import sent_bytes, stage_ranges
-from shardwise.plan.traffic import collectives_of, gather_width
+from shardwise.plan.stage_cuts import sent_bytes, stage_ranges
 from shardwise.plan.unit_sizes import gathered_total
 
 # In the order of ranks; neighbours on the last one are neighbours in rank.

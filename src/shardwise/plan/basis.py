@@ -7,14 +7,14 @@ from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.adam import choose_offload_optimizer
-from shardwise.plan.adapter import choose_adapter
-from shardwise.plan.attention import choose_attention
+from shardwise.plan.adapted_parts import choose_adapter
+from shardwise.plan.attention_kernel import choose_attention
 from shardwise.plan.decisions import Choice, Choices
-from shardwise.plan.float8 import choose_linear
+from shardwise.plan.float8_rules import choose_linear
 from shardwise.plan.given import decide
-from shardwise.plan.objective import choose_kl_term, choose_objective
-from shardwise.plan.routers import choose_router_aux_loss, choose_router_z_loss
-from shardwise.plan.stages import splits_backward
+from shardwise.plan.planned_objective import choose_kl_term, choose_objective
+from shardwise.plan.router_losses import choose_router_aux_loss, choose_router_z_loss
+from shardwise.plan.stage_cuts import splits_backward
 from shardwise.units import format_bytes
 
 

@@ -11,20 +11,20 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import InnerAxes
+from shardwise.plan.axis_sizes import InnerAxes
 from shardwise.plan.batch import choose_batch, micro_batch_candidates
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
-from shardwise.plan.exchange import outer_bytes
+from shardwise.plan.exchange_bytes import outer_bytes
 from shardwise.plan.gathers import choose_gathers, reshard_divides, reshard_error
-from shardwise.plan.mesh import (
+from shardwise.plan.pipeline_rules import with_full_pipeline
+from shardwise.plan.stage_cuts import in_stages, splits_backward
+from shardwise.plan.strategy_mesh import (
     MeshShape,
     complete_mesh,
     mesh_of_strategy,
     strategy_of_mesh,
     with_inner_axes,
 )
-from shardwise.plan.pipeline import with_full_pipeline
-from shardwise.plan.stages import in_stages, splits_backward
 
 RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
 

@@ -9,10 +9,10 @@ from shardwise.config.schema import RunConfig
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.quantization import FP8, MXFP4, quant_method
-from shardwise.plan.mesh import MAX_PADDING, padding
 from shardwise.plan.rank_share import num_shards
-from shardwise.plan.routers import left_out
+from shardwise.plan.router_losses import left_out
 from shardwise.plan.search import Option, fits
+from shardwise.plan.strategy_mesh import MAX_PADDING, padding
 from shardwise.units import format_bytes
 
 # What files are quantised with, and what float8 with a power of two for each row makes of it.

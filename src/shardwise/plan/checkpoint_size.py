@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardwise.plan.adam import state_bytes
 from shardwise.plan.memory import PARAM_BYTES
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def checkpoint_bytes(plan: Plan) -> int:

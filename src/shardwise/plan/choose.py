@@ -18,8 +18,8 @@ from shardwise.plan.decisions import Choice, Decisions
 from shardwise.plan.gathers import choose_gathers
 from shardwise.plan.inputs import choose_packing, choose_tokenizer, choose_weights
 from shardwise.plan.options import Search
-from shardwise.plan.outer import choose_site, look_out, outer_warnings, slowed
-from shardwise.plan.plan import Plan
+from shardwise.plan.outer_exchange import choose_site, look_out, outer_warnings, slowed
+from shardwise.plan.planned import Plan
 from shardwise.plan.reasons import choices_of, with_host_memory
 from shardwise.plan.remedies import advise
 from shardwise.plan.search import Option, alternatives, fits

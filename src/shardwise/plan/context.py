@@ -9,7 +9,7 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.positions import changing_rope
-from shardwise.plan.axes import given_axes
+from shardwise.plan.axis_sizes import given_axes
 from shardwise.plan.refused import RefusedSetting
 
 _WHOLE = "write mesh.context=1"

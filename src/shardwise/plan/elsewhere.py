@@ -11,7 +11,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.facts.gpus import GPUS, NODE, GpuSpec
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.planned import Forecast, Plan
 from shardwise.plan.search import Option
 from shardwise.plan.searched import Known, Searched, over_sites, search_options
 from shardwise.units import format_bytes

@@ -8,7 +8,7 @@ from typing import Any
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import given_axes
+from shardwise.plan.axis_sizes import given_axes
 
 # Those that were compared with one process. Others may compute something else between two matmuls,
 # or call experts in another way.

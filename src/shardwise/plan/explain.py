@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.plan.axes import mesh_in_words
+from shardwise.plan.axis_sizes import mesh_in_words
 from shardwise.plan.axis_traffic import planned_traffic
-from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
+from shardwise.plan.planned import MEMORY_PARTS, Forecast, Plan
 from shardwise.plan.stage_rows import stage_rows
 from shardwise.units import format_bytes, format_count, format_duration, speed_unit
 

@@ -7,10 +7,10 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice, Choices
-from shardwise.plan.float8 import choose_float8_gather
+from shardwise.plan.float8_rules import choose_float8_gather
 from shardwise.plan.given import decide
-from shardwise.plan.mesh import MeshShape
-from shardwise.plan.stages import splits_backward
+from shardwise.plan.stage_cuts import splits_backward
+from shardwise.plan.strategy_mesh import MeshShape
 
 
 def choose_gathers(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.config.reference import value_at
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import value_at
 from shardwise.plan.decisions import Choice, setting_paths
 
 _DEFAULTS = RunConfig()

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 Goal = Literal["fastest", "cheapest", "fewest"]
 

@@ -11,7 +11,7 @@ from shardwise.facts.models import ModelSource, ModelSpec
 from shardwise.facts.tokenizer_files import has_own_tokenizer
 from shardwise.plan.decisions import Choice
 from shardwise.plan.given import decide
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # The embedded tokenizer has one token for each byte, and one for the end of a document.
 NUM_BYTE_TOKENS = 257

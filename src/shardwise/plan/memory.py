@@ -23,7 +23,7 @@ from shardwise.plan.activations import Activations, activations_of
 from shardwise.plan.adam import state_on_device
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
 from shardwise.plan.moment import Moment
-from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.rank_share import (
     block_share,
     num_shards,

@@ -19,8 +19,8 @@ from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.axes import InnerAxes, given_axes
 from shardwise.plan.axis_rules import Question, axes_error
+from shardwise.plan.axis_sizes import InnerAxes, given_axes
 from shardwise.plan.candidates import (
     Candidate,
     StepForm,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.fabric import Fabric
+from shardwise.facts.collective_cost import Fabric
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.rank_share import num_expert_shards
 
 # Neighbours along the first are neighbours in rank.

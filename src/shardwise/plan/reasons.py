@@ -16,7 +16,7 @@ from shardwise.plan.given import decide
 from shardwise.plan.memory import GRAD_BYTES
 from shardwise.plan.rank_share import whole_gradients
 from shardwise.plan.search import Option, fits
-from shardwise.plan.stages import choose_stages
+from shardwise.plan.stage_cuts import choose_stages
 from shardwise.units import format_bytes, format_count
 
 

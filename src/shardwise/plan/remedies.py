@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from shardwise.config.reference import value_at
 from shardwise.config.schema import RunConfig, TrainConfig
+from shardwise.config.schema_text import value_at
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.facts.gpus import NODE

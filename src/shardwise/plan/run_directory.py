@@ -8,7 +8,7 @@ from pathlib import Path
 from shardwise.config.plain import dump_yaml
 from shardwise.config.schema import RunConfig, TrainConfig
 from shardwise.files import replace_file
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 PLAN_NAME = "plan.json"
 

@@ -9,10 +9,10 @@ from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.prices import Price
 from shardwise.facts.rates import Rates
-from shardwise.plan.axes import InnerAxes
+from shardwise.plan.axis_sizes import InnerAxes
 from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.plan import Alternative, Forecast, MemoryEstimate
+from shardwise.plan.planned import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
 from shardwise.plan.stage_memory import estimate_largest
 from shardwise.plan.time import estimate_time, forward_seconds, speed_of

@@ -15,8 +15,8 @@ from shardwise.plan.axis_rules import validate_axes
 from shardwise.plan.basis import choose_basis
 from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.options import Search
-from shardwise.plan.outer import look_out, slowed
-from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.outer_exchange import look_out, slowed
+from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.search import Appraiser, Option, best_of, fits
 
 Known = dict[Decisions, MemoryEstimate]

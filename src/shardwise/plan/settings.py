@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from shardwise.config.reference import value_at
 from shardwise.config.schema import (
     USUAL_BETA,
     AdapterConfig,
@@ -24,6 +23,7 @@ from shardwise.config.schema import (
     ShardConfig,
     TrainConfig,
 )
+from shardwise.config.schema_text import value_at
 from shardwise.plan.decisions import FLOAT8_BASE, UNSAID, Decisions, setting_paths
 
 

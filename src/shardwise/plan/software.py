@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter_sizes import AdapterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions, computes_float8, multiplies_base
 from shardwise.plan.memory import EVEN_ROWS

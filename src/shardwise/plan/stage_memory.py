@@ -14,9 +14,9 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.activations import activations_of
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, memory_over_step
-from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.schedule import Pipeline, most_in_flight
-from shardwise.plan.stages import sent_bytes, stage_ranges
+from shardwise.plan.stage_cuts import sent_bytes, stage_ranges
 
 
 def estimate_largest(model: ModelSpec, cluster: ClusterSpec, decided: Decisions) -> MemoryEstimate:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step
+from shardwise.plan.stage_cuts import head_in_blocks, stage_ranges
 from shardwise.plan.stage_memory import memory_of_ranks
-from shardwise.plan.stages import head_in_blocks, stage_ranges
 from shardwise.units import format_bytes
 
 # Backward computes two matmuls for each of forward's.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shardwise.facts.fabric import Fabric
+from shardwise.facts.collective_cost import Fabric
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
 from shardwise.plan.rank_share import num_shards
 from shardwise.plan.schedule import Pipeline
 from shardwise.plan.software import Software
-from shardwise.plan.stages import sent_bytes, stage_ranges
+from shardwise.plan.stage_cuts import sent_bytes, stage_ranges
 
 
 def pipeline_of(

@@ -9,20 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import log2
 
-from shardwise.facts.fabric import Fabric
+from shardwise.facts.collective_cost import Fabric
 from shardwise.facts.flops import efficiency_of, recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.rates import Rates
 from shardwise.plan.activations import waiting_in_host
 from shardwise.plan.adam import ADAM_BYTES, matrix_params
 from shardwise.plan.block_time import BlockTime, block_seconds
-from shardwise.plan.decisions import DTYPE_BYTES, Decisions
-from shardwise.plan.host_time import host_seconds
-from shardwise.plan.rank_share import num_shards, stored_params, trained_share
-from shardwise.plan.schedule import seconds_of_step
-from shardwise.plan.software import OURS, Software
-from shardwise.plan.stage_time import pipeline_of
-from shardwise.plan.traffic import (
+from shardwise.plan.communication import (
     block_traffic,
     collectives_of,
     copied_bytes,
@@ -30,6 +24,12 @@ from shardwise.plan.traffic import (
     exposed_seconds,
     tensor_seconds,
 )
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions
+from shardwise.plan.host_time import host_seconds
+from shardwise.plan.rank_share import num_shards, stored_params, trained_share
+from shardwise.plan.schedule import seconds_of_step
+from shardwise.plan.software import OURS, Software
+from shardwise.plan.stage_time import pipeline_of
 
 __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.plan.checkpoint_size import checkpoint_bytes
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import format_bytes, format_count, format_duration
 
 

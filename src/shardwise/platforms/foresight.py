@@ -6,7 +6,7 @@ import math
 
 from shardwise.plan.checkpoint_size import checkpoint_bytes
 from shardwise.plan.decisions import Choice
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB, format_bytes, format_duration
 
 # What a node writes to a shared file system, when all nodes write at once. Local disks and good

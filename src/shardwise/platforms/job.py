@@ -13,7 +13,7 @@ from shardwise.config.schema import LaunchConfig, RunConfig
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.plan.decisions import Choice
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.platforms.foresight import choose_grace, choose_shm, choose_walltime
 
 FOLDER = "launch"

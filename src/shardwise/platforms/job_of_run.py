@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from shardwise.errors import ExitCode, UserError
+from shardwise.lease.holder_record import FOLDER, newest_record, this_kernel
 from shardwise.lease.holders import lock_holders
-from shardwise.lease.record import FOLDER, newest_record, this_kernel
 from shardwise.platforms.known import find_launcher
 from shardwise.platforms.launcher import JobState
 from shardwise.platforms.submission import Submission, find_submission

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shardwise.errors import UserError
-from shardwise.platforms.kubernetes.launcher import KUBERNETES
+from shardwise.platforms.kubernetes.kube_launchers import KUBERNETES
 from shardwise.platforms.launcher import Launcher
 from shardwise.platforms.local import LocalLauncher
 from shardwise.platforms.ray import RayLauncher
-from shardwise.platforms.skypilot import SkyPilotLauncher
+from shardwise.platforms.sky_launcher import SkyPilotLauncher
 from shardwise.platforms.slurm import SlurmLauncher
 
 PLATFORMS: tuple[Launcher, ...] = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from shardwise.errors import printable
 from shardwise.files import open_file, read_tail
 from shardwise.metrics.log_header import node_of
-from shardwise.metrics.record import Event
+from shardwise.metrics.read_events import Event
 
 _ISO = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
 # PyTorch's own: `[W1118 16:06:03.123456 file.cpp:12]`, with neither year nor zone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardwise.plan.plan import MEMORY_PARTS, Forecast, MemoryEstimate
+from shardwise.plan.planned import MEMORY_PARTS, Forecast, MemoryEstimate
 from shardwise.report.bars import draw_bar
 from shardwise.report.markup import Html, table, tag
 from shardwise.report.values import percent, short_seconds

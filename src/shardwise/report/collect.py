@@ -12,8 +12,8 @@ from shardwise.checkpoint.store import Entry, list_entries
 from shardwise.errors import UserError
 from shardwise.files import read_bytes
 from shardwise.metrics.goodput import goodput
-from shardwise.metrics.record import GrowingRecord
-from shardwise.plan.plan import Plan
+from shardwise.metrics.read_events import GrowingRecord
+from shardwise.plan.planned import Plan
 from shardwise.report.values import Event, number, of_kind, whole
 from shardwise.units import format_duration
 

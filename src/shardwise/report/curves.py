@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.report.collect import RunRecord, first_of_starts
 from shardwise.report.plots import MAX_POINTS, Band, Mark, Plot, PlotPoint, Series, thin
 from shardwise.report.values import Event, number, of_kind, short_seconds, whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.plan.grid import Grid
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.search import Option, fits
 from shardwise.report.bars import draw_bar
 from shardwise.report.breakdown import MEMORY_WORDS, STACKED, time_words

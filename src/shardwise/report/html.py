@@ -9,7 +9,7 @@ from shardwise.plan.explain import headline
 from shardwise.report import plan_tables, tables
 from shardwise.report.collect import RunRecord, state_of
 from shardwise.report.curves import collective_plot, plots_of
-from shardwise.report.gates import gates_of
+from shardwise.report.judged_gates import gates_of
 from shardwise.report.late import lines_of
 from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.page import PageKind, WebPage, render_page, section

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from shardwise.plan.elsewhere import Elsewhere
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.planned import Forecast, Plan
 from shardwise.report.breakdown import communication_share
 from shardwise.report.markup import Html, table, tag
 from shardwise.report.plots import Plot, PlotPoint, Series, draw_plot

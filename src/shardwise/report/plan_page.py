@@ -9,7 +9,7 @@ from shardwise.metrics.verdict import SPEED_BAND
 from shardwise.plan.elsewhere import other_kinds, other_sizes, searched_for
 from shardwise.plan.grid import look_around
 from shardwise.plan.picture import picture_lines
-from shardwise.plan.plan import Alternative, Forecast, Plan
+from shardwise.plan.planned import Alternative, Forecast, Plan
 from shardwise.plan.search import fits
 from shardwise.plan.searched import Searched
 from shardwise.plan.stage_memory import largest_over_step
@@ -28,7 +28,7 @@ from shardwise.report.page import PageKind, WebPage, render_page, section
 from shardwise.report.page_file import validate_target, write_page
 from shardwise.report.places import draw_sizes, kinds_table
 from shardwise.report.plan_tables import choices_table
-from shardwise.report.stacks import Stack, Stacks, draw_stacks
+from shardwise.report.stacked_bars import Stack, Stacks, draw_stacks
 from shardwise.report.values import percent, short_seconds
 from shardwise.units import GIB, format_bytes, format_count, format_duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.plan.explain import alternative_rows, choice_rows
-from shardwise.plan.plan import MEMORY_PARTS, Forecast, Plan
+from shardwise.plan.planned import MEMORY_PARTS, Forecast, Plan
 from shardwise.report.bars import share_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.markup import Html, table, tag

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND, plan_misses
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.report.bars import share_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.curves import row_name, rows_of

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwise.kernels.adamw import chance_of
-from shardwise.parallel.float8 import bare, own_part
+from shardwise.parallel.torchao_float8 import bare, own_part
 
 BLOCK = 256
 _CODES = {"exp_avg": torch.int8, "exp_avg_sq": torch.uint8}

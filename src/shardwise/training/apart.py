@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwise.checkpoint.sites import SiteState
-from shardwise.council.ask import Asker, own_host
+from shardwise.checkpoint.site_tensors import SiteState
+from shardwise.council.site_client import Asker, own_host
 from shardwise.errors import ExitCode, UserError
-from shardwise.parallel.float8 import own_part
 from shardwise.parallel.mailbox import Address, Mailbox, Vector, fetch
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.spans import cut, shared, spans_of
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import own_part
+from shardwise.plan.planned import Plan
 from shardwise.training.optim import MOMENTS
 from shardwise.training.outer import Joined, Outer, Standing
 

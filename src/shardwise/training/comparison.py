@@ -32,10 +32,10 @@ from shardwise.model.split_attention import part_arguments
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.context import tokens_of_a_cut
 from shardwise.plan.decisions import multiplies_base
-from shardwise.plan.float8 import is_float8
-from shardwise.plan.plan import Plan
+from shardwise.plan.float8_rules import is_float8
+from shardwise.plan.planned import Plan
 from shardwise.training.channels import Channels
-from shardwise.training.documents import masks_by_position
+from shardwise.training.document_attention import masks_by_position
 from shardwise.training.session import Session
 from shardwise.training.surroundings import fast_attention
 from shardwise.training.trial import NEEDS_MORE, trying

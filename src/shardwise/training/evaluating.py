@@ -9,7 +9,7 @@ from dataclasses import asdict
 from shardwise.data.loader import eval_batches
 from shardwise.metrics.callbacks import Evaluated
 from shardwise.metrics.collectives import CollectiveTimer
-from shardwise.metrics.line import format_scores
+from shardwise.metrics.progress_line import format_scores
 from shardwise.training.channels import Channels
 from shardwise.training.evaluation import evaluate
 from shardwise.training.heartbeat import Phase

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from shardwise.data.loader import MicroBatch
-from shardwise.metrics.line import PreferenceScores
+from shardwise.metrics.progress_line import PreferenceScores
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.shard import reshard_all
 from shardwise.training.objective import Objective
-from shardwise.training.preference import scores_of
+from shardwise.training.preference_losses import scores_of
 
 
 @torch.no_grad()

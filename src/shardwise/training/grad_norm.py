@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DeviceMesh, DTensor
 
 from shardwise.internals.functions import norm_of_each
-from shardwise.parallel.float8 import own_part
+from shardwise.parallel.torchao_float8 import own_part
 
 # Fewer numbers in host memory are not worth threads.
 _MANY = 2**24

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwise.parallel.float8 import own_part
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import own_part
+from shardwise.plan.planned import Plan
 from shardwise.training.optim import param_groups
 
 

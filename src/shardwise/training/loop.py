@@ -7,17 +7,17 @@ import gc
 import torch
 import torch.distributed as dist
 
-from shardwise.checkpoint.resume import Resumption
+from shardwise.checkpoint.may_resume import Resumption
 from shardwise.checkpoint.save import software_versions
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.data.prefetch import Prefetcher, prefetching
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.collectives import CollectiveTimer
-from shardwise.metrics.line import StepReport
+from shardwise.metrics.progress_line import StepReport
 from shardwise.parallel.axis_groups import AxisGroups
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
-from shardwise.training.documents import masks_by_position
+from shardwise.training.document_attention import masks_by_position
 from shardwise.training.evaluating import Evaluating
 from shardwise.training.heartbeat import Phase
 from shardwise.training.joining import OuterStep, no_outer_step
@@ -25,7 +25,7 @@ from shardwise.training.oom import explained_oom
 from shardwise.training.optim import learning_rate
 from shardwise.training.outer import Standing
 from shardwise.training.pipeline import StagePasses
-from shardwise.training.profile import StepProfiler
+from shardwise.training.profiled_steps import StepProfiler
 from shardwise.training.reached import Reached
 from shardwise.training.reference_pass import prepare_reference
 from shardwise.training.replicas import Replicas

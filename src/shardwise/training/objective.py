@@ -12,7 +12,7 @@ from torch import Tensor
 from shardwise.data.loader import MicroBatch
 from shardwise.model.sequence_split import SequenceSplit
 from shardwise.model.split_attention import part_arguments
-from shardwise.training.documents import kept_apart
+from shardwise.training.document_attention import kept_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class BatchLoss:
     """Summed over the terms of the objective."""
 
     scores: Tensor | None = None
-    """Sums that tell how well answers are told apart, by `training.preference`; None where none are
-    compared."""
+    """Sums that tell how well answers are told apart, by `training.preference_losses`; None
+    where none are compared."""
 
 
 class Objective(Protocol):

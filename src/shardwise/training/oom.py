@@ -14,7 +14,7 @@ import torch
 from shardwise.errors import ExitCode, UserError
 from shardwise.internals.functions import dump_memory_history, keep_memory_history
 from shardwise.metrics.trace_file import FOLDER
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import format_bytes
 
 # By this step every allocation has happened once: Adam's state exists from the second step on.

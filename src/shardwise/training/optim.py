@@ -15,8 +15,8 @@ from shardwise.internals.functions import add_to_each
 from shardwise.kernels.adamw import corrections, update
 from shardwise.kernels.own import uses_own
 from shardwise.model.head import embedding_of
-from shardwise.parallel.float8 import bare, own_part
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import bare, own_part
+from shardwise.plan.planned import Plan
 from shardwise.training.adam8 import Adam8
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwise.checkpoint.sites import SiteState
+from shardwise.checkpoint.site_tensors import SiteState
 from shardwise.config.schema import DilocoConfig
 from shardwise.model.blocks import UnitMap
-from shardwise.parallel.float8 import own_part
 from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.torchao_float8 import own_part
 from shardwise.parallel.twins import Twins, UnderWay
 from shardwise.training.overlapped import params_of_units
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.model.blocks import Unit, UnitMap, iter_modules
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.lion import build_lion
 from shardwise.training.optim import ShardAdamW, build_optimizer
 from shardwise.training.paged import PagedAdamW

@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 
 from shardwise.facts.paging import PAGE_NUMBERS
 from shardwise.internals.functions import add_to_each
-from shardwise.parallel.float8 import bare, own_part
+from shardwise.parallel.torchao_float8 import bare, own_part
 from shardwise.training.optim import MOMENTS, ShardAdamW
 
 # Kernels read several numbers at a time from addresses that are multiples of their size.

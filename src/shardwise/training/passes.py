@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.balance import Balance, Routing, mean_routing
-from shardwise.training.load import ExpertCounter, TokenCounts, summed
+from shardwise.training.expert_load import ExpertCounter, TokenCounts, summed
 from shardwise.training.objective import BatchLoss, Objective
 
 

@@ -25,10 +25,10 @@ from torch.distributed.pipelining import (
 
 from shardwise.data.loader import MicroBatch
 from shardwise.internals.fsdp2_state import reduce_gradients
-from shardwise.model.stages import running
+from shardwise.model.stage_part import running
 from shardwise.parallel.shard import reshard_all
 from shardwise.parallel.stages import Stages
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.objective import BatchLoss, model_inputs
 from shardwise.training.passes import Passed
 from shardwise.training.stopwatch import Stopwatch

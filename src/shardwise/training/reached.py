@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwise.checkpoint.held_out import HeldOut
+from shardwise.checkpoint.eval_history import HeldOut
 
 
 @dataclass(slots=True)

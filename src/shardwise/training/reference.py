@@ -31,11 +31,11 @@ from shardwise.data.progress import Say, silent
 from shardwise.data.splits import DataSplits
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import read_json, user_path
-from shardwise.model.fingerprint import weight_files
 from shardwise.model.peft_format import WEIGHTS_NAME
+from shardwise.model.weight_fingerprint import weight_files
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
-from shardwise.training.preference import has_kl_term
+from shardwise.plan.planned import Plan
+from shardwise.training.preference_losses import has_kl_term
 
 # This is part of every key. Raise it when the same documents would get other numbers.
 FORMAT = 1

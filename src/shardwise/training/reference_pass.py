@@ -17,9 +17,9 @@ from shardwise.model.lora import adapters_off
 from shardwise.parallel.shard import reshard_all
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import compare_losses
-from shardwise.training.documents import masks_by_position
+from shardwise.training.document_attention import masks_by_position
 from shardwise.training.heartbeat import Phase
-from shardwise.training.preference import document_logps, exchanged_logps, has_kl_term
+from shardwise.training.preference_losses import document_logps, exchanged_logps, has_kl_term
 from shardwise.training.reference import keep_reference
 from shardwise.training.session import Session, attach_training_loss
 from shardwise.training.surroundings import fast_attention

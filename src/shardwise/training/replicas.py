@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from shardwise.checkpoint.state import model_tensors
 from shardwise.errors import ExitCode, UserError
 from shardwise.model.cuts import cuts_of
-from shardwise.parallel.float8 import bare
 from shardwise.parallel.mesh import Mesh
+from shardwise.parallel.torchao_float8 import bare
 from shardwise.training.overlapped import settle
 from shardwise.training.step import Reading
 

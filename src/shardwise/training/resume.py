@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardwise.checkpoint.held_out import HeldOut
+from shardwise.checkpoint.eval_history import HeldOut
+from shardwise.checkpoint.may_resume import Resumption, judge_resume
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
-from shardwise.checkpoint.resume import Resumption, judge_resume
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.run_directory import write_run_directory
 from shardwise.training.channels import Channels
 from shardwise.training.overlapped import settle

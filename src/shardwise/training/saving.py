@@ -9,11 +9,11 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.lease.lease import LostLease
 from shardwise.metrics.callbacks import CheckpointSaved
 from shardwise.training.channels import Channels
+from shardwise.training.full_disk import rooms_until
 from shardwise.training.heartbeat import Phase
 from shardwise.training.overlapped import settle
 from shardwise.training.reached import Reached
 from shardwise.training.replicas import Replicas
-from shardwise.training.room import rooms_until
 from shardwise.training.scale import LossScale
 from shardwise.training.session import Session
 

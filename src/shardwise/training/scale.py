@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # The values of torch.amp.GradScaler.
 _FACTOR = 2.0

@@ -18,12 +18,12 @@ from shardwise.data.windows import ConversationWindows
 from shardwise.errors import ExitCode, UserError
 from shardwise.files import user_path
 from shardwise.kernels.own import uses_own
-from shardwise.model.attention import attention_of
+from shardwise.model.attention_choice import attention_of
 from shardwise.model.blocks import UnitMap
 from shardwise.model.build import build_on_meta, drop_idle_window
 from shardwise.model.lora import initialise_adapters
 from shardwise.model.split_attention import split_attention_of
-from shardwise.model.stages import keep_stages
+from shardwise.model.stage_part import keep_stages
 from shardwise.model.weights import (
     allocate_shards,
     initialise_buffers,
@@ -34,25 +34,25 @@ from shardwise.model.weights import (
 from shardwise.parallel.adapters import has_adapters
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.comm import Carrier
-from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh, World
 from shardwise.parallel.precision import DTYPES
 from shardwise.parallel.reduce_buffer import reduce_buffer_for
 from shardwise.parallel.stages import Stages, stages_of
-from shardwise.plan.plan import Plan
-from shardwise.training.adapted import validate_called
+from shardwise.parallel.torchao_float8 import refresh_scales
+from shardwise.plan.planned import Plan
+from shardwise.training.adapter_calls import validate_called
 from shardwise.training.agree import Topic, settle_in_group
 from shardwise.training.apart import Apart
 from shardwise.training.balance import watch_routers
-from shardwise.training.documents import check_documents, masks_by_position
+from shardwise.training.document_attention import check_documents, masks_by_position
+from shardwise.training.expert_load import watch_experts
 from shardwise.training.head_trial import refuse_chunked, why_not_chunked
-from shardwise.training.load import watch_experts
 from shardwise.training.loss import attach_loss, prepare_head
 from shardwise.training.objective import NextToken, Objective
 from shardwise.training.outer import Outer, Together
 from shardwise.training.overlapped import build_for
 from shardwise.training.pipeline import StagedNextToken, attach_stages
-from shardwise.training.preference import PreferenceObjective
+from shardwise.training.preference_losses import PreferenceObjective
 from shardwise.training.reference import Reference, open_reference
 from shardwise.training.surroundings import fast_attention
 from shardwise.training.trial import few_tokens, validate_trainable

@@ -19,7 +19,7 @@ from shardwise.internals.tensor_collectives import gathered
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, scaled_and_capped
 from shardwise.model.cuts import own_cuts
 from shardwise.model.override import surround_forward
-from shardwise.parallel.rows import all_columns, name_of, share
+from shardwise.parallel.moved_rows import all_columns, name_of, share
 
 _ELSEWHERE = -1
 

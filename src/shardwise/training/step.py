@@ -14,15 +14,15 @@ from torch.distributed.tensor import DTensor
 
 from shardwise.data.loader import MicroBatch
 from shardwise.model.cuts import cuts_by_param
-from shardwise.parallel.float8 import refresh_scales
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.stages import stages_of
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import refresh_scales
+from shardwise.plan.planned import Plan
 from shardwise.training.balance import Balance, Routing
-from shardwise.training.copies import GradientSums
+from shardwise.training.copied_gradients import GradientSums
+from shardwise.training.expert_load import TokenCounts
 from shardwise.training.grad_norm import clip_by_norm, total_norm
 from shardwise.training.leftovers import give_back
-from shardwise.training.load import TokenCounts
 from shardwise.training.objective import NextToken, Objective
 from shardwise.training.optim import allocate_state, set_learning_rate, step_if_finite
 from shardwise.training.overlapped import settle

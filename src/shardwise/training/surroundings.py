@@ -15,7 +15,7 @@ from shardwise.kernels.cublas import drop_workspace, fix_workspace
 from shardwise.kernels.hopper import on_hopper
 from shardwise.kernels.own import uses_own
 from shardwise.model.seeds import seed_generators
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # Matmuls of seven layers, forward and backward; and of an adapter.
 _OF_A_BLOCK, _OF_AN_ADAPTER = 21, 6

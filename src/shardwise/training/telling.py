@@ -10,16 +10,16 @@ from typing import Any
 from shardwise.data.splits import DataSplits
 from shardwise.metrics.callbacks import StepLogged
 from shardwise.metrics.collectives import CollectiveTimer
-from shardwise.metrics.line import StepReport, format_line
-from shardwise.parallel.float8 import float8_layers
+from shardwise.metrics.progress_line import StepReport, format_line
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import float8_layers
+from shardwise.plan.planned import Plan
 from shardwise.plan.stage_rows import planned_bubble
 from shardwise.training.channels import Channels
+from shardwise.training.model_lines import float8_table, notes_of, unit_table
 from shardwise.training.reached import Reached
 from shardwise.training.session import Session, length_order
 from shardwise.training.surroundings import device_name
-from shardwise.training.units import float8_table, notes_of, unit_table
 from shardwise.units import format_bytes, format_count
 
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.model.head import embedding_of
-from shardwise.parallel.float8 import own_part
 from shardwise.parallel.stages import Stages
+from shardwise.parallel.torchao_float8 import own_part
 
 
 class TiedTable:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shardwise.errors import UserError, brief
 from shardwise.parallel.shard import reshard_all
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _LENGTH = 8
 # Errors of families that need more than tokens: images, another model's states, a language.

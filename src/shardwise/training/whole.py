@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwise.parallel.float8 import own_part
-from shardwise.plan.plan import Plan
+from shardwise.parallel.torchao_float8 import own_part
+from shardwise.plan.planned import Plan
 from shardwise.training.optim import ShardAdamW, param_groups
 
 MOMENTUM = 0.95

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardwise.metrics.line import StepReport
 from shardwise.metrics.meters import efficiency, peak_memory
+from shardwise.metrics.progress_line import StepReport
 from shardwise.parallel.mesh import Mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.balance import mean_routing
-from shardwise.training.load import load_of, summed
-from shardwise.training.preference import scores_of
+from shardwise.training.expert_load import load_of, summed
+from shardwise.training.preference_losses import scores_of
 from shardwise.training.step import StepResult
 
 

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardwise.facts.fabric import Collective as Kind
+from shardwise.facts.collective_cost import Collective as Kind
 from shardwise.metrics.labels import along_label, collective_label
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.dispatch import AllToAll
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.link_clock import LinkClock
-from shardwise.tunnel.links import Links
 from shardwise.tunnel.traffic import Collective, Traffic
 from shardwise.tunnel.world import place_of
 

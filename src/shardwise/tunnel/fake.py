@@ -11,14 +11,14 @@ from torch import Tensor
 
 from shardwise.data.loader import MicroBatch
 from shardwise.plan.decisions import Choice
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.surroundings import steady_collector
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.fakes import OperatorObserver, fake_tensors
 from shardwise.tunnel.ledger import Class, Ledger, Peak, resizes_seen
 from shardwise.tunnel.link_clock import StoppedClock
-from shardwise.tunnel.links import Links
-from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
+from shardwise.tunnel.rank_zero import Rank, fill_rank, plan_on, shard_rank
 from shardwise.tunnel.result import Memory, TunnelResult
 from shardwise.tunnel.traffic import Traffic
 from shardwise.tunnel.world import rank_zero_of

@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.fabric import Collective as Kind
-from shardwise.internals.dispatch import TorchDispatchMode, tree_map_only
+from shardwise.facts.collective_cost import Collective as Kind
+from shardwise.internals.dispatch_mode import TorchDispatchMode, tree_map_only
 from shardwise.internals.hugging_face import unsearched_positions
-from shardwise.internals.names import DISPATCHED_CALLS, FSDP_COPIES, MOVE_NOTHING
 from shardwise.internals.peerless import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
+from shardwise.internals.private_names import DISPATCHED_CALLS, FSDP_COPIES, MOVE_NOTHING
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.ledger import Ledger, local
-from shardwise.tunnel.links import Links
 from shardwise.tunnel.memo import Memo
 from shardwise.tunnel.traffic import Collective, Traffic
 from shardwise.tunnel.world import place_of

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwise.parallel.float8 import bare
+from shardwise.parallel.torchao_float8 import bare
 
 Class = Literal["params", "grads", "optimizer", "gathered", "activations", "loss", "other"]
 Moment = Literal["at rest", "forward", "loss", "backward", "update"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.plan.axis_traffic import AxisTraffic, planned_traffic, traffic_to_dict
-from shardwise.plan.plan import Plan
-from shardwise.tunnel.links import Links
+from shardwise.plan.planned import Plan
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.traffic import Collective, sum_by_axis, sum_traffic
 
 Mode = Literal["gpu", "cpu", "fake"]

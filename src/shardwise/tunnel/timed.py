@@ -16,15 +16,15 @@ from shardwise.data.loader import MicroBatch
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.gpus import match_gpu
 from shardwise.metrics.meters import efficiency, peak_memory
-from shardwise.plan.plan import Plan
-from shardwise.training.profile import StepProfiler
+from shardwise.plan.planned import Plan
+from shardwise.training.profiled_steps import StepProfiler
 from shardwise.training.surroundings import fast_attention, prepare_matmuls, steady_collector
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.inside_blocks import carried_by
 from shardwise.tunnel.ledger import held_bytes
 from shardwise.tunnel.link_clock import CudaClock, HostClock, LinkClock
-from shardwise.tunnel.links import Links
-from shardwise.tunnel.rank import Rank, fill_rank, plan_on, shard_rank
+from shardwise.tunnel.rank_zero import Rank, fill_rank, plan_on, shard_rank
 from shardwise.tunnel.result import Memory, Timing, TunnelResult
 from shardwise.tunnel.world import rank_zero_of
 

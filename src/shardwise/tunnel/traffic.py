@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shardwise.facts.fabric import Collective as Kind
+from shardwise.facts.collective_cost import Collective as Kind
 from shardwise.parallel.axis_groups import AxisGroups
 from shardwise.plan.axis_traffic import AXES, AxisTraffic
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from shardwise.metrics.record import GrowingRecord
+from shardwise.metrics.read_events import GrowingRecord
 from shardwise.report.collect import RunRecord, collect_run
 
 # What a run directory holds that a page shows; a change of any is seen in its status.

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from shardwise.errors import UserError
 from shardwise.files import read_tail
-from shardwise.metrics.record import Event, parse_event
+from shardwise.metrics.read_events import Event, parse_event
 from shardwise.platforms.job_of_run import state_of_process
 from shardwise.report.collect import RunRecord, modified_at, state_of
 from shardwise.report.markup import Html, table, tag

@@ -13,8 +13,8 @@ from shardwise.report.html import headlines_of, names_of, sections_of
 from shardwise.report.markup import Html, tag
 from shardwise.report.plots import NUM_COLOURS
 from shardwise.ui.follow import Newest, RunsFolder
-from shardwise.ui.logs import ALL, Logs, draw_choice
 from shardwise.ui.overview import Overview, ago, state_in_words
+from shardwise.ui.run_logs import ALL, Logs, draw_choice
 
 # A line is 360 pixels wide, and a live page draws it again and again.
 MAX_POINTS = 300

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardwise.config.schema import GatesConfig
-from shardwise.metrics.record import Record
+from shardwise.metrics.read_events import Record
 from shardwise.metrics.verdict import plan_misses
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB, format_bytes
 
 Verdict = Literal["pass", "warn", "fail", "skip"]

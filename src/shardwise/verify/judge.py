@@ -12,8 +12,8 @@ from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
 from shardwise.lease.take import hold_run
 from shardwise.metrics.events import EventLog, read_whole_events
-from shardwise.metrics.record import read_record
-from shardwise.plan.plan import Plan
+from shardwise.metrics.read_events import read_record
+from shardwise.plan.planned import Plan
 from shardwise.verify.gates import Gate, check_gates, check_record
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shardwise.checkpoint import files
+from shardwise.checkpoint import durable_files
 from shardwise.data.loader import BatchLoader
 from shardwise.training import loop
 
@@ -85,7 +85,7 @@ def _slow_reads(folder: Path) -> None:
 
 
 def _stall_and_fail_saves(folder: Path) -> None:
-    write = files.write_all
+    write = durable_files.write_all
 
     def faulty(*args: Any) -> None:
         if (folder / "failing_save").exists():
@@ -94,4 +94,4 @@ def _stall_and_fail_saves(folder: Path) -> None:
             time.sleep(0.05)
         write(*args)
 
-    files.write_all = faulty
+    durable_files.write_all = faulty

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from trained import open_saver, save, start_session
 
 from shardwise.checkpoint import restore
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.restore import find_good
 from shardwise.checkpoint.store import (
     Entry,

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from checkpoints import SHARD, make_checkpoint
 
-from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.files import Fingerprint, fingerprint_of
+from shardwise.checkpoint.audit import check_checkpoint
+from shardwise.checkpoint.durable_files import Fingerprint, fingerprint_of
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.manifest import Damaged, Manifest, read_manifest
 from shardwise.checkpoint.store import list_checkpoints, list_entries, quarantine

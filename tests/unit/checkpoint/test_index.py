@@ -21,7 +21,7 @@ from shardwise.checkpoint.index import (
     read_index,
 )
 from shardwise.checkpoint.manifest import INDEX_NAME, Damaged
-from shardwise.checkpoint.places import ITEM_BYTES
+from shardwise.checkpoint.tensor_places import ITEM_BYTES
 
 FIRST, SECOND = "rank-00000.bin", "rank-00001.bin"
 # Rows over two ranks, columns over two ranks, a scalar, an empty part, an empty tensor.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from checkpoints import SHARD, make_model_checkpoint
 
-from shardwise.checkpoint import check, store
+from shardwise.checkpoint import audit, store
 from shardwise.checkpoint.store import (
     Pruned,
     final_path,
@@ -52,14 +52,14 @@ def save_and_prune(run: Path, step: int) -> None:
 def test_verify_of_a_run_that_keeps_one(
     run: Path, capsys: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = check.fingerprint_of
+    read = audit.fingerprint_of
 
     def read_late(path: Path, **options: Any) -> Any:
         if "step-00000020" in str(path) and not final_path(run / "checkpoints", 40).exists():
             save_and_prune(run, 40)
         return read(path, **options)
 
-    monkeypatch.setattr(check, "fingerprint_of", read_late)
+    monkeypatch.setattr(audit, "fingerprint_of", read_late)
     assert command("checkpoint", "verify", run) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "step 20: pruned meanwhile"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.files import Fingerprint
-from shardwise.checkpoint.held_out import HeldOut
+from shardwise.checkpoint.durable_files import Fingerprint
+from shardwise.checkpoint.eval_history import HeldOut
 from shardwise.checkpoint.manifest import MANIFEST_NAME, Damaged, Manifest, read_manifest
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch.distributed as dist
 from trained import open_saver, save, start_session
 
-from shardwise.checkpoint import files
-from shardwise.checkpoint.check import check_checkpoint
+from shardwise.checkpoint import durable_files
+from shardwise.checkpoint.audit import check_checkpoint
 from shardwise.checkpoint.store import list_entries
 from shardwise.errors import ExitCode, UserError
-from shardwise.training.rank import run
+from shardwise.training.rank_run import run
 from shardwise.verify.judge import judge_run
 
 Write = Callable[[int, memoryview], None]
@@ -62,7 +62,7 @@ def test_good_ones_stay_while_the_disk_flips_bits(
 
     saver = open_saver(session)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write_all", flipping(files.write_all))
+        patched.setattr(durable_files, "write_all", flipping(durable_files.write_all))
         for step in (5, 6):
             outcome = save(session, saver, step)
             # Where each is read back, each is named; the last word need not say how.
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_back_is_not_set_aside(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.hashlib, "file_digest", fail)
+        patched.setattr(durable_files.hashlib, "file_digest", fail)
         outcome = save(session, saver, 2)
     assert outcome.misread
     assert "cannot be read: Input/output error" in str(outcome.error)
@@ -154,7 +154,7 @@ def test_a_run_on_such_a_disk_goes_on_once_and_then_stops(
             return len(list(root.glob("step-*"))) >= 2
         return False
 
-    monkeypatch.setattr(files, "write_all", flipping(files.write_all, has_two))
+    monkeypatch.setattr(durable_files, "write_all", flipping(durable_files.write_all, has_two))
     with pytest.raises(UserError, match=r"step 4 could not be saved: the disk") as caught:
         run(plan, said.append)
     assert caught.value.code == ExitCode.ENVIRONMENT

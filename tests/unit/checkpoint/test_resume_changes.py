@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from checkpoints import make_checkpoint
 
-from shardwise.checkpoint.resume import judge_resume
+from shardwise.checkpoint.may_resume import judge_resume
 from shardwise.checkpoint.store import Checkpoint
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 WORDS = ("data.source=text", "data.path=a.txt", "data.seq_len=64", "train.global_batch=8")
 

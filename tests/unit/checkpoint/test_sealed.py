@@ -23,11 +23,11 @@ import torch.distributed as dist
 from safetensors import safe_open
 from trained import TINY, open_saver, save, start_session
 
-from shardwise.checkpoint.files import fingerprint_of
+from shardwise.checkpoint.durable_files import fingerprint_of
 from shardwise.checkpoint.index import read_index
 from shardwise.checkpoint.manifest import Damaged, Manifest, read_manifest
+from shardwise.checkpoint.may_resume import validate_resume
 from shardwise.checkpoint.restore import find_good, restore_checkpoint
-from shardwise.checkpoint.resume import validate_resume
 from shardwise.checkpoint.signature import sign, why_not_signed
 from shardwise.checkpoint.state import model_tensors
 from shardwise.checkpoint.store import list_entries

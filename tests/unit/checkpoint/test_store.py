@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from checkpoints import SHARD, make_checkpoint
 
-from shardwise.checkpoint.check import check_checkpoint
-from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.audit import check_checkpoint
+from shardwise.checkpoint.durable_files import write_file
 from shardwise.checkpoint.store import (
     begin,
     clear_partials,

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from checkpoints import SHARD, make_model_checkpoint
 from powerless import run_powerless
 
-from shardwise.checkpoint import files
+from shardwise.checkpoint import durable_files
+from shardwise.checkpoint.may_resume import validate_resume
 from shardwise.checkpoint.restore import find_good
-from shardwise.checkpoint.resume import validate_resume
 from shardwise.checkpoint.store import quarantine
 from shardwise.cli.main import main
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.mesh import World
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.report.collect import collect_run
 
 STEPS = (2, 4)
@@ -112,7 +112,7 @@ def test_a_disk_that_fails_to_read_is_no_damage(run: Path, monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(files.hashlib, "file_digest", fail)
+    monkeypatch.setattr(durable_files.hashlib, "file_digest", fail)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(UserError, match=r"cannot be read: Input/output error") as caught:

@@ -17,9 +17,9 @@ from torch.distributed.run import get_args_parser
 
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
-from shardwise.config.reference import section_classes
 from shardwise.config.rules import RULES
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import section_classes
 from shardwise.errors import UserError
 
 ROOT = Path(__file__).parents[3]

@@ -26,7 +26,7 @@ from checkpoints import SHARD, make_checkpoint
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.cli.main import main
 from shardwise.config.load import load_config
-from shardwise.config.reference import default_setting, describe_fields
+from shardwise.config.schema_text import default_setting, describe_fields
 from shardwise.config.trees import YamlDumper, read_yaml
 from shardwise.data.splits import build_sequences
 from shardwise.errors import UserError
@@ -101,8 +101,8 @@ def run(
         raise typer.Exit(0)
 
     for start in (
-        "shardwise.launch.local.run_supervised",
-        "shardwise.launch.ask.ask_ranks",
+        "shardwise.launch.this_machine.run_supervised",
+        "shardwise.launch.measuring.ask_ranks",
         "shardwise.calibrate.machine.ask_ranks",
     ):
         monkeypatch.setattr(start, done)
@@ -121,7 +121,7 @@ def run(
     def on_command_line(words: tuple[str, ...], text: str) -> Outcome:
         if words[:1] == ("tunnel",):
             for name in ("run_fake", "run_timed"):
-                monkeypatch.setattr(f"shardwise.tunnel.run.{name}", done)
+                monkeypatch.setattr(f"shardwise.tunnel.tunnel_run.{name}", done)
         Path("run.yaml").write_text(text)
         monkeypatch.setattr(sys, "argv", ["shardwise", *words])
         with pytest.raises(SystemExit) as caught:

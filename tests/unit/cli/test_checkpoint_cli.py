@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoints import SHARD, make_model_checkpoint
 
-from shardwise.checkpoint.files import write_file
+from shardwise.checkpoint.durable_files import write_file
 from shardwise.checkpoint.store import begin, quarantine
 from shardwise.cli.main import main
 from shardwise.lease.take import hold_run

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli import config as config_cli
-from shardwise.config.reference import markdown_reference
+from shardwise.config.schema_text import markdown_reference
 from shardwise.errors import UserError
 
 

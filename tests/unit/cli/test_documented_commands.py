@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from shardwise.cli.main import app
-from shardwise.config.reference import field_path, field_types
+from shardwise.config.schema_text import field_path, field_types
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

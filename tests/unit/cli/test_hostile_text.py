@@ -15,13 +15,13 @@ from hostile import alias_bomb, put_holes, put_pipe, within
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import shardwise.launch.local as local
+import shardwise.launch.this_machine as local
 from shardwise.cli.main import main
 from shardwise.config.schema import DataConfig
-from shardwise.data.faults import FaultBudget
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.sources import read_documents
 from shardwise.errors import UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 RUN: dict[str, Any] = {
     "model": "tiny-llama",

@@ -13,7 +13,7 @@ from commands import SHARDWISE, rank_environment, run_installed
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
 from shardwise.config.schema import ClusterConfig
-from shardwise.data.check import validate_text
+from shardwise.data.has_text import validate_text
 from shardwise.errors import UserError
 from shardwise.facts.cluster import resolve_cluster
 from shardwise.facts.presets import PRESETS

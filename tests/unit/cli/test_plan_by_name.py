@@ -13,7 +13,7 @@ from commands import SHARDWISE, run_installed
 from shardwise.cli.main import app
 from shardwise.cli.named_run import read_amount
 from shardwise.errors import UserError
-from shardwise.facts.sources import preset_named
+from shardwise.facts.config_source import preset_named
 
 _NAMED = ("--model", "Qwen/Qwen3-8B", "--cluster", "8xH100", "--seq", "4096", "--micro-batch", "2")
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-import shardwise.launch.local as local
+import shardwise.launch.this_machine as local
 from shardwise.cli.main import main
 
 RUN = "model: tiny-llama\ndata: {source: stdlib, seq_len: 64}\ncluster: 2xCPU\n"

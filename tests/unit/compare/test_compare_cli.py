@@ -11,7 +11,7 @@ import pytest
 
 from commands import run_installed
 from shardwise.cli.main import app
-from shardwise.compare.rows import PUBLISHED
+from shardwise.compare.published_rows import PUBLISHED
 from shardwise.errors import UserError
 
 _MEGATRON = (

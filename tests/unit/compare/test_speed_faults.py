@@ -7,7 +7,7 @@ from math import exp
 
 import pytest
 
-from shardwise.compare.answer import answer_for_stack
+from shardwise.compare.assessment import answer_for_stack
 from shardwise.compare.faults import FAULTS, SpeedFault, likely_reasons
 from shardwise.compare.profiles import PROFILES, Profiles, question_of
 from shardwise.compare.question import SpeedQuestion

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.config.reference import describe_fields
 from shardwise.config.rules import RULES, validate_rules
 from shardwise.config.schema import RunConfig
+from shardwise.config.schema_text import describe_fields
 from shardwise.errors import UserError
 
 

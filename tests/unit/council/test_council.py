@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardwise.council.council import Council, mutual
-from shardwise.council.record import Past
+from shardwise.council.history import Past
 
 PATIENCE = 10.0
 

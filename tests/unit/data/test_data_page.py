@@ -12,8 +12,8 @@ from chat_templates import CHATML, make_backend
 
 from shardwise.config.load import load_config
 from shardwise.config.schema import DataConfig
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.examples import read_examples
-from shardwise.data.faults import FaultBudget
 from shardwise.data.sources import read_documents
 from shardwise.data.template import ChatTemplate
 from shardwise.data.tokenizer import HubTokenizer

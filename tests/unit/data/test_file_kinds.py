@@ -14,7 +14,7 @@ import pytest
 
 from shardwise.config.load import load_config
 from shardwise.config.schema import DataConfig
-from shardwise.data.faults import FaultBudget
+from shardwise.data.bad_records import FaultBudget
 from shardwise.data.sources import describe_source, read_documents
 from shardwise.errors import UserError
 

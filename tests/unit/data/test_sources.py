@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.config.schema import DataConfig
-from shardwise.data.faults import FaultBudget
-from shardwise.data.files import STDLIB_MAX_BYTES
+from shardwise.data.bad_records import FaultBudget
+from shardwise.data.paths import STDLIB_MAX_BYTES
 from shardwise.data.sources import Document, describe_source, read_documents
 from shardwise.errors import UserError
 

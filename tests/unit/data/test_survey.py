@@ -15,8 +15,8 @@ from chat_templates import CALL, GEMMA, MARKED, make_backend
 
 from shardwise.config.schema import DataConfig
 from shardwise.data import rows
-from shardwise.data.check import validate_conversations, validate_text
 from shardwise.data.examples import read_examples
+from shardwise.data.has_text import validate_conversations, validate_text
 from shardwise.data.survey import SkippedRows, survey_examples
 from shardwise.data.template import ChatTemplate
 from shardwise.data.tokenizer import HubTokenizer

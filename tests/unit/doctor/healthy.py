@@ -11,7 +11,7 @@ from shardwise.doctor.machine.gpu import GpuState
 from shardwise.doctor.machine.network import RdmaPort
 from shardwise.doctor.machine.node import Node
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

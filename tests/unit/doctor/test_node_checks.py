@@ -22,7 +22,7 @@ from shardwise.doctor.machine.nodes import NODES
 from shardwise.doctor.machine.pci import redirecting_bridges
 from shardwise.doctor.registry import NODE_CHECKS
 from shardwise.errors import UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB, MIB
 
 SEVERAL = ("model=llama-3.1-8b", "cluster=2x8xH100")

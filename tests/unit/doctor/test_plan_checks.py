@@ -7,7 +7,7 @@ from healthy import healthy_plans, plan_of
 
 from shardwise.doctor.check import find_faults
 from shardwise.doctor.registry import PLAN_CHECKS
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 EIGHT = ("model=llama-3.1-8b", "cluster=8xH100")
 NODES = ("model=llama-3.1-8b", "cluster=4x8xH100")

@@ -16,7 +16,7 @@ from shardwise.facts.calibration import (
     with_measured_links,
 )
 from shardwise.facts.cluster import ClusterSpec, parse_cluster
-from shardwise.facts.fabric import Link, ring_load
+from shardwise.facts.collective_cost import Link, ring_load
 from shardwise.facts.rates import Rates, rates_of
 
 LINK = Link(name="measured inside a domain", bytes_per_s=3e11, hop_s=4e-6)

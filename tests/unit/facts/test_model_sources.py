@@ -8,9 +8,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from shardwise.config.schema import ModelConfig
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.config_source import apply_overrides, read_model_config
 from shardwise.facts.families import spec_from_config
 from shardwise.facts.presets import PRESETS
-from shardwise.facts.sources import apply_overrides, read_model_config
 
 
 def test_presets_are_copied() -> None:

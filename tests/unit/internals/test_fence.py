@@ -21,7 +21,7 @@ ACCESSORS = ("getattr", "hasattr", "setattr")
 # Private names of other libraries, with the one file that may use them.
 OTHERS = {
     # torchao's wrappers of a float8 weight: its data, its scale, and what is cast.
-    "parallel/float8.py": {"_precomputed_scale", "_tensor", "_dtype"},
+    "parallel/torchao_float8.py": {"_precomputed_scale", "_tensor", "_dtype"},
     "parallel/float8_linear.py": {"_data", "_scale"},
     # FlashAttention 4: its public function runs backward by itself.
     "kernels/attention.py": {"_flash_attn_fwd", "_flash_attn_bwd"},

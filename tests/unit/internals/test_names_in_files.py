@@ -17,8 +17,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.profiler import profile
 
-from shardwise.internals import names
-from shardwise.internals.dispatch import TorchDispatchMode
+from shardwise.internals import private_names
+from shardwise.internals.dispatch_mode import TorchDispatchMode
 from shardwise.internals.fsdp2 import SCHEMAS
 from shardwise.internals.tensor_collectives import exchanged
 from shardwise.tunnel.world import rank_zero_of
@@ -48,9 +48,12 @@ def test_every_collective_of_a_step_is_known() -> None:
             sharded.redistribute(mesh, [Replicate()]).to_local() + 0
             sharded.sum().full_tensor() + 0
             exchanged(torch.ones(2), [1, 1], [1, 1], str(mesh.get_group().group_name))
-    known = {*names.DISPATCHED_CALLS, *names.MOVE_NOTHING}
+    known = {*private_names.DISPATCHED_CALLS, *private_names.MOVE_NOTHING}
     assert seen.names <= known
-    assert {names.DISPATCHED_CALLS.get(name) for name in seen.names} >= {"all_reduce", "all_gather"}
+    assert {private_names.DISPATCHED_CALLS.get(name) for name in seen.names} >= {
+        "all_reduce",
+        "all_gather",
+    }
 
 
 def test_a_trace_names_collectives_as_we_read_them(tmp_path: Path) -> None:
@@ -64,17 +67,17 @@ def test_a_trace_names_collectives_as_we_read_them(tmp_path: Path) -> None:
             dist.all_reduce(whole)
     finally:
         dist.destroy_process_group()
-    called = {event.name for event in taken.events()} & names.TRACED_CALLS.keys()
-    assert {names.TRACED_CALLS[name] for name in called} == {
+    called = {event.name for event in taken.events()} & private_names.TRACED_CALLS.keys()
+    assert {private_names.TRACED_CALLS[name] for name in called} == {
         *("all_gather", "reduce_scatter", "all_reduce"),
     }
 
 
 def test_fsdp2s_copies_are_those_with_a_schema() -> None:
-    assert {name.removeprefix("fsdp::") for name in names.FSDP_COPIES} <= SCHEMAS.keys()
+    assert {name.removeprefix("fsdp::") for name in private_names.FSDP_COPIES} <= SCHEMAS.keys()
 
 
-@pytest.mark.parametrize("name", names.STORE_HELPERS)
+@pytest.mark.parametrize("name", private_names.STORE_HELPERS)
 def test_helpers_of_the_store_are_torchs(name: str) -> None:
     assert callable(getattr(distributed_c10d, name))
 
@@ -83,7 +86,7 @@ def test_wrappers_leave_these_words_in_names() -> None:
     wrapped = nn.Sequential(checkpoint_wrapper(nn.Linear(1, 1)), nn.Linear(1, 1))
     wrapped[1] = torch.compile(wrapped[1])
     words = {part for name, _ in wrapped.named_parameters() for part in name.split(".")}
-    assert words & set(names.WRAPPERS) == {"_checkpoint_wrapped_module", "_orig_mod"}
+    assert words & set(private_names.WRAPPERS) == {"_checkpoint_wrapped_module", "_orig_mod"}
 
 
 class Finder(pickle.Unpickler):
@@ -103,10 +106,10 @@ def test_dcp_writes_private_names_that_we_read(tmp_path: Path) -> None:
     of_torch = {pair for pair in Finder.found if pair[0].startswith("torch")}
     private = {pair for pair in of_torch if "._" in pair[0] or pair[1].startswith("_")}
     assert private
-    assert private <= set(names.DCP_METADATA)
+    assert private <= set(private_names.DCP_METADATA)
 
 
 def test_the_logger_of_pytrees_is_torchs() -> None:
     # torch 2.11 logs nothing there, so that there is nothing to silence.
     if torch.__version__ >= (2, 13):
-        assert names.PYTREE_LOGGER in logging.root.manager.loggerDict
+        assert private_names.PYTREE_LOGGER in logging.root.manager.loggerDict

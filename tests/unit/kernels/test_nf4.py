@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwise.facts.nf4 import row_bytes, width_of
+from shardwise.facts.nf4_size import row_bytes, width_of
 from shardwise.kernels import packed_rows
 from shardwise.kernels.nf4 import CODE_BOOK, floats_of, pack
 from shardwise.kernels.packed_rows import PackedProduct, pack_into

@@ -15,7 +15,7 @@ from shardwise.config.plain import config_from_dict
 from shardwise.errors import UserError
 from shardwise.kernels import hopper, own
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.optim import OnePassAdamW, ShardAdamW, build_optimizer
 
 

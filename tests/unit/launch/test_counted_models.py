@@ -20,7 +20,7 @@ from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
 from shardwise.facts.other_presets import OTHER_PRESETS
 from shardwise.launch import patience, prepare
 from shardwise.launch.prepare import choose_plan, count_model, measure_model
-from shardwise.model.measure import count_on_meta
+from shardwise.model.counted_sizes import count_on_meta
 from shardwise.parallel import saved
 
 SMALL: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.files import Unreadable
+from shardwise.checkpoint.durable_files import Unreadable
 from shardwise.checkpoint.store import Pruned
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch.failure import Passing, error_of

@@ -10,10 +10,10 @@ import pytest
 from calibrations import flat_rates, make_calibration
 from shardwise.config.load import load_config
 from shardwise.config.plain import config_to_dict
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 from shardwise.launch.identity import TOPICS, flatten, identity_of, with_paths_of
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.agree import Account, find_disagreement
 
 FIRST = {"LOCAL_RANK": "0"}

@@ -10,7 +10,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
 from shardwise.launch import prepare
 from shardwise.metrics.sinks.open import open_sinks
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # What ends a sink goes to the log of its rank, with its stack.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from forkserver import forkserver
-from shardwise.launch import rank, worker
+from shardwise.launch import rank_process, worker
 from shardwise.training.heartbeat import HEARTBEAT_VARIABLE
 
 
@@ -16,7 +16,7 @@ def abort_early(folder: Path) -> None:
     os.dup2(os.open(folder / "console", os.O_WRONLY | os.O_CREAT), 2)
     os.environ |= {"RANK": "0", HEARTBEAT_VARIABLE: str(folder)}
     worker.Plan.load = lambda path: os.abort()  # type: ignore[method-assign]
-    rank.start("plan.json")
+    rank_process.start("plan.json")
 
 
 def test_a_rank_that_is_aborted_while_it_reads_its_plan_spares_the_console(tmp_path: Path) -> None:

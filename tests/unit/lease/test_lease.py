@@ -25,8 +25,8 @@ from shardwise.checkpoint import store
 from shardwise.checkpoint.store import begin, clear_partials, list_entries
 from shardwise.errors import ExitCode
 from shardwise.lease import take
+from shardwise.lease.holder_record import FOLDER, newest_record, own_record, record_path
 from shardwise.lease.lease import Lease, LostLease, inherit_lease, renewed
-from shardwise.lease.record import FOLDER, newest_record, own_record, record_path
 from shardwise.lease.take import Held, hold_run, take_lease
 from shardwise.metrics.events import EventLog, read_events
 

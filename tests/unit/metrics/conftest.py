@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.metrics.monitoring.names import METRICS
+from shardwise.metrics.monitoring.metric_names import METRICS
 
 
 @pytest.fixture(scope="session")

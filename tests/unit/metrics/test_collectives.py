@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwise.facts.fabric import Collective
+from shardwise.facts.collective_cost import Collective
 from shardwise.metrics.collectives import (
     BOUNDS,
     CollectiveTimer,

@@ -11,9 +11,9 @@ import pytest
 from hostile import put_holes, put_pipe, within
 
 from shardwise.lease.lease import LostLease
-from shardwise.metrics import record as record_module
+from shardwise.metrics import read_events as record_module
 from shardwise.metrics.events import EventLog, read_events
-from shardwise.metrics.record import read_record
+from shardwise.metrics.read_events import read_record
 
 
 def test_events_are_lines_of_json(tmp_path: Path) -> None:

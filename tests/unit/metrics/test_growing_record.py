@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from shardwise.metrics import record
-from shardwise.metrics.record import GrowingRecord, Record, read_record
+from shardwise.metrics import read_events
+from shardwise.metrics.read_events import GrowingRecord, Record, read_record
 
 LINES = [
     *(json.dumps({"event": "note", "time": 1.0, "step": step}).encode() for step in range(20)),
@@ -76,7 +76,7 @@ def _kinds(found: Record) -> list[str]:
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of everything that is read through `open_file` from now on."""
     read: list[int] = []
-    plainly = record.open_file
+    plainly = read_events.open_file
 
     class Counted(io.BufferedReader):
         def readline(self, size: Any = -1) -> bytes:
@@ -87,5 +87,5 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def opened(path: Path, max_bytes: int | None = None) -> BinaryIO:
         return Counted(plainly(path, max_bytes).detach())  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(record, "open_file", opened)
+    monkeypatch.setattr(read_events, "open_file", opened)
     return read

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.metrics.verdict import plan_misses
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def misses(plan: Plan, speed: float, memory: float = 1.0, waiting: float = 0.0) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from shardwise.model.measure import count_on_meta
+from shardwise.model.counted_sizes import count_on_meta
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

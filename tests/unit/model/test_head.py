@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from shardwise.facts.head_form import PLAIN, HeadForm
 from shardwise.facts.presets import PRESETS
 from shardwise.model.build import build_on_meta
+from shardwise.model.counted_sizes import count_on_meta
 from shardwise.model.head import CHANGES_HIDDEN, CHANGES_LOGITS, WholeLogits, find_form
-from shardwise.model.measure import count_on_meta
 
 Change = Callable[[Any, Tensor], Tensor]
 OPT = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

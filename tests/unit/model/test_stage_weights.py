@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shardwise.errors import UserError
 from shardwise.model.pretrained import load_pretrained, new_rows
-from shardwise.model.stages import keep_stages
+from shardwise.model.stage_part import keep_stages
 from shardwise.model.weights import allocate_shards
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")

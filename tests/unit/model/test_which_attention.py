@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.model.attention import attention_of
+from shardwise.model.attention_choice import attention_of
 
 SIZES = {
     "vocab_size": 64,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shardwise.errors import UserError
 from shardwise.model.boxes import Box, whole_box
-from shardwise.model.fingerprint import fingerprint_weights
 from shardwise.model.stored import find_weights, open_weights, unread_state
+from shardwise.model.weight_fingerprint import fingerprint_weights
 from zero_files import save_zero
 
 

@@ -13,9 +13,9 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.mesh import build_mesh
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.link_clock import HostClock
-from shardwise.tunnel.links import Links
-from shardwise.tunnel.rank import plan_on, shard_rank
+from shardwise.tunnel.rank_zero import plan_on, shard_rank
 from shardwise.tunnel.world import rank_zero_of
 
 MIXTURE = "model={name: tiny-mixtral, overrides: {num_local_experts: 4}}"

@@ -17,7 +17,7 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.apply import parallelize
 from shardwise.parallel.comm import Carrier, apply_carrier
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.tunnel.world import rank_zero_of
 
 CONFIG = "model: tiny-llama\ndata: synthetic\nshard: {strategy: full_shard}\n"

@@ -19,10 +19,15 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.blocks import Unit, UnitMap, find_units
 from shardwise.model.build import build_on_meta
-from shardwise.parallel.float8 import Layer, apply_float8, float8_layers, take_own_arithmetic
+from shardwise.parallel.torchao_float8 import (
+    Layer,
+    apply_float8,
+    float8_layers,
+    take_own_arithmetic,
+)
 from shardwise.plan.decisions import Choice
-from shardwise.plan.plan import Plan
-from shardwise.training.units import float8_table, unit_table
+from shardwise.plan.planned import Plan
+from shardwise.training.model_lines import float8_table, unit_table
 
 SMALL = {
     "hidden_size": 64,

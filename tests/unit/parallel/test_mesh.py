@@ -13,8 +13,8 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.axes import AXES, FACTORS, Axes
 from shardwise.parallel.mesh import Mesh, World, build_mesh, lay_out
-from shardwise.plan.axes import SUPPORTED, validate_supported
-from shardwise.plan.plan import Plan
+from shardwise.plan.axis_sizes import SUPPORTED, validate_supported
+from shardwise.plan.planned import Plan
 from shardwise.tunnel.world import rank_zero_of
 
 ALL = Axes(site=2, replicate=2, pipeline=2, shard=2, context=2, tensor=2, expert=4)

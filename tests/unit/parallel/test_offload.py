@@ -17,7 +17,7 @@ from shardwise.parallel import offload
 from shardwise.parallel.compile import apply_compile
 from shardwise.parallel.offload import Offloader, apply_offload
 from shardwise.parallel.remat import apply_remat
-from shardwise.plan.host import chosen
+from shardwise.plan.host_activations import chosen
 from traced import without_kernels
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.parallel.experts import apply_experts
+from shardwise.parallel.expert_pass import apply_experts
 
 EXPERTS, CHOSEN = 16, 4
 SIZES: dict[str, Any] = {

@@ -11,7 +11,7 @@ from shardwise.facts.families import spec_from_config
 from shardwise.facts.models import read_model_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan import choose
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwise.config.schema import ClusterConfig
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter_sizes import AdapterSpec
 from shardwise.facts.calibration import rates_for
 from shardwise.facts.cluster import resolve_cluster
 from shardwise.facts.counted import preset_spec

@@ -17,7 +17,7 @@ from shardwise.plan.elsewhere import (
 )
 from shardwise.plan.grid import look_around
 from shardwise.plan.memory import memory_over_step
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.search import Option
 
 PlanOf = Callable[..., Plan]

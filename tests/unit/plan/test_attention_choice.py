@@ -11,8 +11,8 @@ from shardwise.config.plain import config_from_dict
 from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
 from shardwise.facts.counted import preset_spec
-from shardwise.plan import attention as choice
-from shardwise.plan.attention import choose_attention
+from shardwise.plan import attention_kernel as choice
+from shardwise.plan.attention_kernel import choose_attention
 from shardwise.plan.decisions import Choice
 
 

@@ -11,15 +11,17 @@ import pytest
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan import axes, search
-from shardwise.plan.plan import Plan
+from shardwise.plan import axis_sizes, search
+from shardwise.plan.planned import Plan
 
 MakePlan = Callable[..., Plan]
 
 
 @pytest.fixture
 def plan_with(monkeypatch: pytest.MonkeyPatch) -> MakePlan:
-    monkeypatch.setattr(axes, "SUPPORTED", ("replicate", "shard", "tensor", "context", "expert"))
+    monkeypatch.setattr(
+        axis_sizes, "SUPPORTED", ("replicate", "shard", "tensor", "context", "expert")
+    )
 
     def make(*settings: str) -> Plan:
         return choose_plan(load_config(None, list(settings)), environ={})

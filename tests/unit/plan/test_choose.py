@@ -17,7 +17,7 @@ from shardwise.facts.models import read_model_config
 from shardwise.facts.presets import PRESETS
 from shardwise.plan import choose
 from shardwise.plan.decisions import explained
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.search import HEADROOM
 from shardwise.units import GIB
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwise.cli.main import app
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 PlanOf = Callable[..., Plan]
 NODE = ("model.name=llama-3.1-8b", "cluster.name=8xH200", "data.seq_len=4096")

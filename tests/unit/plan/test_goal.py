@@ -10,7 +10,7 @@ from shardwise.config.load import load_config
 from shardwise.facts.cluster import parse_cluster
 from shardwise.launch.prepare import choose_plan
 from shardwise.plan.goal import Goal, parts_of
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def plan_for(goal: Goal, folder: Path, *overrides: str) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwise.config.schema import ClusterConfig
-from shardwise.facts.adapter import AdapterSpec
+from shardwise.facts.adapter_sizes import AdapterSpec
 from shardwise.facts.block_kind import BlockKind
 from shardwise.facts.block_work import Attention, Matmul, Moved, Work
 from shardwise.facts.calibration import rates_for

@@ -17,7 +17,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, memory_over_step
-from shardwise.plan.plan import MemoryEstimate
+from shardwise.plan.planned import MemoryEstimate
 from shardwise.units import GIB
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwise.plan.explain import forecast_rows
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 WORDS = (
     *("model=llama-3.1-8b", "cluster=8xH100", "shard.strategy=full_shard", "train.micro_batch=1"),

@@ -9,9 +9,9 @@ import pytest
 
 from calibrations import make_calibration
 from shardwise.facts.cluster import parse_cluster
-from shardwise.facts.fabric import Link
+from shardwise.facts.collective_cost import Link
 from shardwise.facts.rates import Rates
-from shardwise.plan.plan import Forecast, Plan
+from shardwise.plan.planned import Forecast, Plan
 
 CLUSTER = "2x2xCPU"
 LOOPBACK = Link(name="measured", bytes_per_s=7e8, hop_s=1e-3)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shardwise.errors import UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.units import GIB
 
 WORDS = ("model=llama-3.1-8b", "data=synthetic", "cluster=1xH200", "train.micro_batch=1")

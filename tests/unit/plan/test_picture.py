@@ -13,10 +13,10 @@ from shardwise.cli.main import app
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
 from shardwise.parallel.axes import Axes
-from shardwise.plan import axes
+from shardwise.plan import axis_sizes
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.picture import picture_data, picture_lines, place_of
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 MakePlan = Callable[..., Plan]
 
@@ -24,7 +24,7 @@ MakePlan = Callable[..., Plan]
 @pytest.fixture
 def plan_with(monkeypatch: pytest.MonkeyPatch) -> MakePlan:
     names = ("site", "replicate", "shard", "tensor", "context", "expert")
-    monkeypatch.setattr(axes, "SUPPORTED", names)
+    monkeypatch.setattr(axis_sizes, "SUPPORTED", names)
 
     def make(*settings: str) -> Plan:
         return choose_plan(load_config(None, ["data.seq_len=4096", *settings]), environ={})

@@ -13,7 +13,7 @@ from shardwise.errors import UserError
 from shardwise.plan.decisions import FLOAT8_BASE, Decisions, explained, setting_paths
 from shardwise.plan.explain import choice_rows, headline, memory_rows
 from shardwise.plan.memory import estimate_memory
-from shardwise.plan.plan import FIRST, Plan
+from shardwise.plan.planned import FIRST, Plan
 
 PlanOf = Callable[..., Plan]
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, MixtralConfig
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 PlanOf = Callable[..., Plan]
 SIZES: dict[str, Any] = {

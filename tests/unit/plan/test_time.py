@@ -12,7 +12,7 @@ import pytest
 from shardwise.facts.block_kind import BlockKind, Saved
 from shardwise.facts.block_work import Attention, Matmul, Moved, Work
 from shardwise.facts.cluster import parse_cluster
-from shardwise.facts.fabric import Fabric, Link, fabric_of
+from shardwise.facts.collective_cost import Fabric, Link, fabric_of
 from shardwise.facts.families import spec_from_config
 from shardwise.facts.flops import flops_per_token
 from shardwise.facts.gpus import find_gpu
@@ -20,12 +20,12 @@ from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.facts.rates import Rates, rates_of
 from shardwise.plan import block_time
+from shardwise.plan.communication import exposed_seconds
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory
 from shardwise.plan.rank_share import block_share
 from shardwise.plan.software import software_of
 from shardwise.plan.time import OURS, Software, estimate_time, speed_of
-from shardwise.plan.traffic import exposed_seconds
 
 NO_LINK = Link(name="at once", bytes_per_s=inf, hop_s=0.0)
 AT_ONCE = Fabric(inside=NO_LINK, between=NO_LINK, domain=8)

@@ -9,9 +9,9 @@ import yaml
 
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.platforms.job import Job, build_job
-from shardwise.platforms.kubernetes.launcher import KUBERNETES, KubernetesLauncher
+from shardwise.platforms.kubernetes.kube_launchers import KUBERNETES, KubernetesLauncher
 
 LAUNCHERS = {one.name: one for one in KUBERNETES}
 GPUS = """

@@ -13,7 +13,7 @@ from shardwise.errors import UserError
 from shardwise.facts.allocator import ALLOCATOR
 from shardwise.plan.checkpoint_size import checkpoint_bytes
 from shardwise.plan.elastic import as_launched, with_nodes
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.platforms.foresight import WRITE_BYTES_PER_S, choose_grace, choose_walltime
 from shardwise.platforms.job import Job, build_job
 from shardwise.platforms.submission import find_submission, submission_of

@@ -17,7 +17,7 @@ from shardwise.cli.main import main
 from shardwise.errors import ExitCode, UserError
 from shardwise.platforms.job import Job
 from shardwise.platforms.kubernetes import client
-from shardwise.platforms.kubernetes.launcher import KubernetesLauncher
+from shardwise.platforms.kubernetes.kube_launchers import KubernetesLauncher
 from shardwise.platforms.launcher import write_files
 from shardwise.platforms.submission import Submission, find_submission, submission_of
 

@@ -14,7 +14,7 @@ from kube_schemas import RESOURCES_SERVED, schema_faults
 from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.platforms.explained import Because, plain, to_yaml
-from shardwise.platforms.kubernetes.names import LONGEST, kube_name
+from shardwise.platforms.kubernetes.kube_names import LONGEST, kube_name
 
 
 @pytest.mark.parametrize("on", LAUNCHERS)

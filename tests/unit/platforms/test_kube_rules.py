@@ -23,7 +23,7 @@ from kube_jobs import (
 )
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.torchrun import parse_agent
+from shardwise.launch.torchrun_agent import parse_agent
 from shardwise.platforms.job import Job
 
 ALL = tuple(LAUNCHERS)

@@ -18,8 +18,8 @@ from kube_jobs import CPUS, GPUS, make_job
 
 from shardwise.config.load import load_config
 from shardwise.errors import ExitCode, UserError
-from shardwise.launch.ray_driver import Desk, RayJob
 from shardwise.launch.ray_node import _placed, _run_agent, _with_setup
+from shardwise.launch.ray_trainer import Desk, RayJob
 from shardwise.platforms.job import Job
 from shardwise.platforms.launcher import write_files
 from shardwise.platforms.ray import RayLauncher

@@ -21,7 +21,7 @@ from shardwise.config.load import load_config
 from shardwise.errors import UserError
 from shardwise.platforms.job import Job
 from shardwise.platforms.launcher import write_files
-from shardwise.platforms.skypilot import SkyPilotLauncher
+from shardwise.platforms.sky_launcher import SkyPilotLauncher
 from shardwise.platforms.submission import Submission, submission_of
 
 SKY = SkyPilotLauncher()

@@ -8,12 +8,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from shardwise.checkpoint.files import Fingerprint
+from shardwise.checkpoint.durable_files import Fingerprint
 from shardwise.checkpoint.manifest import Manifest
 from shardwise.config.load import load_config
 from shardwise.config.plain import dump_yaml
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 BEGAN = 1_790_000_000.0
 LLAMA = "model: llama-3.1-8b\ndata: {source: synthetic, seq_len: 4096}\ncluster: 8xH100\n"

@@ -13,8 +13,8 @@ import pytest
 from sample_runs import BEGAN, SampleRun, circles, eventful, keep_checkpoints, plan_of
 
 from shardwise.report.collect import collect_run, collect_runs
-from shardwise.report.gates import gates_of
 from shardwise.report.html import render_report
+from shardwise.report.judged_gates import gates_of
 from shardwise.units import GIB
 
 CURVES = ("loss", "speed", "mfu", "memory", "step-time", "gradient", "data", "lr")

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from commands import SHARDWISE
 from shardwise.cli.main import app
 from shardwise.errors import UserError
-from shardwise.metrics import record
-from shardwise.metrics.record import GrowingRecord, Record
+from shardwise.metrics import read_events
+from shardwise.metrics.read_events import GrowingRecord, Record
 from shardwise.ui.follow import RunsFolder
 from shardwise.ui.view import MAX_POINTS, MOST_RUNS, View, Wanted
 
@@ -154,7 +154,7 @@ def test_ten_thousand_steps_are_read_once_and_thinned(
 def _count(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
     """How many lines of each run were read as a whole record."""
     found: dict[Path, int] = {}
-    plainly = record._Lines.take
+    plainly = read_events._Lines.take
 
     def read_on(self: GrowingRecord) -> Record:
         lines: list[bytes] = []
@@ -164,7 +164,7 @@ def _count(monkeypatch: pytest.MonkeyPatch) -> dict[Path, int]:
             plainly(own, line)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
-            patched.setattr(record._Lines, "take", take)
+            patched.setattr(read_events._Lines, "take", take)
             made = plain_read(self)
         folder = self._path.parent
         found[folder] = found.get(folder, 0) + sum(bool(line) for line in lines)

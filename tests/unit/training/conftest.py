@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 CONFIG = """\
 model: tiny-llama

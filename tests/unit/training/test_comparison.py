@@ -19,7 +19,7 @@ from shardwise.facts.head_form import PLAIN
 from shardwise.metrics.events import EventLog
 from shardwise.model.override import override_forward
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.channels import Channels
 from shardwise.training.comparison import LossComparison, compare, compare_losses
 from shardwise.training.heartbeat import Heartbeat

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.checkpoint.held_out import HeldOut
+from shardwise.checkpoint.eval_history import HeldOut
 from shardwise.training.evaluating import Evaluating
 from shardwise.training.reached import Reached
 

@@ -13,10 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shardwise.model.experts import find_experts
+from shardwise.model.expert_modules import find_experts
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
-from shardwise.training.load import ExpertCounter, TokenCounts, load_of, summed, watch_experts
+from shardwise.plan.planned import Plan
+from shardwise.training.expert_load import (
+    ExpertCounter,
+    TokenCounts,
+    load_of,
+    summed,
+    watch_experts,
+)
 from shardwise.training.objective import NextToken
 from shardwise.training.passes import OneByOne
 from shardwise.training.session import attach_training_loss, build_loader, build_session

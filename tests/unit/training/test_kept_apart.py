@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shardwise.errors import UserError
-from shardwise.training.documents import check_documents
+from shardwise.training.document_attention import check_documents
 
 
 class Sums(nn.Module):

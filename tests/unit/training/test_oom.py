@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.plan.plan import Plan
-from shardwise.training import oom, rank
+from shardwise.plan.planned import Plan
+from shardwise.training import oom, rank_run
 from shardwise.training.step import Stepper
 from shardwise.units import GIB
 
@@ -42,7 +42,7 @@ def test_a_step_of_the_loop_that_runs_out_says_plan_measured_and_cure(
 
     monkeypatch.setattr(Stepper, "run", run)
     with pytest.raises(UserError) as caught:
-        rank.run(plan, lambda text: None)
+        rank_run.run(plan, lambda text: None)
     error = caught.value
     assert error.what.startswith("out of memory in step 1: 79.0 GiB reserved of 80.0 GiB, the plan")
     file = plan.run_dir / "profile" / "oom-rank-0.json"

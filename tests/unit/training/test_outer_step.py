@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwise.parallel.twins import decode, encode
-from shardwise.plan.exchange import INT8_BLOCK
+from shardwise.plan.exchange_bytes import INT8_BLOCK
 from shardwise.training.outer import Timetable
 
 

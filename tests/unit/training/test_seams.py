@@ -12,7 +12,7 @@ from shardwise.data.loader import MicroBatch
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.events import EventLog
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training import loop as loop_module
 from shardwise.training.channels import Channels
 from shardwise.training.heartbeat import Heartbeat

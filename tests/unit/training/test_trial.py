@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from shardwise.errors import UserError
 from shardwise.parallel.mesh import build_mesh
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.training.session import attach_training_loss, build_session
 
 MakePlan = Callable[..., Plan]

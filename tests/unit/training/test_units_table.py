@@ -3,7 +3,7 @@ from __future__ import annotations
 from shardwise.config.schema import ClusterConfig, ModelConfig, PrecisionConfig, RunConfig
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.blocks import Unit, UnitMap
-from shardwise.training.units import unit_table
+from shardwise.training.model_lines import unit_table
 
 
 def table(units: UnitMap, dtype: str = "fp32") -> list[str]:

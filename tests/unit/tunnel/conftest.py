@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from shardwise.cli.main import app
 from shardwise.config.load import load_config
 from shardwise.launch.prepare import choose_plan
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 # 301 rows and 66 columns divide over no number of ranks that the tests use.
 CONFIG = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shardwise.parallel import saved
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.fake import run_fake
-from shardwise.tunnel.links import Links
 
 # Large enough for its blocks to be counted. Fake tensors run without the compiler and our kernels.
 MODEL = (

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from shardwise.plan.memory import estimate_memory
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.fake import run_fake
-from shardwise.tunnel.links import Links
 from shardwise.units import GIB
 
 MakePlan = Callable[..., Plan]

@@ -12,14 +12,14 @@ from transformers import AutoConfig
 from transformers.masking_utils import create_causal_mask
 
 from shardwise.errors import ExitCode, UserError
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.tunnel.emulate import Emulator
+from shardwise.tunnel.emulated_links import Links
 from shardwise.tunnel.fake import _make_first_update, _open_ledger, run_fake
 from shardwise.tunnel.fakes import OperatorObserver, fake_tensors
 from shardwise.tunnel.ledger import Ledger, resizes_seen
 from shardwise.tunnel.link_clock import StoppedClock
-from shardwise.tunnel.links import Links
-from shardwise.tunnel.rank import fill_rank, plan_on, shard_rank
+from shardwise.tunnel.rank_zero import fill_rank, plan_on, shard_rank
 from shardwise.tunnel.traffic import Traffic
 from shardwise.tunnel.world import rank_zero_of
 

@@ -169,7 +169,7 @@ def test_refusals(
     says: list[str],
 ) -> None:  # fmt: skip
     small = replace(probe_cpu(), memory_bytes=2**30)
-    monkeypatch.setattr("shardwise.tunnel.run.probe_cpu", lambda: small)
+    monkeypatch.setattr("shardwise.tunnel.tunnel_run.probe_cpu", lambda: small)
     with pytest.raises(UserError) as caught:
         tunnel(*words)
     assert caught.value.code == code

@@ -14,7 +14,7 @@ from shardwise.cli.main import app
 from shardwise.cli.summary import summary_lines
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.events import EventLog, read_events
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.verify.gates import check_gates
 from shardwise.verify.judge import judge_run, record_gates
 

@@ -10,14 +10,14 @@ from shardwise.config.schema.adapter import ALL_LINEAR, AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
 from shardwise.config.schema.diloco import DilocoConfig
 from shardwise.config.schema.kubernetes import KubernetesConfig
-from shardwise.config.schema.launch import LaunchConfig
-from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
 from shardwise.config.schema.preference import USUAL_BETA, WITH_REFERENCE, PreferenceConfig
 from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
 from shardwise.config.schema.run import RunConfig
+from shardwise.config.schema.scheduler import LaunchConfig
 from shardwise.config.schema.skypilot import SkyPilotConfig
+from shardwise.config.schema.training import OptimConfig, TrainConfig
 from shardwise.config.schema.words import FLOAT8_FORMATS, FROM_STRING, Auto, DtypeName, Strategy
 
 __all__ = [

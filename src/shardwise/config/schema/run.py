@@ -8,13 +8,13 @@ from shardwise.config.schema.adapter import AdapterConfig
 from shardwise.config.schema.budget import MemoryConfig, PrecisionConfig
 from shardwise.config.schema.diloco import DilocoConfig
 from shardwise.config.schema.kubernetes import KubernetesConfig
-from shardwise.config.schema.launch import LaunchConfig
-from shardwise.config.schema.loop import OptimConfig, TrainConfig
 from shardwise.config.schema.model import DataConfig, ModelConfig
 from shardwise.config.schema.place import ClusterConfig, MeshConfig, ShardConfig
 from shardwise.config.schema.preference import PreferenceConfig
 from shardwise.config.schema.record import CheckpointConfig, GatesConfig, ObserveConfig
+from shardwise.config.schema.scheduler import LaunchConfig
 from shardwise.config.schema.skypilot import SkyPilotConfig
+from shardwise.config.schema.training import OptimConfig, TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

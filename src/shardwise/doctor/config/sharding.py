@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwise.doctor.check import Check
 from shardwise.plan.decisions import DTYPE_BYTES
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.rank_share import num_shards
 from shardwise.plan.unit_sizes import gathered_sizes
 from shardwise.units import format_bytes, format_count

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.doctor.check import Check
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _MUCH_TIME = 0.10
 

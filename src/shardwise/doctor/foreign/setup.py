@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardwise.config.reference import TOP_LEVEL, field_types, section_classes
+from shardwise.config.schema_text import TOP_LEVEL, field_types, section_classes
 from shardwise.config.trees import read_file
 from shardwise.errors import UserError
 from shardwise.migrate.kinds import recognise

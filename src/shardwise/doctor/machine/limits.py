@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwise.doctor.check import Check
 from shardwise.doctor.machine.node import Node
-from shardwise.launch.room import checkpoint_bytes
+from shardwise.launch.disk_room import checkpoint_bytes
 from shardwise.plan.adam import ADAM_BYTES
 from shardwise.plan.rank_share import trained_share
 from shardwise.units import GIB, KIB, MIB, format_bytes, format_duration, format_rate

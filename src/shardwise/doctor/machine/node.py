@@ -25,7 +25,7 @@ from shardwise.doctor.machine.network import (
 )
 from shardwise.doctor.machine.pci import redirecting_bridges
 from shardwise.facts.host import memory_left
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _VARIABLES = ("NCCL_", "GLOO_", "CUDA_", "MASTER_", "OMP_", "PYTORCH_", "TORCH_")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.doctor.signatures.log import Logs, LogText, read_run_logs
-from shardwise.metrics.shapes import is_whole
+from shardwise.metrics.event_fields import is_whole
 from shardwise.report.collect import RunRecord, collect_run
 
 Event = dict[str, Any]

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from shardwise.doctor.run.case import Case, Event
-from shardwise.facts.fabric import Collective, bus_rate
+from shardwise.facts.collective_cost import Collective, bus_rate
 from shardwise.metrics.goodput import goodput
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 from shardwise.plan.rank_share import num_shards
 
 # What a step computes, of the terms of a forecast.

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from shardwise.errors import UserError
+from shardwise.metrics.monitoring.alert_rules import dump_document
 from shardwise.metrics.monitoring.durations import spell_duration
-from shardwise.metrics.monitoring.rules import dump_document
 
 Place = Literal["static", "slurm", "kubernetes"]
 # Far from the ports that common exporters have.

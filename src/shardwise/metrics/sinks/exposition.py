@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from shardwise.metrics.events import Event
 from shardwise.metrics.goodput import Productive
-from shardwise.metrics.monitoring import names
+from shardwise.metrics.monitoring import metric_names
 
 # What a label may hold. Anything else becomes `other`, so that no event can grow the page.
 KINDS = frozenset({"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"})
@@ -58,8 +58,8 @@ class Exposition(Collector):
     def __init__(self, told: Told) -> None:
         self._told = told
         self._lock = threading.Lock()
-        self._values: dict[tuple[names.Metric, Labels], float] = {}
-        self._histograms: dict[names.Metric, HistogramSample] = {}
+        self._values: dict[tuple[metric_names.Metric, Labels], float] = {}
+        self._histograms: dict[metric_names.Metric, HistogramSample] = {}
         self._productive = Productive()
         self.version = 0
         self._on: dict[str, Callable[[Event], None]] = {"step": self._own_step}
@@ -88,126 +88,128 @@ class Exposition(Collector):
             "resume": self._resume,
             "rollback": self._rollback,
             "checkpoint": self._checkpoint,
-            "checkpoint_failed": lambda event: self._count(names.CHECKPOINT_FAILURES),
-            "checkpoint_damaged": lambda event: self._count(names.CHECKPOINTS_DAMAGED),
-            "nonfinite": lambda event: self._count(names.NONFINITE),
-            "restart": lambda event: self._count(names.RESTARTS),
+            "checkpoint_failed": lambda event: self._count(metric_names.CHECKPOINT_FAILURES),
+            "checkpoint_damaged": lambda event: self._count(metric_names.CHECKPOINTS_DAMAGED),
+            "nonfinite": lambda event: self._count(metric_names.NONFINITE),
+            "restart": lambda event: self._count(metric_names.RESTARTS),
             "collectives": self._collectives,
         }
-        for metric in names.METRICS:
+        for metric in metric_names.METRICS:
             if metric.kind == "counter":
                 self._set(metric, 0.0)
         if self._told.checkpoint_every > 0:
-            self._set(names.CHECKPOINT_INTERVAL, self._told.checkpoint_every)
-            self._set(names.CHECKPOINT_STEP, 0)
+            self._set(metric_names.CHECKPOINT_INTERVAL, self._told.checkpoint_every)
+            self._set(metric_names.CHECKPOINT_STEP, 0)
 
     def _own_start(self, event: Event) -> None:
-        self._set_own(names.LAST_STEP, event["time"])
+        self._set_own(metric_names.LAST_STEP, event["time"])
 
     def _own_step(self, event: Event) -> None:
-        self._set_own(names.LAST_STEP, event["time"])
-        self._set_own(names.STEP_DURATION, event["step_s"])
-        self._set_own(names.LOG_INTERVAL, event["step_s"] * self._told.log_every)
-        self._set_own(names.DATA_WAIT, event["data_share"])
-        self._set_own(names.MEMORY_CAPACITY, event["memory_capacity"])
+        self._set_own(metric_names.LAST_STEP, event["time"])
+        self._set_own(metric_names.STEP_DURATION, event["step_s"])
+        self._set_own(metric_names.LOG_INTERVAL, event["step_s"] * self._told.log_every)
+        self._set_own(metric_names.DATA_WAIT, event["data_share"])
+        self._set_own(metric_names.MEMORY_CAPACITY, event["memory_capacity"])
         for state in ("allocated", "reserved"):
-            self._set_own(names.MEMORY, event["memory"][state], state)
+            self._set_own(metric_names.MEMORY, event["memory"][state], state)
 
     def _start(self, event: Event) -> None:
         self._own_start(event)
         self._productive.see(event)
-        self._set(names.STEP, event["step"])
+        self._set(metric_names.STEP, event["step"])
         # Histograms belong to one start. A new start begins at zero, as Prometheus expects of a
         # reset.
         self._histograms.clear()
 
     def _step(self, event: Event) -> None:
         self._own_step(event)
-        self._count(names.PRODUCTIVE, self._productive.see(event))
-        self._set(names.STEP, event["step"])
-        self._set(names.STEPS_PLANNED, event["num_steps"])
-        self._set(names.LOSS, event["loss"])
+        self._count(metric_names.PRODUCTIVE, self._productive.see(event))
+        self._set(metric_names.STEP, event["step"])
+        self._set(metric_names.STEPS_PLANNED, event["num_steps"])
+        self._set(metric_names.LOSS, event["loss"])
         # Records that are older have neither.
-        self._set(names.AUX_LOSS, event.get("aux_loss"))
-        self._set(names.Z_LOSS, event.get("z_loss"))
+        self._set(metric_names.AUX_LOSS, event.get("aux_loss"))
+        self._set(metric_names.Z_LOSS, event.get("z_loss"))
         experts = event.get("experts") or {}
-        self._set(names.EXPERT_LOAD, experts.get("most"))
-        self._set(names.EXPERT_LEAST, experts.get("least"))
-        self._set(names.EXPERT_ENTROPY, experts.get("entropy"))
-        self._set(names.EXPERT_DROPPED, experts.get("dropped"))
-        self._set(names.GRAD_NORM, event["grad_norm"])
-        self._set(names.LEARNING_RATE, event["lr"])
-        self._set(names.TOKENS_PER_S, event["tokens_per_s"])
+        self._set(metric_names.EXPERT_LOAD, experts.get("most"))
+        self._set(metric_names.EXPERT_LEAST, experts.get("least"))
+        self._set(metric_names.EXPERT_ENTROPY, experts.get("entropy"))
+        self._set(metric_names.EXPERT_DROPPED, experts.get("dropped"))
+        self._set(metric_names.GRAD_NORM, event["grad_norm"])
+        self._set(metric_names.LEARNING_RATE, event["lr"])
+        self._set(metric_names.TOKENS_PER_S, event["tokens_per_s"])
         # Steps that are done again read no new tokens.
-        self._set(names.TOKENS, max(event["tokens"], self._values[names.TOKENS, ()]))
+        self._set(metric_names.TOKENS, max(event["tokens"], self._values[metric_names.TOKENS, ()]))
         efficiency = event["efficiency"] or {}
-        self._set(names.MFU, efficiency.get("mfu"))
-        self._set(names.HFU, efficiency.get("hfu"))
-        self._set(names.MFU_PLANNED, event["mfu_planned"])
+        self._set(metric_names.MFU, efficiency.get("mfu"))
+        self._set(metric_names.HFU, efficiency.get("hfu"))
+        self._set(metric_names.MFU_PLANNED, event["mfu_planned"])
 
     def _eval(self, event: Event) -> None:
-        self._set(names.EVAL_LOSS, event["loss"])
+        self._set(metric_names.EVAL_LOSS, event["loss"])
 
     def _resume(self, event: Event) -> None:
         if self._told.checkpoint_every > 0:
-            self._set(names.CHECKPOINT_STEP, event["step"])
+            self._set(metric_names.CHECKPOINT_STEP, event["step"])
 
     def _rollback(self, event: Event) -> None:
-        self._count(names.ROLLBACKS)
+        self._count(metric_names.ROLLBACKS)
         self._productive.see(event)
 
     def _checkpoint(self, event: Event) -> None:
-        self._count(names.CHECKPOINTS)
+        self._count(metric_names.CHECKPOINTS)
         if self._told.checkpoint_every > 0:
-            self._set(names.CHECKPOINT_STEP, event["step"])
+            self._set(metric_names.CHECKPOINT_STEP, event["step"])
         for phase in ("stage", "write", "commit"):
-            self._set(names.CHECKPOINT_SECONDS, event[f"{phase}_s"], phase)
+            self._set(metric_names.CHECKPOINT_SECONDS, event[f"{phase}_s"], phase)
 
     def _collectives(self, event: Event) -> None:
-        self._forget(names.COLLECTIVE_RATE, names.STRAGGLER)
+        self._forget(metric_names.COLLECTIVE_RATE, metric_names.STRAGGLER)
         for row in event["rows"][:MAX_ROWS]:
             kind, phase = _among(KINDS, row["kind"]), _among(PHASES, row["phase"])
-            self._set(names.COLLECTIVE_RATE, row.get("bus_bytes_per_s"), kind, phase)
+            self._set(metric_names.COLLECTIVE_RATE, row.get("bus_bytes_per_s"), kind, phase)
         if (straggler := event.get("straggler")) is not None:
-            self._set(names.STRAGGLER, straggler["behind_s"], str(int(straggler["rank"])))
+            self._set(metric_names.STRAGGLER, straggler["behind_s"], str(int(straggler["rank"])))
         for kind, seconds in (event.get("seconds") or {}).items():
-            if kind in names.HISTOGRAMS:
-                self._histograms[names.HISTOGRAMS[kind]] = _histogram(seconds)
+            if kind in metric_names.HISTOGRAMS:
+                self._histograms[metric_names.HISTOGRAMS[kind]] = _histogram(seconds)
 
-    def _set(self, metric: names.Metric, value: float | None, *labels: str) -> None:
+    def _set(self, metric: metric_names.Metric, value: float | None, *labels: str) -> None:
         """Set a value. An unknown value has no series, rather than an old one."""
         if value is None:
             self._values.pop((metric, labels), None)
         else:
             self._values[metric, labels] = float(value)
 
-    def _set_own(self, metric: names.Metric, value: float | None, *labels: str) -> None:
+    def _set_own(self, metric: metric_names.Metric, value: float | None, *labels: str) -> None:
         self._set(metric, value, str(self._told.rank), *labels)
 
-    def _count(self, metric: names.Metric, amount: float = 1.0) -> None:
+    def _count(self, metric: metric_names.Metric, amount: float = 1.0) -> None:
         self._values[metric, ()] = self._values.get((metric, ()), 0.0) + amount
 
-    def _forget(self, *metrics: names.Metric) -> None:
+    def _forget(self, *metrics: metric_names.Metric) -> None:
         for key in [key for key in self._values if key[0] in metrics]:
             del self._values[key]
 
     def _families(self) -> Iterator[Metric]:
-        for metric in names.METRICS:
+        for metric in metric_names.METRICS:
             if metric.kind == "histogram":
                 yield from self._histogram_families(metric)
                 continue
             series = [(key[1], value) for key, value in self._values.items() if key[0] is metric]
             if series:
                 make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                family = make(metric.name, metric.meaning, labels=[names.JOB, *metric.labels])
+                family = make(
+                    metric.name, metric.meaning, labels=[metric_names.JOB, *metric.labels]
+                )
                 for labels, value in series:
                     family.add_metric([self._told.job, *labels], value)
                 yield family
 
-    def _histogram_families(self, metric: names.Metric) -> Iterator[Metric]:
+    def _histogram_families(self, metric: metric_names.Metric) -> Iterator[Metric]:
         found = self._histograms.get(metric)
         if found is not None:
-            family = HistogramMetricFamily(metric.name, metric.meaning, labels=[names.JOB])
+            family = HistogramMetricFamily(metric.name, metric.meaning, labels=[metric_names.JOB])
             family.add_metric([self._told.job], buckets=found.buckets, sum_value=found.sum)
             yield family
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardwise.metrics.events import read_whole_events
 from shardwise.metrics.sinks.feed import Feed, Sink
-from shardwise.plan.plan import Plan
+from shardwise.plan.planned import Plan
 
 
 def open_sinks(plan: Plan, *, rank: int, local_rank: int) -> list[Feed]:

@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.errors import ExitCode, UserError
 from shardwise.platforms.explained import Because
 from shardwise.platforms.job import Job
-from shardwise.platforms.kubernetes.names import kube_name
+from shardwise.platforms.kubernetes.kube_names import kube_name
 from shardwise.platforms.kubernetes.pods import (
     FINAL_CODES,
     NODE,

@@ -10,7 +10,7 @@ from shardwise.config.schema import KubernetesConfig
 from shardwise.errors import ExitCode
 from shardwise.platforms.explained import Because, plain
 from shardwise.platforms.job import Job
-from shardwise.platforms.kubernetes.names import kube_name
+from shardwise.platforms.kubernetes.kube_names import kube_name
 
 # Trainer asks for this name of the replicated job and of its container.
 NODE = "node"

@@ -13,7 +13,7 @@ from shardwise.platforms.kubernetes.jobset import (
     jobset_spec,
     queue_reason,
 )
-from shardwise.platforms.kubernetes.names import kube_name
+from shardwise.platforms.kubernetes.kube_names import kube_name
 from shardwise.platforms.kubernetes.pods import (
     agent_words,
     container,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwise.facts.fabric import Collective
+from shardwise.facts.collective_cost import Collective
 
 # Element i of rank r holds `i mod 97 + 97 (r + 1)`: no two ranks send the same, and sums over up to
 # 500 ranks are exact in fp32.

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardwise.facts.cluster import ClusterSpec
-from shardwise.facts.fabric import Collective, bus_rate
+from shardwise.facts.collective_cost import Collective, bus_rate
 from shardwise.verify.fabric.nccl_log import Transports
 
 GroupName = Literal["inside", "between", "all"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardwise.facts.fabric import Collective
+from shardwise.facts.collective_cost import Collective
 from shardwise.files import read_bytes
 from shardwise.metrics.clock import Clock, Patience
 from shardwise.parallel.mesh import World

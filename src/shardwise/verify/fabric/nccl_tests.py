@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from shardwise.errors import UserError
-from shardwise.facts.fabric import Collective
+from shardwise.facts.collective_cost import Collective
 from shardwise.verify.fabric.found import SOME_RANK, Found, GroupName, Point
 
 _BINARIES: dict[str, Collective] = {

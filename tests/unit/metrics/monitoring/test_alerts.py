@@ -9,8 +9,8 @@ import pytest
 import yaml
 from alert_cases import CASES, HEALTHY, Case
 
+from shardwise.metrics.monitoring.alert_rules import rules_document, rules_text
 from shardwise.metrics.monitoring.alerts import ALERTS
-from shardwise.metrics.monitoring.rules import rules_document, rules_text
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
+from shardwise.metrics.monitoring.alert_rules import rules_document
 from shardwise.metrics.monitoring.durations import spell_duration, stretch_durations
-from shardwise.metrics.monitoring.rules import rules_document
 
 
 @pytest.mark.parametrize(

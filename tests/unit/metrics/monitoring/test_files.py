@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from shardwise.cli.main import app
 from shardwise.errors import UserError
+from shardwise.metrics.monitoring.alert_rules import RECORDED
 from shardwise.metrics.monitoring.alerts import ALERTS
 from shardwise.metrics.monitoring.dashboard import dashboard_document
-from shardwise.metrics.monitoring.names import METRICS
-from shardwise.metrics.monitoring.rules import RECORDED
+from shardwise.metrics.monitoring.metric_names import METRICS
 from shardwise.metrics.monitoring.scrape import expand_nodes
 
 

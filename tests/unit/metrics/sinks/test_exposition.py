@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shardwise.metrics.events import EventLog, read_events
 from shardwise.metrics.goodput import goodput
-from shardwise.metrics.monitoring.names import METRICS
+from shardwise.metrics.monitoring.metric_names import METRICS
 from shardwise.metrics.sinks.exposition import Told
 from shardwise.metrics.sinks.prometheus import Page, PrometheusSink
 

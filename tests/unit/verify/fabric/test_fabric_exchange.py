@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 
-from shardwise.facts.fabric import Collective
+from shardwise.facts.collective_cost import Collective
 from shardwise.verify.fabric.exchange import Exchange
 from shardwise.verify.fabric.found import KINDS
 

@@ -9,11 +9,11 @@ import pytest
 
 from shardwise.config.schema import ClusterConfig
 from shardwise.facts.cluster import ClusterSpec, parse_cluster, resolve_cluster
-from shardwise.facts.fabric import Collective, bus_rate
+from shardwise.facts.collective_cost import Collective, bus_rate
 from shardwise.units import GIB, MIB
-from shardwise.verify.fabric.explain import tables, to_json
+from shardwise.verify.fabric.fabric_text import tables, to_json
 from shardwise.verify.fabric.found import KINDS, Flow, Found, GroupName, Pair, Point
-from shardwise.verify.fabric.judge import Judgement, judge
+from shardwise.verify.fabric.judge_fabric import Judgement, judge
 from shardwise.verify.gates import Gate
 
 H100 = parse_cluster("2x8xH100")

@@ -7,7 +7,7 @@ import pytest
 
 from shardwise.metrics.clock import Round
 from shardwise.verify.fabric.found import Flow, Pair
-from shardwise.verify.fabric.judge import good_rate
+from shardwise.verify.fabric.judge_fabric import good_rate
 from shardwise.verify.fabric.pairs import rounds_of, shared_seconds
 
 

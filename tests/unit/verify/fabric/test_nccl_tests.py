@@ -6,7 +6,7 @@ import pytest
 
 from shardwise.errors import UserError
 from shardwise.facts.cluster import parse_cluster
-from shardwise.verify.fabric.judge import judge
+from shardwise.verify.fabric.judge_fabric import judge
 from shardwise.verify.fabric.nccl_tests import read_nccl_tests
 
 
