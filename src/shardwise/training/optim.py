@@ -48,13 +48,32 @@ class ShardAdamW(torch.optim.AdamW):
     ) -> None:
         """Update parameters of one group from these gradients."""
         states = [self.state_of(param) for param in params]
-        adamw(
+        self.compute(
+            group,
             [own_part(param) for param in params],
             [own_part(grad) for grad in grads],
             [own_part(state["exp_avg"]) for state in states],
             [own_part(state["exp_avg_sq"]) for state in states],
-            [],
             [state["step"] for state in states],
+        )
+
+    def compute(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+    ) -> None:
+        """torch's AdamW over plain tensors. It counts `steps` up."""
+        adamw(
+            params,
+            grads,
+            means,
+            squares,
+            [],
+            steps,
             fused=group["fused"],
             grad_scale=self.grad_scale,
             found_inf=self.found_inf,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from shardwise.facts.paging import PAGE_NUMBERS
 from shardwise.internals.functions import add_to_each
@@ -87,26 +86,11 @@ class PagedAdamW(ShardAdamW):
                 return
 
     def _update(self, group: dict[str, Any], page: Page, moments: Sequence[list[Tensor]]) -> None:
+        params, grads = [part.param for part in page], [part.grad for part in page]
         means, squares = moments
-        adamw(
-            [part.param for part in page],
-            [part.grad for part in page],
-            means,
-            squares,
-            [],
-            # Each call counts, and a parameter may have several parts.
-            [part.steps.clone() for part in page],
-            fused=group["fused"],
-            grad_scale=self.grad_scale,
-            found_inf=self.found_inf,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        # A call counts up, and a parameter may have several parts.
+        steps = [part.steps.clone() for part in page]
+        self.compute(group, params, grads, means, squares, steps)
 
 
 def cut_pages(
