@@ -219,21 +219,25 @@ class Watched(Stopwatch):
         return self.seconds
 
 
-def waited(steps_s: list[list[float]], busy_s: list[list[float]]) -> float:
+def waited(steps_s: list[list[float]], busy_s: list[list[float]]) -> tuple[float, list[float]]:
     """On every rank: the share of two steps in which ranks wait, if they were as long on each and
-    it was busy for so long."""
+    it was busy for so long, and the mean time for which each was busy."""
     session = start(2, {**LLAMA, "train.accumulation": 2, "mesh.pipeline": 2})
     stages = stages_of(session.plan, session.mesh)
     assert stages is not None
     passes = StagePasses(session.model, session.plan, stages, lambda phase: None)
     passes.whole, passes.busy = Watched(steps_s[stages.rank]), Watched(busy_s[stages.rank])
-    return passes.bubble()
+    figures = passes.figures()
+    assert all(rank.allocated > 0 for rank in figures.ranks)
+    return figures.bubble, [rank.busy_s for rank in figures.ranks]
 
 
 def test_a_rank_that_has_done_its_part_waits_for_the_last_backward_of_any(ranks: Pools) -> None:
     # The longer rank needs 4 seconds for each step, and both together are busy for 10 of 16.
     steps, busy = [[4.0, 3.0], [2.0, 4.0]], [[3.0, 3.0], [1.0, 3.0]]
-    assert ranks(2).run(waited, steps, busy) == [pytest.approx(1 - 10 / 16)] * 2
+    for bubble, by_rank in ranks(2).run(waited, steps, busy):
+        assert bubble == pytest.approx(1 - 10 / 16)
+        assert by_rank == pytest.approx([3.0, 2.0])
 
 
 def flops_of_pieces(settings: Settings) -> dict[tuple[str, int], int]:

@@ -78,9 +78,16 @@ def _is_axes(value: Any) -> bool:
     return isinstance(value, list) and all(_fits(each, row) for each in value)
 
 
+def _is_stages(value: Any) -> bool:
+    """What the ranks of a pipeline did and held."""
+    row: dict[str, Check] = {"busy_s": _is_duration, "allocated": _is_count}
+    return isinstance(value, list) and all(_fits(each, row) for each in value)
+
+
 _WHERE_GIVEN: dict[str, Check] = {
     **{"time": _is_finite, "step": _is_count, "tokens": _is_count, "memory_planned": _is_count},
     "axes": _is_axes,
+    "stages": _is_stages,
     "experts": _is_load,
     "preference": _is_preference,
 }
@@ -103,5 +110,6 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "checkpoint": _SAVE,
     "checkpoint_failed": _SAVE,
     "collectives": {"step": _is_count, "straggler": _is_straggler},
+    "pipeline": {"step": _is_count, "bubble": _is_finite, "planned": _is_finite},
     "profile": {"step": _is_count, "exposed_share": _is_finite},
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.plan.planned import Plan
+from dataclasses import dataclass
+
+from shardwise.plan.planned import MemoryEstimate, Plan
 from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step
 from shardwise.plan.stage_cuts import head_in_blocks, stage_ranges
 from shardwise.plan.stage_memory import memory_of_ranks
@@ -27,22 +29,53 @@ def planned_bubble(plan: Plan) -> float:
     return 1 - busy / seconds_of_step(pipeline)
 
 
-def stage_rows(plan: Plan) -> list[tuple[str, str]]:
-    """(what, figure) of each rank of a pipeline, and of how long they wait."""
+@dataclass(frozen=True, slots=True)
+class PlannedRank:
+    """What a rank of a pipeline has, does and holds."""
+
+    blocks: str
+    """In words, with what it has besides."""
+
+    work: float
+    """How long it computes, as a share of the rank that computes longest."""
+
+    under_way: float
+    """The most micro-batches that it has begun and not ended."""
+
+    memory: MemoryEstimate
+
+
+def planned_ranks(plan: Plan) -> list[PlannedRank]:
+    """Each rank of a pipeline; none where there is one stage."""
     decided = plan.decided
     if decided.pipeline == 1:
         return []
     pipeline = in_blocks(plan)
-    most = max(pipeline.busy(rank) for rank in range(pipeline.ranks))
+    most = max(map(pipeline.busy, range(pipeline.ranks)))
     memory = memory_of_ranks(plan.model, plan.cluster, decided)
-    rows = [
-        (
-            f"stage {rank}",
-            f"{_blocks_of(plan, rank)}; {format_bytes(memory[rank].total)}, "
-            f"{pipeline.busy(rank) / most:.0%} of the longest stage's work, "
-            f"{most_in_flight(pipeline, rank) / pipeline.chunks:g} micro-batches on their way",
+    return [
+        PlannedRank(
+            _blocks_of(plan, rank),
+            pipeline.busy(rank) / most,
+            most_in_flight(pipeline, rank) / pipeline.chunks,
+            memory[rank],
         )
         for rank in range(pipeline.ranks)
+    ]
+
+
+def stage_rows(plan: Plan) -> list[tuple[str, str]]:
+    """(what, figure) of each rank of a pipeline, and of how long they wait."""
+    ranks, decided = planned_ranks(plan), plan.decided
+    if not ranks:
+        return []
+    rows = [
+        (
+            f"stage {number}",
+            f"{rank.blocks}; {format_bytes(rank.memory.total)}, {rank.work:.0%} of the longest "
+            f"stage's work, {rank.under_way:g} micro-batches on their way",
+        )
+        for number, rank in enumerate(ranks)
     ]
     bubble = f"{planned_bubble(plan):.1%} of forwards and backwards, in which a rank waits"
     passes = f"{decided.accumulation} micro-batches by {decided.pipeline_schedule}"

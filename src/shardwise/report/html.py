@@ -15,6 +15,7 @@ from shardwise.report.markup import Html, join, table, tag
 from shardwise.report.page import PageKind, WebPage, render_page, section
 from shardwise.report.plots import MAX_POINTS, colour_class, draw_plot
 from shardwise.report.spent import draw_spent, goodput_share
+from shardwise.report.stage_table import stages_of
 from shardwise.report.timeline import draw_timeline
 from shardwise.report.values import number, of_kind, percent, plain, short_seconds, whole
 from shardwise.units import format_bytes, format_count
@@ -85,6 +86,9 @@ def _contents_of(
     if any(run.history("profile") for run in runs):
         profiled = [(run, _profile(run)) for run in runs]
         yield "profile", "Profile", side_by_side(profiled)
+    staged = [(run, found) for run in runs if (found := stages_of(run)) is not None]
+    if staged:
+        yield "stages", "Stages", side_by_side(staged)
     yield "forecast", "Forecast", side_by_side([(run, _forecast(run)) for run in runs])
     if len(runs) > 1:
         yield "differences", "Where the plans differ", plan_tables.differences_table(runs)

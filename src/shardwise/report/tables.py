@@ -26,7 +26,7 @@ from shardwise.units import format_bytes, format_count, format_duration
 
 # Kinds of events that have a plot or a table of their own.
 _SHOWN_ELSEWHERE = {"step", "eval", "data", "checkpoint", "collectives", "goodput", "gates"}
-_SHOWN_ELSEWHERE |= {"profile"}
+_SHOWN_ELSEWHERE |= {"profile", "pipeline"}
 _MOST_ROWS = 200
 
 

@@ -51,11 +51,11 @@ from shardwise.training.surroundings import (
     steady_collector,
 )
 from shardwise.training.telling import (
-    tell_bubble,
     tell_collectives,
     tell_scale,
     tell_session,
     tell_skip,
+    tell_stages,
     tell_step,
 )
 from shardwise.training.window import Window
@@ -337,7 +337,7 @@ class Loop:
         self.reached.last_loss = report.loss
         tell_step(report, self.channels, self.plan)
         if isinstance(self.stepper.passes, StagePasses):
-            tell_bubble(self.stepper.passes.bubble(), step, self.plan, self.channels)
+            tell_stages(self.stepper.passes.figures(), step, self.plan, self.channels)
         # Sites would wait for each other between outer steps.
         if self.plan.settings.observe.collectives and self.session.outer is None:
             tell_collectives(self.timer, step, report.step_s, self.channels)

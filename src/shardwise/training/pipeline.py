@@ -25,6 +25,8 @@ from torch.distributed.pipelining import (
 
 from shardwise.data.loader import MicroBatch
 from shardwise.internals.fsdp2_state import reduce_gradients
+from shardwise.metrics.meters import peak_memory
+from shardwise.metrics.stage_figures import RankFigures, StageFigures
 from shardwise.model.stage_part import running
 from shardwise.parallel.shard import reshard_all
 from shardwise.parallel.stages import Stages
@@ -150,17 +152,27 @@ class StagePasses:
             module.batches, module.losses = [], []
         return Passed(torch.stack(losses).sum() if losses else zero)
 
-    def bubble(self) -> float:
-        """The share of their time in which the ranks of a pipeline have waited for each other since
-        the last call, as a mean over them. All ranks call this together.
+    def figures(self) -> StageFigures:
+        """How the ranks of a pipeline have spent their time since the last call, and what they
+        hold. All of them call this together.
 
         A rank that has done its part waits for the last backward of any rank.
         """
+        stages, held = self.stages, peak_memory(self.device)
         longest = torch.tensor(self.whole.take_s(), device=self.device)
-        busy = torch.tensor(sum(self.busy.take_s()), device=self.device)
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self.stages.group)
-        dist.all_reduce(busy, group=self.stages.group)
-        return 1 - busy.item() / self.stages.ranks / longest.sum().item()
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=stages.group)
+        # Bytes are exact in 64 bits only.
+        own = [sum(self.busy.take_s()), held.allocated, held.reserved]
+        table = torch.empty(stages.ranks * len(own), dtype=torch.float64, device=self.device)
+        dist.all_gather_into_tensor(table, table.new_tensor(own), group=stages.group)
+        rows = table.view(stages.ranks, len(own)).tolist()
+        return StageFigures(
+            bubble=1 - sum(busy for busy, _, _ in rows) / stages.ranks / longest.sum().item(),
+            ranks=[
+                RankFigures(rank, busy / len(longest), int(allocated), int(reserved))
+                for rank, (busy, allocated, reserved) in enumerate(rows)
+            ],
+        )
 
     def _schedule_of(self, num: int, shape: tuple[int, int]) -> Any:
         """The schedule for so many micro-batches of one shape, which is made once."""

@@ -11,6 +11,7 @@ from shardwise.data.splits import DataSplits
 from shardwise.metrics.callbacks import StepLogged
 from shardwise.metrics.collectives import CollectiveTimer
 from shardwise.metrics.progress_line import StepReport, format_line
+from shardwise.metrics.stage_figures import StageFigures
 from shardwise.parallel.mesh import World
 from shardwise.parallel.torchao_float8 import float8_layers
 from shardwise.plan.planned import Plan
@@ -102,11 +103,12 @@ def tell_step(report: StepReport, channels: Channels, plan: Plan) -> None:
     channels.callbacks.tell(StepLogged(run_dir=plan.run_dir, **named))
 
 
-def tell_bubble(share: float, step: int, plan: Plan, channels: Channels) -> None:
+def tell_stages(figures: StageFigures, step: int, plan: Plan, channels: Channels) -> None:
     """Report how much of their time ranks of a pipeline waited for each other, beside the plan's
-    share."""
-    planned = planned_bubble(plan)
-    channels.events.write("pipeline", step=step, bubble=share, planned=planned)
+    share, and what each of them did and held."""
+    planned, share = planned_bubble(plan), figures.bubble
+    stages = [asdict(each) for each in figures.ranks]
+    channels.events.write("pipeline", step=step, bubble=share, planned=planned, stages=stages)
     if step == plan.settings.train.steps:
         told = f"bubble: ranks waited {share:.0%} of forwards and backwards, {planned:.0%} planned"
         channels.say(told)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from sample_runs import BEGAN, SampleRun, circles, eventful, keep_checkpoints, plan_of
 
+from shardwise.plan.stage_rows import planned_bubble, planned_ranks
 from shardwise.report.collect import collect_run, collect_runs
 from shardwise.report.html import render_report
 from shardwise.report.judged_gates import gates_of
-from shardwise.units import GIB
+from shardwise.units import GIB, format_bytes
 
 CURVES = ("loss", "speed", "mfu", "memory", "step-time", "gradient", "data", "lr")
 HOSTILE = "<img src=x onerror=alert(1)></script></style><script>alert(2)</script>\"'&\x00\ud800"
@@ -112,6 +113,27 @@ def test_sections_of_events_that_are_not_there_are_not_there(tmp_path: Path) -> 
     assert '<section id="collectives"' not in page
     assert '<section id="profile"' not in page
     assert '<section id="where"' in page
+
+
+def test_the_ranks_of_a_pipeline_stand_beside_their_plan(tmp_path: Path) -> None:
+    words = "mesh: {pipeline: 2}\ntrain: {accumulation: 4}\n"
+    text = f"model: tiny-llama\ndata: synthetic\ncluster: 2xCPU\n{words}"
+    run = SampleRun(plan_of(tmp_path, text=text))
+    run.start(0)
+    page = html.unescape(page_of(run.write()))
+    assert '<section id="stages"' in page and "not measured yet" in page
+    ranks = [
+        {"rank": rank, "busy_s": 2.0 - rank, "allocated": 2**30, "reserved": 2**30}
+        for rank in (0, 1)
+    ]
+    run.train(1, 20)
+    run.say("pipeline", step=20, bubble=0.412, planned=0.3, stages=ranks)
+    page = html.unescape(page_of(run.write()))
+    planned = planned_ranks(run.plan)
+    for words in (planned[1].blocks, format_bytes(planned[1].memory.total), "1.00 s a step"):
+        assert words in page
+    assert f"41.2% measured, {planned_bubble(run.plan):.1%} planned" in page
+    assert "50.0%" in page and "1.0 GiB" in page
 
 
 def test_a_verdict_on_an_earlier_end_is_not_shown(tmp_path: Path) -> None:

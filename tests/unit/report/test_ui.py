@@ -190,7 +190,9 @@ def _empty_events(run: Path) -> None:
 def _events_of_nonsense(run: Path) -> None:
     wrong = '"text"', "[[]]", "NaN", "1e999", "-1", "null", '{"a": {}}', "9" * 30, "true"
     kinds = "start", "step", "eval", "checkpoint", "gates", "collectives", "profile", "end", "data"
+    kinds += ("pipeline",)
     names = "step", "time", "loss", "step_s", "tokens_per_s", "memory", "gates", "rows", "straggler"
+    names += ("stages", "bubble")
     with (run / "events.jsonl").open("a") as file:
         for value in wrong:
             fields = "".join(f', "{name}": {value}' for name in names)

@@ -104,6 +104,26 @@ COLLECTIVE_RATE = Metric(
     "Bus bandwidth of collectives, last measurement.",
     ("kind", "phase"),
 )
+BUBBLE = Metric(
+    "training_pipeline_bubble_ratio",
+    "gauge",
+    "Share of forwards and backwards in which ranks of a pipeline wait, last window.",
+)
+BUBBLE_PLANNED = Metric(
+    "training_pipeline_bubble_planned_ratio", "gauge", "The share that the plan foresaw."
+)
+STAGE_SECONDS = Metric(
+    "training_pipeline_busy_seconds",
+    "gauge",
+    "Time of a step in which a rank of a pipeline computes.",
+    ("stage",),
+)
+STAGE_MEMORY = Metric(
+    "training_pipeline_memory_peak_bytes",
+    "gauge",
+    "Peak device memory of a rank of a pipeline.",
+    ("stage", "state"),
+)
 ALL_GATHER = Metric("fsdp_allgather_seconds", "histogram", "Time of all-gathers.")
 REDUCE_SCATTER = Metric("fsdp_reducescatter_seconds", "histogram", "Time of reduce-scatters.")
 ALL_REDUCE = Metric("fsdp_allreduce_seconds", "histogram", "Time of all-reduces.")

@@ -93,6 +93,7 @@ class Exposition(Collector):
             "nonfinite": lambda event: self._count(metric_names.NONFINITE),
             "restart": lambda event: self._count(metric_names.RESTARTS),
             "collectives": self._collectives,
+            "pipeline": self._pipeline,
         }
         for metric in metric_names.METRICS:
             if metric.kind == "counter":
@@ -173,6 +174,15 @@ class Exposition(Collector):
         for kind, seconds in (event.get("seconds") or {}).items():
             if kind in metric_names.HISTOGRAMS:
                 self._histograms[metric_names.HISTOGRAMS[kind]] = _histogram(seconds)
+
+    def _pipeline(self, event: Event) -> None:
+        self._set(metric_names.BUBBLE, event["bubble"])
+        self._set(metric_names.BUBBLE_PLANNED, event["planned"])
+        for row in event["stages"]:
+            stage = str(row["rank"])
+            self._set(metric_names.STAGE_SECONDS, row["busy_s"], stage)
+            for state in ("allocated", "reserved"):
+                self._set(metric_names.STAGE_MEMORY, row[state], stage, state)
 
     def _set(self, metric: metric_names.Metric, value: float | None, *labels: str) -> None:
         """Set a value. An unknown value has no series, rather than an old one."""

@@ -101,6 +101,20 @@ def test_the_load_of_experts_is_exported() -> None:
     assert value(page_after(step(5, experts=None)), "training_expert_load_ratio") is None
 
 
+def test_the_ranks_of_a_pipeline_are_exported() -> None:
+    stages = [
+        {"rank": rank, "busy_s": 3.0 - rank, "allocated": 7 + rank, "reserved": 9}
+        for rank in (0, 1)
+    ]
+    page = page_after(
+        {"event": "pipeline", "step": 5, "bubble": 0.4, "planned": 0.3, "stages": stages}
+    )
+    assert value(page, "training_pipeline_bubble_ratio") == 0.4
+    assert value(page, "training_pipeline_bubble_planned_ratio") == 0.3
+    assert value(page, "training_pipeline_busy_seconds", stage="1") == 2.0
+    assert value(page, "training_pipeline_memory_peak_bytes", stage="1", state="allocated") == 8
+
+
 def test_what_is_not_known_has_no_series() -> None:
     page = page_after(step(5), step(10, efficiency=None, mfu_planned=None))
     assert value(page, "training_mfu") is None
