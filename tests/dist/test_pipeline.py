@@ -59,7 +59,7 @@ DIVIDED: Settings = {"mesh.tensor": 2}
 RECOMPUTED: Settings = {"memory.checkpoint_activations": "full"}
 # The ranks of a pipeline, all ranks, and the rest of a mesh and of a run.
 WAYS: dict[str, tuple[int, int, Settings]] = {
-    "1f1b": (2, 2, {"mesh.pipeline_blocks": "4+1"}),
+    "1f1b": (2, 2, {"mesh.pipeline_blocks": "4+1", "mesh.pipeline_recompute": "0.5+none"}),
     "interleaved": (2, 2, {**TURNS, **RECOMPUTED}),
     "zero bubble": (2, 2, {**ZERO, "mesh.pipeline_chunks": 2}),
     "FSDP x PP": (2, 4, {**FULL, "memory.accumulate": "sharded"}),
@@ -278,6 +278,20 @@ def test_stages_do_what_the_plan_counts(ranks: Pools, schedule: str) -> None:
     for (name, stage), flops in pieces.items():
         planned = pipeline.seconds(StageWork(KINDS[PIECES.index(name)], stage, 0))
         assert flops / one_block == pytest.approx(planned, rel=0.03), (name, stage)
+
+
+def test_each_rank_recomputes_what_the_plan_says(ranks: Pools) -> None:
+    settings: Settings = {
+        "model.overrides": {**SHAPE, "num_hidden_layers": 4},
+        "train.accumulation": 2,
+        "mesh.pipeline": 2,
+        "mesh.pipeline_recompute": "full+none",
+    }
+    first, last = ranks(2).run(flops_of_pieces, settings)
+    forward, backward = first["forward_one_chunk", 0], first["backward_one_chunk", 0]
+    # A recomputation ends before a block's last matmul.
+    assert 2.6 < backward / forward < 3
+    assert last["backward_one_chunk", 1] < 2.1 * last["forward_one_chunk", 1]
 
 
 @pytest.mark.parametrize("family", SAMPLE)

@@ -9,6 +9,7 @@ import torch
 
 from shardwise.facts.flops import Efficiency, efficiency_of
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_recompute import share_recomputed
 
 
 def efficiency(plan: Plan, tokens_per_s: float) -> Efficiency | None:
@@ -16,8 +17,8 @@ def efficiency(plan: Plan, tokens_per_s: float) -> Efficiency | None:
     peak = plan.cluster.peak_flops(plan.decided.param_dtype)
     if peak is None:
         return None
-    mode = plan.decided.checkpoint_activations
-    return efficiency_of(plan.model, plan.settings.data.seq_len, mode, tokens_per_s, peak)
+    again = share_recomputed(plan.decided)
+    return efficiency_of(plan.model, plan.settings.data.seq_len, again, tokens_per_s, peak)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardwise.plan.planned import Forecast, Plan
+from shardwise.plan.stage_rows import first_rank_memory
 from shardwise.units import format_bytes, format_count, speed_unit
 
 # How far a measurement may be from the plan before it is reported.
@@ -45,12 +46,13 @@ def _speed_miss(forecast: Forecast, steps: Sequence[dict[str, Any]], unit: str) 
 
 
 def _memory_miss(plan: Plan, allocated: int) -> Iterator[str]:
-    planned = plan.memory.allocated
+    memory = first_rank_memory(plan)
+    planned = memory.allocated
     miss = allocated / planned - 1
     if abs(miss) <= MEMORY_BAND:
         return
-    parts = {"activations": plan.memory.activations, "loss": plan.memory.loss}
-    parts |= {"buffers": plan.memory.buffers, "recompute": plan.memory.recompute}
+    parts = {"activations": memory.activations, "loss": memory.loss}
+    parts |= {"buffers": memory.buffers, "recompute": memory.recompute}
     name = max(parts, key=lambda part: parts[part])
     yield (
         f"{format_bytes(allocated)} allocated is {miss:+.0%} of the plan's {format_bytes(planned)} "

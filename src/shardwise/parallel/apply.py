@@ -23,6 +23,7 @@ from shardwise.parallel.tensor import apply_tensor
 from shardwise.parallel.torchao_float8 import apply_float8
 from shardwise.plan.float8_rules import is_float8
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_recompute import on_rank
 
 
 def parallelize(
@@ -58,7 +59,8 @@ def parallelize(
     cut = [block for block in blocks if dispatched_experts(block)]
     if plan.decided.compile:
         apply_compile(cut)
-    apply_remat(blocks, plan.decided.checkpoint_activations)
+    stage = mesh.axes.place(mesh.world.rank)["pipeline"]
+    apply_remat(blocks, on_rank(plan.decided, stage).checkpoint_activations)
     if plan.decided.compile:
         whole = [block for block in blocks if block not in cut]
         apply_compile([*whole, *_outer_norms(model, units)])

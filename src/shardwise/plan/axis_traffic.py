@@ -31,6 +31,7 @@ from shardwise.plan.rank_share import (
 )
 from shardwise.plan.software import software_of
 from shardwise.plan.stage_cuts import sent_bytes, stage_ranges
+from shardwise.plan.stage_recompute import mean_of_blocks, share_recomputed
 from shardwise.plan.unit_sizes import gathered_total
 
 # In the order of ranks; neighbours on the last one are neighbours in rank.
@@ -181,7 +182,7 @@ def _along_context(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
     """Keys and values go to the ranks that see them, and their gradients come back."""
     if decided.context == 1:
         return
-    again = 1.0 if decided.checkpoint_activations == "selective" else _recomputed(decided)
+    again = mean_of_blocks(decided, _gathered_again)
     width = DTYPE_BYTES[decided.param_dtype] / decided.tensor
     for blocks, attention in _attentions(model):
         channels = attention.kv_heads * (attention.key_width + attention.value_width)
@@ -231,12 +232,12 @@ def _along_tensor(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
     dealt = num_expert_blocks(model) / decided.pipeline if decided.expert > 1 else 0.0
     regions = _REGIONS * blocks - dealt
     # A recomputation ends with the last tensor that backward needs, before a block's last sum.
-    again = _recomputed(decided)
+    again = share_recomputed(decided)
     sums = again * (regions - blocks)
     ends = 1 / decided.pipeline  # of all stages, the first has the embedding and the last the head
     whole = 2 * ends
     if decided.sequence_parallel:
-        gathers = 1.0 if decided.checkpoint_activations == "selective" else again
+        gathers = mean_of_blocks(decided, _gathered_again)
         # A stage begins and the last one ends with whole sequences.
         edges = 2 * _num_stages(decided) * ends
         gathered = passes * ((2 + gathers) * regions + edges)
@@ -261,12 +262,13 @@ def _along_expert(model: ModelSpec, decided: Decisions) -> Iterator[_Move]:
     rows = decided.tokens * model.experts_per_token / decided.tensor
     width = DTYPE_BYTES[decided.param_dtype]
     # A selective recomputation keeps what came.
-    again = _recomputed(decided)
+    again = share_recomputed(decided)
     for calls, numbers in ((blocks * (4 + again), model.hidden_size), (blocks * (2 + again), 1)):
         sent = calls * rows * numbers * width
         yield _Move("expert", "all_to_all", sent, calls, decided.expert, 1)
 
 
-def _recomputed(decided: Decisions) -> float:
-    """The share of blocks whose forward runs again."""
-    return recomputed_share(decided.checkpoint_activations)
+def _gathered_again(decided: Decisions) -> float:
+    """How often a recomputation gathers what a block begins with. A selective one keeps sums."""
+    mode = decided.checkpoint_activations
+    return 1.0 if mode == "selective" else recomputed_share(mode)

@@ -18,6 +18,7 @@ from shardwise.plan.exchange_bytes import outer_bytes
 from shardwise.plan.gathers import choose_gathers, reshard_divides, reshard_error
 from shardwise.plan.pipeline_rules import with_full_pipeline
 from shardwise.plan.stage_cuts import in_stages, splits_backward
+from shardwise.plan.stage_recompute import RECOMPUTE_MODES, heaviest, modes_in
 from shardwise.plan.strategy_mesh import (
     MeshShape,
     complete_mesh,
@@ -25,8 +26,6 @@ from shardwise.plan.strategy_mesh import (
     strategy_of_mesh,
     with_inner_axes,
 )
-
-RECOMPUTE_MODES: tuple[str | float, ...] = ("none", "selective", 0.25, 0.5, 0.75, "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,8 @@ def _micro_batches(config: RunConfig, cluster: ClusterSpec, candidate: Candidate
 def _modes(config: RunConfig, candidate: Candidate) -> tuple[str | float, ...]:
     if config.memory.checkpoint_activations != "auto":
         return (config.memory.checkpoint_activations,)
+    if config.mesh.pipeline_recompute != "auto":
+        return (heaviest(modes_in(config.mesh.pipeline_recompute)),)
     if splits_backward(config):
         return ("none",)
     return RECOMPUTE_MODES if candidate.recompute_allowed else ("none",)

@@ -74,6 +74,9 @@ class Decisions:
     pipeline_blocks: Annotated[str, "mesh.pipeline_blocks"] = "-"
     """Blocks of each stage, such as 5+3; `-` where there is one."""
 
+    pipeline_recompute: Annotated[str, "mesh.pipeline_recompute"] = "-"
+    """What each rank of a pipeline recomputes, such as full+none; `-` where all do alike."""
+
     tensor: Annotated[int, "mesh.tensor"] = 1
     sequence_parallel: Annotated[bool, "mesh.sequence_parallel"] = False
     """Ranks along `tensor` divide the tokens of norms and of the residual."""

@@ -13,12 +13,13 @@ from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.plan.axis_sizes import given_axes
 from shardwise.plan.batch import MAX_AUTO_TOKENS
-from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate, mesh_candidates, variants
+from shardwise.plan.candidates import Candidate, mesh_candidates, variants
 from shardwise.plan.elsewhere import sizes_of
 from shardwise.plan.planned import Plan
 from shardwise.plan.remedies import change_config
 from shardwise.plan.search import Option, best_of, fits
 from shardwise.plan.searched import Searched, over_sites, search_options
+from shardwise.plan.stage_recompute import RECOMPUTE_MODES
 
 _SHARES = (1 / 4, 1 / 2, 1, 2, 4)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)

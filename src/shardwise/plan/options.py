@@ -29,8 +29,11 @@ from shardwise.plan.candidates import (
     on_mesh,
     step_forms,
 )
-from shardwise.plan.decisions import Choices
+from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.search import Appraiser, Option, fits
+from shardwise.plan.stage_balance import evened, work_of
+from shardwise.plan.stage_memory import memory_of_rank
+from shardwise.plan.stage_recompute import RECOMPUTE_MODES, least_that_fits
 
 # Of the decision tree's meshes with other axes, so many that fit: the first, and one that shards
 # over more ranks or keeps its parameters.
@@ -146,7 +149,9 @@ class Search:
         decided = on_mesh(self.config, self.model, basis, candidate)
         least = [form.of(decided) for form in leanest_forms(*where)]
         if not any(map(appraiser.fits, least)):
-            return [appraiser.look_at(candidate, rank, each) for each in least]
+            roomier = [each for each in self._with_room(least) if appraiser.fits(each)]
+            looked = [*least, *roomier, *self._by_stage(roomier, appraiser)]
+            return [appraiser.look_at(candidate, rank, each) for each in dict.fromkeys(looked)]
         # Only the forms that are looked at become decisions, which have sixty fields.
         made = cache(lambda form: form.of(decided))
         kept: list[tuple[int, StepForm]] = []
@@ -158,7 +163,33 @@ class Search:
             ]
             kept += (fitting if most is None else fitting[-most:]) or sizes[:1]
         kept.sort(key=lambda each: each[0])
-        return [appraiser.look_at(candidate, rank, made(form)) for _, form in kept]
+        looked = [made(form) for _, form in kept]
+        looked = [*dict.fromkeys((*looked, *self._by_stage(looked, appraiser)))]
+        return [appraiser.look_at(candidate, rank, each) for each in looked]
+
+    def _with_room(self, looked: list[Decisions]) -> Iterator[Decisions]:
+        """The same with blocks moved from the fullest ranks of a pipeline to the emptiest."""
+
+        def held(decided: Decisions, rank: int) -> float:
+            return memory_of_rank(self.model, self.cluster, decided, rank).total
+
+        if self.config.mesh.pipeline_blocks == "auto":
+            yield from (evened(each, held) for each in looked if each.pipeline > 1)
+
+    def _by_stage(self, looked: list[Decisions], appraiser: Appraiser) -> Iterator[Decisions]:
+        """Of the forms with most recompute: each rank of the pipeline with the least that it
+        needs, and blocks moved to ranks that recompute less."""
+        memory, mesh = self.config.memory, self.config.mesh
+        if (memory.checkpoint_activations, mesh.pipeline_recompute) != ("auto", "auto"):
+            return
+        fits_rank = appraiser.fits_rank
+        for decided in looked:
+            if decided.pipeline == 1 or decided.checkpoint_activations != RECOMPUTE_MODES[-1]:
+                continue
+            cuts = [decided]
+            if mesh.pipeline_blocks == "auto":
+                cuts.append(evened(decided, work_of(self.model, fits_rank)))
+            yield from filter(None, (least_that_fits(cut, fits_rank) for cut in cuts))
 
 
 def _sizes(given: int | str, most: int) -> list[int]:

@@ -12,6 +12,7 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.axis_sizes import given_axes
 from shardwise.plan.refused import RefusedSetting
 from shardwise.plan.stage_cuts import MULTI, balanced_blocks, num_chunks
+from shardwise.plan.stage_recompute import modes_in
 
 # Those that were compared with one process. In these a block takes one hidden state and gives one,
 # and nothing else goes from block to block.
@@ -20,6 +21,8 @@ FAMILIES = (
     *("mixtral", "qwen3_moe", "olmoe"),
 )
 WITHOUT = "mesh.pipeline=1"
+_ONE_BACKWARD = "mesh.pipeline_schedule=1f1b"
+_RUNS_TWICE = "zero_bubble runs backward in two parts, and blocks would be recomputed in each"
 # Settings that were not shown to give the same numbers, and why they may not.
 REFUSED: tuple[RefusedSetting, ...] = (
     RefusedSetting(
@@ -111,6 +114,7 @@ def check_pipeline(
     if config.mesh.pipeline_schedule == "zero_bubble":
         yield from _check_zero_bubble(config, ranks)
     yield from _check_stages(config, model, ranks)
+    yield from _check_recompute(config, ranks)
     yield from _check_passes(config, ranks)
 
 
@@ -184,8 +188,8 @@ def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
     if config.memory.checkpoint_activations not in ("auto", "none"):
         yield _refusal(
             ranks,
-            "zero_bubble runs backward in two parts, and blocks would be recomputed in each",
-            "write memory.checkpoint_activations=none, or mesh.pipeline_schedule=1f1b",
+            _RUNS_TWICE,
+            f"write memory.checkpoint_activations=none, or {_ONE_BACKWARD}",
         )
     if config.shard.reshard_after_forward not in ("auto", False):
         yield _refusal(
@@ -210,11 +214,12 @@ def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
 
 def _check_idle_settings(config: RunConfig) -> Iterator[UserError]:
     mesh = config.mesh
-    if (mesh.pipeline_chunks, mesh.pipeline_blocks) != ("auto", "auto"):
+    names = ("pipeline_chunks", "pipeline_blocks", "pipeline_recompute")
+    for given in (f"mesh.{name}" for name in names if getattr(mesh, name) != "auto"):
         yield UserError(
-            "mesh.pipeline_chunks and mesh.pipeline_blocks need stages, and there is one",
+            f"{given} needs stages, and there is one",
             why="mesh.pipeline is 1",
-            fix="write mesh.pipeline=2, or leave both out",
+            fix=f"write mesh.pipeline=2, or leave {given} out",
         )
 
 
@@ -249,6 +254,33 @@ def _check_stages(config: RunConfig, model: ModelSpec, ranks: int) -> Iterator[U
             f"{model.name}",
             fix=f"write mesh.pipeline_blocks={'+'.join(map(str, even))}, or "
             "mesh.pipeline_blocks=auto",
+        )
+
+
+def _check_recompute(config: RunConfig, ranks: int) -> Iterator[UserError]:
+    words, path = config.mesh.pipeline_recompute, "memory.checkpoint_activations"
+    if words == "auto":
+        return
+    try:
+        modes = modes_in(words)
+    except ValueError:
+        modes = []
+    if len(modes) != ranks:
+        yield UserError(
+            f"mesh.pipeline_recompute={words} does not say what each of {ranks} ranks recomputes",
+            why=f"it takes {ranks} of none, selective, full or a share of the blocks from 0 to 1",
+            fix=f"write mesh.pipeline_recompute={'+'.join(['full'] + ['none'] * (ranks - 1))}, or "
+            "mesh.pipeline_recompute=auto",
+        )
+    elif config.memory.checkpoint_activations != "auto":
+        yield UserError(
+            f"mesh.pipeline_recompute={words} beside {path}={config.memory.checkpoint_activations}",
+            why="both say what ranks recompute",
+            fix=f"leave {path} out, or write mesh.pipeline_recompute=auto",
+        )
+    elif config.mesh.pipeline_schedule == "zero_bubble" and any(mode != "none" for mode in modes):
+        yield _refusal(
+            ranks, _RUNS_TWICE, f"write mesh.pipeline_recompute=auto, or {_ONE_BACKWARD}"
         )
 
 

@@ -11,12 +11,13 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.activations import waiting_in_host
 from shardwise.plan.axis_reasons import why_axis
 from shardwise.plan.batch import choose_batch
-from shardwise.plan.decisions import Choice, Choices, Source
+from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.given import decide
 from shardwise.plan.memory import GRAD_BYTES
 from shardwise.plan.rank_share import whole_gradients
 from shardwise.plan.search import Option, fits
 from shardwise.plan.stage_cuts import choose_stages
+from shardwise.plan.stage_recompute import ALIKE
 from shardwise.units import format_bytes, format_count
 
 
@@ -39,7 +40,7 @@ def choices_of(
         "strategy": Choice(decided.strategy, why, origin),
         "replicate": Choice(decided.replicate, "copies of the sharded model", origin),
         "shard": Choice(decided.shard, "ranks that hold one copy together", origin),
-        **choose_stages(config, model, decided.pipeline),
+        **_choose_stages(config, model, decided),
         **{
             name: decide(
                 config, name, getattr(decided, name), why_axis(name, best, options, cluster)
@@ -47,6 +48,7 @@ def choices_of(
             for name in ("tensor", "context", "expert")
         },
         "sequence_parallel": _choose_sequence(config, best),
+        "pipeline_recompute": _by_stage(config, best),
         "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
         "micro_batch": micro_batch,
         "accumulation": accumulation,
@@ -55,6 +57,23 @@ def choices_of(
             config, "accumulate", decided.accumulate, _why_accumulate(best, model)
         ),
     }
+
+
+def _choose_stages(config: RunConfig, model: ModelSpec, decided: Decisions) -> Choices:
+    found = choose_stages(config, model, decided.pipeline)
+    if found["pipeline_blocks"].value == decided.pipeline_blocks:
+        return found
+    why = "stages take about as long with what each recomputes, and fit"
+    return {**found, "pipeline_blocks": Choice(decided.pipeline_blocks, why, "search")}
+
+
+def _by_stage(config: RunConfig, best: Option) -> Choice[Any]:
+    how = best.decided.pipeline_recompute
+    if how == ALIKE:
+        why = "all ranks do alike" if best.decided.pipeline > 1 else "every rank has all blocks"
+        return Choice(how, why, "rule")
+    why = "each rank does no more than it must; the first keeps the most micro-batches"
+    return _searched(config, "pipeline_recompute", best, why)
 
 
 def _choose_sequence(config: RunConfig, best: Option) -> Choice[bool]:

@@ -21,7 +21,7 @@ Fits = Callable[[RunConfig, ClusterSpec], bool]
 _BETTER_LEFT_OPEN = (
     ("shard.strategy", "mesh.replicate", "mesh.shard", "shard.reshard_after_forward"),
     ("mesh.tensor", "mesh.context", "mesh.expert"),
-    ("memory.checkpoint_activations",),
+    ("memory.checkpoint_activations", "mesh.pipeline_recompute"),
     ("memory.loss",),
     ("memory.accumulate",),
     ("train.micro_batch", "train.accumulation"),

@@ -10,11 +10,12 @@ from shardwise.facts.models import ModelSpec
 from shardwise.facts.prices import Price
 from shardwise.facts.rates import Rates
 from shardwise.plan.axis_sizes import InnerAxes
-from shardwise.plan.candidates import RECOMPUTE_MODES, Candidate
+from shardwise.plan.candidates import Candidate
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.planned import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
-from shardwise.plan.stage_memory import estimate_largest
+from shardwise.plan.stage_memory import estimate_largest, memory_of_rank
+from shardwise.plan.stage_recompute import ALIKE, RECOMPUTE_MODES
 from shardwise.plan.time import estimate_time, forward_seconds, speed_of
 from shardwise.units import format_bytes
 
@@ -62,6 +63,8 @@ class Option:
         decided = self.decided
         mode = decided.checkpoint_activations
         recompute = f"recompute {mode:.0%}" if isinstance(mode, float) else f"recompute {mode}"
+        if decided.pipeline_recompute != ALIKE:
+            recompute = f"recompute by stage, {recompute.removeprefix('recompute ')} at most"
         passes = f" x {decided.accumulation}" if decided.accumulation > 1 else ""
         kept = ", whole gradients kept" if decided.accumulates_unsharded else ""
         strategy = decided.strategy
@@ -89,6 +92,10 @@ class Appraiser:
     def fits(self, decided: Decisions) -> bool:
         """Whether they leave the headroom that a steady run needs."""
         return fits(self.memory_of(decided), self.cluster)
+
+    def fits_rank(self, decided: Decisions, rank: int) -> bool:
+        """Whether they do on one rank of a pipeline."""
+        return fits(memory_of_rank(self.model, self.cluster, decided, rank), self.cluster)
 
     def memory_of(self, decided: Decisions) -> MemoryEstimate:
         """What they take at the peak."""
@@ -160,7 +167,7 @@ def best_of(options: list[Option], cluster: ClusterSpec) -> Option:
 def alternatives(best: Option, options: list[Option], appraiser: Appraiser) -> list[Alternative]:
     """The best of every other mesh and of every other way to recompute, and why each lost."""
     cluster = appraiser.cluster
-    kinds: dict[tuple[int, str | float], list[Option]] = {}
+    kinds: dict[tuple[int, str | float, bool], list[Option]] = {}
     for option in options:
         kinds.setdefault(_kind(option), []).append(option)
     others = [_champion(group, cluster) for kind, group in kinds.items() if kind != _kind(best)]
@@ -192,8 +199,9 @@ def _preference(option: Option) -> tuple[int, int]:
     return recompute, option.memory.total
 
 
-def _kind(option: Option) -> tuple[int, str | float]:
-    return option.rank, option.decided.checkpoint_activations
+def _kind(option: Option) -> tuple[int, str | float, bool]:
+    decided = option.decided
+    return option.rank, decided.checkpoint_activations, decided.pipeline_recompute == ALIKE
 
 
 def why_not(option: Option, best: Option, cluster: ClusterSpec) -> str:

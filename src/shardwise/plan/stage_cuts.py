@@ -33,9 +33,9 @@ def choose_stages(config: RunConfig, model: ModelSpec, ranks: int) -> Choices:
     """The decisions about stages, each with its reason."""
     if ranks == 1:
         why = "every rank has all blocks"
-        names = ("pipeline", "pipeline_schedule", "pipeline_chunks", "pipeline_blocks")
-        values = (1, "1f1b", 1, "-")
-        return {n: Choice(v, why, "rule") for n, v in zip(names, values, strict=True)}
+        alone = {"pipeline": 1, "pipeline_schedule": "1f1b", "pipeline_chunks": 1}
+        alone |= {"pipeline_blocks": "-", "pipeline_recompute": "-"}
+        return {name: Choice(value, why, "rule") for name, value in alone.items()}
     schedule, chunks = config.mesh.pipeline_schedule, num_chunks(config)
     why_chunks = "each rank has one stage" if chunks == 1 else "ranks wait half as long for others"
     head = head_in_blocks(model, config.data.seq_len)
@@ -48,6 +48,7 @@ def choose_stages(config: RunConfig, model: ModelSpec, ranks: int) -> Choices:
         ),
         "pipeline_chunks": decide(config, "pipeline_chunks", chunks, why_chunks),
         "pipeline_blocks": decide(config, "pipeline_blocks", blocks, why_blocks),
+        "pipeline_recompute": decide(config, "pipeline_recompute", "-", ""),
     }
 
 

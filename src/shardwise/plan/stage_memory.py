@@ -17,6 +17,7 @@ from shardwise.plan.memory import estimate_memory, memory_over_step
 from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.schedule import Pipeline, most_in_flight
 from shardwise.plan.stage_cuts import sent_bytes, stage_ranges
+from shardwise.plan.stage_recompute import on_rank
 
 
 def estimate_largest(model: ModelSpec, cluster: ClusterSpec, decided: Decisions) -> MemoryEstimate:
@@ -34,7 +35,7 @@ def largest_over_step(
         return memory_over_step(model, cluster, decided)
     totals = [each.total for each in memory_of_ranks(model, cluster, decided)]
     rank = totals.index(max(totals))
-    part = part_of_rank(model, decided, rank)
+    part, decided = part_of_rank(model, decided, rank), on_rank(decided, rank)
     moments = memory_over_step(part, cluster, replace(decided, pipeline=1))
     idle = ("between steps", "optimizer")
     return {
@@ -47,12 +48,17 @@ def memory_of_ranks(
     model: ModelSpec, cluster: ClusterSpec, decided: Decisions
 ) -> list[MemoryEstimate]:
     """Expected bytes at the peak of each rank of a pipeline."""
-    found = []
-    for rank in range(decided.pipeline):
-        part = part_of_rank(model, decided, rank)
-        alone = estimate_memory(part, cluster, replace(decided, pipeline=1))
-        found.append(_on_their_way(alone, part, model, decided, rank))
-    return found
+    ranks = range(decided.pipeline)
+    return [memory_of_rank(model, cluster, decided, rank) for rank in ranks]
+
+
+def memory_of_rank(
+    model: ModelSpec, cluster: ClusterSpec, decided: Decisions, rank: int
+) -> MemoryEstimate:
+    """Those of one of them."""
+    part, own = part_of_rank(model, decided, rank), on_rank(decided, rank)
+    alone = estimate_memory(part, cluster, replace(own, pipeline=1))
+    return _on_their_way(alone, part, model, own, rank)
 
 
 def part_of_rank(model: ModelSpec, decided: Decisions, rank: int) -> ModelSpec:

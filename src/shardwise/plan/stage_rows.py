@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwise.facts.flops import recomputed_share
 from shardwise.plan.planned import MemoryEstimate, Plan
 from shardwise.plan.schedule import Pipeline, most_in_flight, seconds_of_step
 from shardwise.plan.stage_cuts import head_in_blocks, stage_ranges
-from shardwise.plan.stage_memory import memory_of_ranks
+from shardwise.plan.stage_memory import memory_of_rank, memory_of_ranks
+from shardwise.plan.stage_recompute import ALIKE, modes_of
 from shardwise.units import format_bytes
 
 # Backward computes two matmuls for each of forward's.
@@ -64,6 +66,13 @@ def planned_ranks(plan: Plan) -> list[PlannedRank]:
     ]
 
 
+def first_rank_memory(plan: Plan) -> MemoryEstimate:
+    """That of the rank whose memory a run tells; the plan's is that of the fullest."""
+    if plan.decided.pipeline == 1:
+        return plan.memory
+    return memory_of_rank(plan.model, plan.cluster, plan.decided, 0)
+
+
 def stage_rows(plan: Plan) -> list[tuple[str, str]]:
     """(what, figure) of each rank of a pipeline, and of how long they wait."""
     ranks, decided = planned_ranks(plan), plan.decided
@@ -88,6 +97,8 @@ def _blocks_of(plan: Plan, rank: int) -> str:
     parts = [f"{stage[0]}-{stage[-1]}" if len(stage) > 1 else f"{stage[0]}" for stage in stages]
     several = "s" if sum(map(len, stages)) > 1 else ""
     words = [f"block{several} {' and '.join(parts)}"]
+    if plan.decided.pipeline_recompute != ALIKE:
+        words.append(f"recompute {modes_of(plan.decided)[rank]}")
     words += ["embedding"] if rank == 0 else []
     words += ["head and loss"] if rank == plan.decided.pipeline - 1 else []
     return ", ".join(words)
@@ -100,7 +111,10 @@ def in_blocks(plan: Plan) -> Pipeline:
     head = head_in_blocks(plan.model, decided.seq_len)
     # The loss computes the gradients of the head in forward.
     ahead = (*blocks[:-1], blocks[-1] + (1 + _BACKWARD) * head)
-    backward = tuple(_BACKWARD * count for count in blocks)
+    again = [recomputed_share(mode) for mode in modes_of(decided)]
+    backward = tuple(
+        (_BACKWARD + again[stage % decided.pipeline]) * count for stage, count in enumerate(blocks)
+    )
     return Pipeline(
         decided.pipeline_schedule,
         decided.pipeline,

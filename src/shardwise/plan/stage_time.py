@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shardwise.facts.collective_cost import Fabric
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions
@@ -16,22 +18,26 @@ def pipeline_of(
     fabric: Fabric,
     decided: Decisions,
     software: Software,
-    forward: float,
-    backward: float,
+    times: Sequence[tuple[float, float]],
     head: float,
 ) -> Pipeline:
-    """The schedule with the seconds of its stages, from those of one block and of the head with the
-    loss."""
+    """The schedule with the seconds of its stages, from (forward, backward) of one block of each
+    rank, and from those of the head with the loss."""
     blocks = [len(stage) for stage in stage_ranges(decided.pipeline_blocks)]
     last = len(blocks) - 1
     # The loss is computed with the gradients of the head, in forward.
-    ahead = [count * forward + head * (stage == last) for stage, count in enumerate(blocks)]
+    of_stage = [times[stage % decided.pipeline] for stage in range(len(blocks))]
+    ahead = [
+        count * forward + head * (stage == last)
+        for stage, (count, (forward, _)) in enumerate(zip(blocks, of_stage, strict=True))
+    ]
+    behind = [count * backward for count, (_, backward) in zip(blocks, of_stage, strict=True)]
     return Pipeline(
         decided.pipeline_schedule,
         decided.pipeline,
         decided.accumulation,
         tuple(ahead),
-        tuple(count * backward for count in blocks),
+        tuple(behind),
         _send_seconds(model, fabric, decided),
         software.stages_in_slots,
     )

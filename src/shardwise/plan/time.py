@@ -29,6 +29,7 @@ from shardwise.plan.host_time import host_seconds
 from shardwise.plan.rank_share import num_shards, stored_params, trained_share
 from shardwise.plan.schedule import seconds_of_step
 from shardwise.plan.software import OURS, Software
+from shardwise.plan.stage_recompute import mean_of_blocks, modes_of, on_rank, share_recomputed
 from shardwise.plan.stage_time import pipeline_of
 
 __all__ = ["OURS", "Software", "Speed", "TimeEstimate", "estimate_time", "speed_of"]
@@ -103,12 +104,12 @@ def estimate_time(
     layers = model.num_layers / decided.pipeline
     block = block_seconds(model, decided, rates, software)
     loss, head_matmul = _loss_seconds(model, decided, rates, software)
-    again = _recompute_seconds(decided, block, software)
-    tensor = tensor_seconds(model, fabric, decided, software)
-    expert = expert_seconds(model, fabric, decided, software)
+    again = mean_of_blocks(decided, lambda how: _recompute_seconds(how, block, software))
+    tensor = mean_of_blocks(decided, lambda how: tensor_seconds(model, fabric, how, software))
+    expert = mean_of_blocks(decided, lambda how: expert_seconds(model, fabric, how, software))
     forward, backward = block.forward, block.backward + again
     copied = software.copy_factor * copied_bytes(model, decided, software)
-    host = host_seconds(model, decided, rates, software)
+    host = mean_of_blocks(decided, lambda how: host_seconds(model, how, rates, software))
     # The host runs ahead of the device, and costs time only where a micro-batch's kernels are
     # shorter than their launches.
     once = loss + head_matmul + copied / rates.memory_bytes_per_s / passes
@@ -129,15 +130,7 @@ def estimate_time(
         expert_parallel=passes * layers * expert,
         exposed=exposed_seconds(model, fabric, decided, forward, backward, software),
         waiting=software.wait_share * _doublings(fabric, decided) * busy,
-        bubble=_bubble_seconds(
-            model,
-            fabric,
-            decided,
-            software,
-            of_block,
-            forward / (forward + backward),
-            loss + head_matmul,
-        ),
+        bubble=_bubble_seconds(model, fabric, decided, software, block, short, loss + head_matmul),
         optimizer=_optimizer_seconds(trained, decided, rates, software)
         + _whole_matrix_seconds(model, decided, rates),
         offload=_offload_seconds(stored, decided, fabric, software, layers * forward)
@@ -150,7 +143,7 @@ def estimate_time(
 
 def _is_cut(decided: Decisions) -> bool:
     """Whether blocks are checkpointed selectively around experts that are dealt out."""
-    return decided.expert > 1 and decided.checkpoint_activations == "selective"
+    return decided.expert > 1 and "selective" in modes_of(decided)
 
 
 def speed_of(
@@ -166,10 +159,10 @@ def speed_of(
     split = decided.tensor * decided.pipeline
     tokens = decided.tokens * decided.accumulation / split
     per_s = tokens / estimate.total
-    mode = decided.checkpoint_activations
     shares = None
     if peak_flops is not None:
-        shares = efficiency_of(model, decided.seq_len, mode, per_s, peak_flops)
+        again = share_recomputed(decided)
+        shares = efficiency_of(model, decided.seq_len, again, per_s, peak_flops)
     return Speed(
         step_s=estimate.total,
         tokens_per_s=per_s,
@@ -230,19 +223,28 @@ def _bubble_seconds(
     fabric: Fabric,
     decided: Decisions,
     software: Software,
-    block: float,
-    ahead: float,
+    block: BlockTime,
+    short: float,
     head: float,
 ) -> float:
     """What ranks wait for each other in the schedule of their stages, as a mean over ranks.
 
-    `block` is of one block with all that its ranks wait for in it, `ahead` the share of that in
-    forward, and `head` the head's and the loss's mean over ranks.
+    `short` is what a block waits for its launches, and `head` the head's and the loss's mean over
+    ranks.
     """
     if decided.pipeline == 1:
         return 0.0
-    times = ahead * block, (1 - ahead) * block, head * decided.pipeline
-    pipeline = pipeline_of(model, fabric, decided, software, *times)
+
+    def on(own: Decisions) -> tuple[float, float]:
+        """Forward and backward of one block, with all that its ranks wait for in it."""
+        backward = block.backward + _recompute_seconds(own, block, software)
+        whole = block.forward + backward + short + tensor_seconds(model, fabric, own, software)
+        whole += expert_seconds(model, fabric, own, software)
+        ahead = block.forward / (block.forward + backward)
+        return ahead * whole, (1 - ahead) * whole
+
+    times = [on(on_rank(decided, rank)) for rank in range(decided.pipeline)]
+    pipeline = pipeline_of(model, fabric, decided, software, times, head * decided.pipeline)
     ranks = range(pipeline.ranks)
     return seconds_of_step(pipeline) - sum(map(pipeline.busy, ranks)) / pipeline.ranks
 
@@ -319,7 +321,8 @@ def _tokens_to_hide(
     """Tokens at which a block's backward takes as long as its all-gather and reduce-scatter."""
     traffic = block_traffic(model, fabric, decided, software)
     block = block_seconds(model, decided, rates, software)
-    backward = block.backward + _recompute_seconds(decided, block, software)
+    again = mean_of_blocks(decided, lambda how: _recompute_seconds(how, block, software))
+    backward = block.backward + again
     in_backward = traffic.gather * (not decided.keeps_gathered) + traffic.reduce
     needed = max(in_backward / backward, traffic.gather / block.forward)
     return round(decided.tokens * needed)

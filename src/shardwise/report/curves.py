@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_rows import first_rank_memory
 from shardwise.report.collect import RunRecord, first_of_starts
 from shardwise.report.plots import MAX_POINTS, Band, Mark, Plot, PlotPoint, Series, thin
 from shardwise.report.values import Event, number, of_kind, short_seconds, whole
@@ -112,7 +113,8 @@ _HELD_OUT = ("loss", "accuracy", "margin")
 
 def planned_memory(plan: Plan) -> int:
     """What is measured as allocated: on a CPU that is all that the process holds."""
-    return plan.memory.allocated if plan.cluster.device == "cuda" else plan.peak_bytes
+    on_gpu = plan.cluster.device == "cuda"
+    return first_rank_memory(plan).allocated if on_gpu else plan.peak_bytes
 
 
 def plots_of(runs: Sequence[RunRecord], limit: int = MAX_POINTS) -> Iterator[Plot]:

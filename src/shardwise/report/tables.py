@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwise.metrics.verdict import MEMORY_BAND, SPEED_BAND, plan_misses
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_rows import first_rank_memory
 from shardwise.report.bars import share_bar
 from shardwise.report.collect import RunRecord
 from shardwise.report.curves import row_name, rows_of
@@ -59,7 +60,7 @@ def forecast_table(run: RunRecord, plan: Plan) -> Html:
     held, reserved = last_of(run, "memory", "allocated"), last_of(run, "memory", "reserved")
     what = "resident memory"  # the one figure of a CPU, which no verdict judges
     if plan.cluster.device == "cuda":
-        what, allocated = "memory reserved", plan.memory.allocated
+        what, allocated = "memory reserved", first_rank_memory(plan).allocated
         rows.append(_compare("memory allocated", allocated, held, MEMORY_BAND, format_bytes))
     rows.append(_compare(what, plan.peak_bytes, reserved, None, format_bytes))
     head = ("", "plan", "measured", "apart", "band")

@@ -23,6 +23,7 @@ from shardwise.parallel.torchao_float8 import Layer, gathered_in_float8
 from shardwise.plan.decisions import DTYPE_BYTES
 from shardwise.plan.host_activations import chosen
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_recompute import modes_of
 from shardwise.units import format_bytes, format_count
 
 
@@ -78,7 +79,7 @@ def notes_of(units: UnitMap, plan: Plan, world: World) -> list[str]:
 
 def _private_parts(plan: Plan, world: World) -> list[Part]:
     """The private parts of torch and transformers that a run of this plan would use."""
-    selective = plan.decided.checkpoint_activations == "selective" and not plan.decided.compile
+    selective = "selective" in modes_of(plan.decided) and not plan.decided.compile
     used = {
         GATHERS: plan.decided.gather_in_place,
         COPIES: uses_own(plan),

@@ -15,6 +15,7 @@ from shardwise.errors import ExitCode, UserError
 from shardwise.internals.functions import dump_memory_history, keep_memory_history
 from shardwise.metrics.trace_file import FOLDER
 from shardwise.plan.planned import Plan
+from shardwise.plan.stage_recompute import modes_of
 from shardwise.units import format_bytes
 
 # By this step every allocation has happened once: Adam's state exists from the second step on.
@@ -88,7 +89,7 @@ def _explain(plan: Plan, rank: int, error: Exception, *, step: int, made: int) -
 def _remedies(plan: Plan) -> list[str]:
     """Settings that still have room, the cheapest first. Shorter sequences are always one."""
     found = []
-    if plan.decided.checkpoint_activations != "full":
+    if set(modes_of(plan.decided)) != {"full"}:
         found.append("memory.checkpoint_activations=full")
     if plan.decided.micro_batch > 1:
         found.append(f"train.micro_batch={plan.decided.micro_batch // 2}")

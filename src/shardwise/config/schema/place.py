@@ -83,6 +83,11 @@ class MeshConfig:
     """Blocks of each stage in order, such as 5+3. `auto`: the stages take about as long, the head
     and the loss included."""
 
+    pipeline_recompute: str | Auto = "auto"
+    """What each rank of a pipeline recomputes, in order and in the words of
+    `memory.checkpoint_activations`, such as full+0.5+none+none. `auto`: each the least that fits;
+    where `memory.checkpoint_activations` is given, all ranks do as it says."""
+
     tensor: int | Auto = "auto"
     """Ranks that compute each matmul together (tensor parallel): neighbours, over NVLink."""
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from shardwise.doctor.check import Check
 from shardwise.doctor.run.case import Case
 from shardwise.metrics.verdict import MEMORY_BAND
+from shardwise.plan.stage_rows import first_rank_memory
 from shardwise.units import format_bytes, format_duration
 from shardwise.verify.gates import check_gates
 
@@ -126,7 +127,7 @@ def _more_memory(case: Case) -> Iterator[str]:
     plan = case.run.plan
     if plan is None or plan.cluster.device != "cuda" or not case.steps:
         return
-    held, planned = case.steps[-1]["memory"]["allocated"], plan.memory.allocated
+    held, planned = case.steps[-1]["memory"]["allocated"], first_rank_memory(plan).allocated
     if held > (1 + MEMORY_BAND) * planned:
         yield f"{format_bytes(held)} allocated, where the plan has {format_bytes(planned)}"
 
