@@ -34,6 +34,10 @@ class Served:
         self._listener = listener
         self._lines: dict[socket.socket, MessageReader] = {}
         self._sites: dict[socket.socket, int] = {}
+        self._jobs: dict[int, list[str]] = {}
+        """The jobs that have called themselves a site. The newest one is it: a job that died may
+        have left a connection behind."""
+
         self._asked: dict[int, Any] = {}
         """The number of each site's last message, which replies name."""
 
@@ -70,11 +74,10 @@ class Served:
             self._close(connection)
             return
         for message in messages:
-            site = message.get("site")
-            if not isinstance(site, int) or not 0 <= site < self.council.num_sites:
+            site: Any = message.get("site")
+            if (refused := self._why_not(site, message)) is not None:
                 with suppress(OSError):
-                    sites = self.council.num_sites
-                    send_line(connection, {"say": "stranger", "num_sites": sites})
+                    send_line(connection, {**refused, "number": message.get("number")})
                 self._close(connection)
                 return
             self._take(connection, site)
@@ -85,6 +88,15 @@ class Served:
                 self._close(connection)
                 return
             self._answer(replies)
+
+    def _why_not(self, site: Any, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Why a message is not heard; None where it is."""
+        if not isinstance(site, int) or not 0 <= site < self.council.num_sites:
+            return {"say": "stranger", "num_sites": self.council.num_sites}
+        job, known = str(message.get("job")), self._jobs.setdefault(site, [])
+        if job not in known:
+            known.append(job)
+        return None if job == known[-1] else {"say": "replaced"}
 
     def _take(self, connection: socket.socket, site: int) -> None:
         """The newest connection of a site is the one that counts."""

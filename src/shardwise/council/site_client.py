@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import select
 import socket
 import time
@@ -24,12 +25,17 @@ class Asker:
         self._lines = MessageReader()
         self._message: dict[str, Any] | None = None
         self._asked_at = 0.0
+        self.fault: str | None = None
+        """Why nothing was heard at the last try; None while there is a connection."""
         self._number = 0
+        # Of two jobs that call themselves one site the council tells the older one so.
+        self._job = secrets.token_hex(8)
 
     def ask(self, message: Mapping[str, Any]) -> None:
         """Ask something; `answer` has the reply later."""
         self._number += 1
-        self._message = {"site": self._site, "number": self._number, **message}
+        own = {"site": self._site, "job": self._job, "number": self._number}
+        self._message = {**own, **message}
         self._send()
 
     def answer(self, wait_s: float) -> dict[str, Any] | None:
@@ -44,13 +50,14 @@ class Asker:
         try:
             data = self._connection.recv(1 << 20)
             found = self._lines.feed(data) if data else None
-        except (OSError, ValueError):
-            found = None
+            self.fault = None if data else "the connection was closed"
+        except (OSError, ValueError) as error:
+            found, self.fault = None, f"{getattr(error, 'strerror', None) or error}"
         if found is None:
             self._close()
             return None
         # A reply to an earlier message may come late, such as that it is too late for it.
-        replies = [each for each in found if each["number"] == self._number]
+        replies = [each for each in found if each.get("number") == self._number]
         if not replies:
             return None
         self._message = None
@@ -70,10 +77,12 @@ class Asker:
                 self._connection = socket.create_connection(self._address, _CONNECT_S)
                 watch_for_silence(self._connection, self._patience_s)
                 self._lines = MessageReader()
+            self.fault = None
             if self._message is not None:
                 send_line(self._connection, self._message)
             self._asked_at = time.monotonic()
-        except OSError:
+        except OSError as error:
+            self.fault = f"{error.strerror or error}"
             self._close()
 
     def _close(self) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from shardwise.council.lines import parse_address
 from shardwise.data.has_text import validate_conversations, validate_text
 from shardwise.data.splits import validate_vocabulary
 from shardwise.data.tokenizer import load_tokenizer
@@ -194,6 +195,27 @@ def check_ports(plan: Plan) -> list[Finding]:
 
 
 # In the order in which they are shown.
+def check_meeting(plan: Plan) -> list[Finding]:
+    """Whether the place where sites meet has an address. It may still come to life."""
+    meet = plan.config.diloco.meet
+    if meet is None:
+        return []
+    host, port = parse_address(meet)
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        return [
+            UserError(
+                f"diloco.meet={meet}: this machine knows no host {host}",
+                why=f"{error.strerror or error}",
+                fix="write the name or the address of the machine where `shardwise sites` runs, "
+                "such as diloco.meet=10.0.0.1:29700",
+                code=ExitCode.ENVIRONMENT,
+            )
+        ]
+    return []
+
+
 CHECKS: tuple[Check, ...] = (
     check_data,
     check_tokenizer,
@@ -205,6 +227,7 @@ CHECKS: tuple[Check, ...] = (
     check_callbacks,
     check_run_directory,
     check_ports,
+    check_meeting,
 )
 
 

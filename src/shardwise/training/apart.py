@@ -9,8 +9,6 @@ the common model, its momentum and Adam's moments. It loses its inner steps only
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from torch import Tensor, nn
 
 from shardwise.checkpoint.site_tensors import SiteState
 from shardwise.council.site_client import Asker, own_host
-from shardwise.errors import ExitCode, UserError
 from shardwise.parallel.mailbox import Address, Mailbox, Vector, fetch
 from shardwise.parallel.mesh import Mesh
 from shardwise.parallel.spans import cut, shared, spans_of
@@ -31,10 +28,13 @@ from shardwise.parallel.torchao_float8 import own_part
 from shardwise.plan.planned import Plan
 from shardwise.training.optim import MOMENTS
 from shardwise.training.outer import Joined, Outer, Standing
+from shardwise.training.site_agreement import about_site, not_admitted
 
 # How often ranks that wait say that they live.
 _LOOK_EVERY_S = 0.5
 _MOST_FETCHES = 16
+# The council may start a little later than sites.
+_TELL_AFTER_S = 10.0
 
 
 class Apart(Outer):
@@ -46,6 +46,7 @@ class Apart(Outer):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         mesh: Mesh,
+        data: str,
         say: Callable[[str], None],
     ) -> None:
         # In this order sites that group parameters differently still agree on where they lie.
@@ -57,7 +58,7 @@ class Apart(Outer):
         self.site = mesh.job
         self.optimizer, self.say = optimizer, say
         [self.fragment] = self.fragments
-        self._about = _about(plan, model)
+        self._about = about_site(plan, model, data)
         self._replicas = mesh.replicas
         self._length = sum(own_part(param).numel() for param in params)
         count = 1 if self._replicas is None else self._replicas.size()
@@ -163,7 +164,7 @@ class Apart(Outer):
             self.say(f"site {self.site} waits for the others at {self.config.meet}")
             answer = self._answer()
             if answer["say"] != "admitted":
-                raise _refusal(answer, self.site, reached.step)
+                raise not_admitted(answer, self.site, reached.step)
             there = Standing(answer["step"], answer["position"])
             if answer["giver"] is None:
                 if not is_fresh:
@@ -277,29 +278,22 @@ class Apart(Outer):
 
     def _answer(self) -> dict[str, Any]:
         """The council's answer, on all ranks."""
-        is_first = self.mesh.world.is_first
+        is_first, asked_at, is_told = self.mesh.world.is_first, time.monotonic(), False
         while True:
             answer = self._asker.answer(_LOOK_EVERY_S) if is_first else None
+            if self._asker.fault and not is_told and time.monotonic() - asked_at > _TELL_AFTER_S:
+                self._tell_nobody_answers(self._asker.fault)
+                is_told = True
             if (answer := self.mesh.world.share(answer)) is not None:
                 return answer
             self.beat()
 
-
-def _about(plan: Plan, model: nn.Module) -> dict[str, Any]:
-    """What must be the same in all sites."""
-    config = plan.settings
-    shapes = [(name, list(param.shape)) for name, param in model.named_parameters()]
-    return {
-        "model": hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16],
-        "diloco.steps": config.diloco.steps,
-        "diloco.lr": config.diloco.lr,
-        "diloco.momentum": config.diloco.momentum,
-        "mesh.site": plan.decided.jobs,
-        "train.global_batch": plan.decided.global_batch,
-        "train.steps": config.train.steps,
-        "train.seed": config.train.seed,
-        "data.seq_len": config.data.seq_len,
-    }
+    def _tell_nobody_answers(self, why: str) -> None:
+        meet, sites = self.config.meet, self._about["mesh.site"]
+        self.say(
+            f"ALERT: nobody answers at diloco.meet={meet} ({why}), and this site waits: run "
+            f"`shardwise sites {meet} --sites {sites}` there, or stop it and correct diloco.meet"
+        )
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -310,30 +304,3 @@ def _fill(tensors: Sequence[Tensor], vector: Tensor) -> None:
     parts = [own_part(tensor.detach()) for tensor in tensors]
     for part, values in zip(parts, vector.split([p.numel() for p in parts]), strict=True):
         part.copy_(values.view_as(part))
-
-
-def _refusal(answer: Mapping[str, Any], site: int, step: int) -> UserError:
-    """Why the council does not admit this site."""
-    match answer["say"]:
-        case "finished":
-            return UserError(
-                f"the other sites have finished step {answer['step']} without site {site}, which "
-                f"is at step {step}",
-                fix=f"use a checkpoint of another site, or train further in all of them: write "
-                f"train.steps={2 * answer['step']}",
-                code=ExitCode.ENVIRONMENT,
-            )
-        case "other":
-            what = answer["what"]
-            return UserError(
-                f"site {site} has {what}={answer['mine']}, and another site has {answer['theirs']}",
-                why="sites that exchange what they have learnt train one model in one way",
-                fix="give all sites one YAML, and change cluster.name=8xH100 and diloco.site=1 "
-                "alone for each",
-            )
-        case "stranger":
-            return UserError(
-                f"diloco.site={site}, but the council has {answer['num_sites']} sites",
-                fix=f"start it with `shardwise sites --sites {site + 1}`, or write diloco.site=0",
-            )
-    raise RuntimeError(f"the council answers {answer}")

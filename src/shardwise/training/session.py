@@ -96,17 +96,23 @@ def build_session(
     reads = not resuming or has_adapters(plan) or not knows
     model, units = build_model(plan, mesh, say, with_weights=reads, carrier=carrier)
     optimizer = build_for(model, units, plan)
-    outer = _build_outer(plan, model, units, optimizer, mesh, say)
+    outer = _build_outer(plan, model, units, optimizer, mesh, data.identity, say)
     return Session(plan, model, units, optimizer, data, device, mesh, reference, outer)
 
 
 def _build_outer(
-    plan: Plan, model: Any, units: UnitMap, optimizer: torch.optim.Optimizer, mesh: Mesh, say: Say
+    plan: Plan,
+    model: Any,
+    units: UnitMap,
+    optimizer: torch.optim.Optimizer,
+    mesh: Mesh,
+    data: str,
+    say: Say,
 ) -> Outer | None:
     """What joins this site with others, whether they are in this job or in others."""
     if mesh.axes.site > 1:
         return Together(model, units, mesh, plan.settings.diloco)
-    return Apart(plan, model, optimizer, mesh, say) if mesh.jobs > 1 else None
+    return Apart(plan, model, optimizer, mesh, data, say) if mesh.jobs > 1 else None
 
 
 def objective_of(session: Session) -> Objective:

@@ -333,3 +333,11 @@ def test_a_name_that_no_directory_can_have_is_an_error(train: Train, value: str)
     code, said = train(f"name={value}")
     assert code == 2
     assert "fix:" in said
+
+
+def test_sites_that_would_meet_at_no_host_are_refused(train: Train) -> None:
+    words = ("mesh.site=2", "diloco.steps=10", "train.steps=10", "checkpoint.every=10")
+    code, said = train(*words, "diloco.meet=nowhere.invalid:29700")
+    assert code == 4 and "this machine knows no host nowhere.invalid" in said
+    code, said = train(*words, "diloco.meet=127.0.0.1:29700")
+    assert code == 0, said
