@@ -64,7 +64,7 @@ def choose_plan(
         warnings=[
             *caveats(best, config, model, cluster),
             *_expanded(config, source, weights),
-            *outer_warnings(config, outlook, step_s, cluster),
+            *outer_warnings(config, outlook, step_s, cluster, model),
         ],
         choices={
             **basis,

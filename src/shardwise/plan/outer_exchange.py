@@ -18,6 +18,7 @@ from shardwise.plan.decisions import Choice, Decisions
 from shardwise.plan.exchange_bytes import exchange_bytes
 from shardwise.plan.planned import Forecast, Outlook
 from shardwise.plan.rank_share import trained_share
+from shardwise.units import format_duration
 
 # Below a few Gbit/s between nodes even a reduction of gradients alone takes most of a step.
 SLOW_GBITS = 3.0
@@ -119,28 +120,35 @@ def _every(config: RunConfig) -> str:
 
 
 def outer_warnings(
-    config: RunConfig, outlook: Outlook | None, step_s: float | None, cluster: ClusterSpec
+    config: RunConfig,
+    outlook: Outlook | None,
+    step_s: float | None,
+    cluster: ClusterSpec,
+    model: ModelSpec,
 ) -> list[str]:
     """Warnings about outer steps that have not run on a device, take too long, or are not
     needed."""
     if outlook is None:
-        return _of_network(cluster)
+        return _of_network(cluster, model)
     untried = (
         [] if cluster.device == "cpu" else ["several sites have run on CPU ranks alone so far"]
     )
     return [*untried, *_of_links(config.diloco, outlook, step_s)]
 
 
-def _of_network(cluster: ClusterSpec) -> list[str]:
+def _of_network(cluster: ClusterSpec, model: ModelSpec) -> list[str]:
     """Nodes that work together in every step over a network that is no more than a link between
     sites."""
     rate = 8e-9 * cluster.fabric.between.bytes_per_s
     if cluster.num_nodes == 1 or rate >= SLOW_GBITS:
         return []
     nodes = cluster.num_nodes
+    num_bytes = exchange_bytes(model.trained_params, nodes, "fp32", is_ring=True)
+    exchange = format_duration(num_bytes / (TCP_SHARE * cluster.fabric.between.bytes_per_s))
     return [
         f"the network between nodes carries {rate:.2g} Gbit/s, and every step waits for it: with "
-        f"cluster.datacenters={nodes} each node is a site, and DiLoCo joins them now and then"
+        f"cluster.datacenters={nodes} cluster.site_link={rate:.2g} each node is a site, and DiLoCo "
+        f"joins them in {exchange} now and then"
     ]
 
 
