@@ -26,6 +26,7 @@ from tiny_runs import (
 from torch.distributed.pipelining import PipelineStage
 
 from pipeline_bubble import PIECES, counted
+from shardwise.parallel.dispatch import AllToAll
 from shardwise.parallel.stages import stages_of
 from shardwise.plan.pipeline_rules import FAMILIES
 from shardwise.plan.schedule import Kind, StageWork
@@ -132,9 +133,12 @@ MIXTURE_WAYS: dict[str, tuple[int, int, Settings]] = {
     "EP x PP": (2, 4, {**DEALT, "mesh.shard": 2, **RECOMPUTED}),
     "EP x PP, interleaved": (2, 4, {**DEALT, "mesh.shard": 2, **TURNS}),
     "FSDP x EP x PP": (2, 8, {**DEALT, "mesh.shard": 4, "memory.accumulate": "sharded"}),
+    "EP x PP, zero bubble": (2, 4, {**DEALT, "mesh.shard": 2, **ZERO}),
+    "TP x EP x PP, zero bubble": (2, 8, {"mesh.expert": 4, **DIVIDED, "mesh.shard": 2, **ZERO}),
     "HSDP x EP x PP": (2, 8, {**DEALT, **HYBRID, "mesh.shard": 2, "train.accumulation": 2}),
     "TP x EP x PP": (2, 8, {"mesh.expert": 4, **DIVIDED, "mesh.shard": 2}),
 }
+SHARED: Settings = {"mesh.pipeline": 2, "mesh.shard": 2, "train.accumulation": 2}
 OTHER_MIXTURE_WAYS = [way for way in MIXTURE_WAYS if way != "EP x PP"]
 
 
@@ -164,6 +168,22 @@ def test_experts_may_be_dealt_out_inside_a_stage(ranks: Pools, tally: Tally, way
     reference = ranks(1).run(train_plainly, MIXTURE)[0]
     stages, world, more = MIXTURE_WAYS[way]
     _check(ranks, reference, tally, stages, world, {**MIXTURE, **more})
+
+
+def exchanges(schedule: str) -> int:
+    """On every rank: how often rows begin to travel to experts or back in a step."""
+    session = start(4, {**MIXTURE, **DEALT, "mesh.pipeline_schedule": schedule} | SHARED)
+    stages = stages_of(session.plan, session.mesh)
+    assert stages is not None
+    passes = StagePasses(session.model, session.plan, stages, lambda phase: None)
+    with patch.object(AllToAll, "start", autospec=True, side_effect=AllToAll.start) as begun:
+        passes.forward_backward(build_loader(session).step_batches(0), torch.ones(()), 1.0)
+    return int(begun.call_count)
+
+
+def test_rows_travel_once_where_backward_has_two_parts(ranks: Pools) -> None:
+    whole, in_two = (ranks(4).run(exchanges, name) for name in ("1f1b", "zero_bubble"))
+    assert whole == in_two and min(whole) > 0
 
 
 @pytest.fixture(scope="module")

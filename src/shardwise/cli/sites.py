@@ -44,6 +44,7 @@ def sites(
     from shardwise.council.history import CouncilRecord, Past, read_record
     from shardwise.council.serve import Served
 
+    _validate(count, patience_s)
     script = None if replay is None else read_record(replay)
     past = read_record(record) if record.exists() else Past()
     if replay is not None and record.exists():
@@ -65,6 +66,19 @@ def sites(
         listener.close()
     if script is not None:
         _compare(script, read_record(record))
+
+
+def _validate(count: int, patience_s: float) -> None:
+    if count < 2:
+        raise UserError(
+            f"--sites is {count}, but there is nothing to decide for fewer than two",
+            fix="write --sites 2, or as many as mesh.site says",
+        )
+    if not 0 < patience_s < float("inf"):
+        raise UserError(
+            f"--patience is {patience_s:g}, but it must be a positive number of seconds",
+            fix="write --patience 300",
+        )
 
 
 def _listen(address: str) -> socket.socket:

@@ -179,12 +179,6 @@ def with_full_pipeline(
 
 
 def _check_zero_bubble(config: RunConfig, ranks: int) -> Iterator[UserError]:
-    if given_axes(config.mesh).expert > 1:
-        yield _refusal(
-            ranks,
-            "zero_bubble runs backward in two parts, and rows would travel to experts in each",
-            "write mesh.expert=1, or mesh.pipeline_schedule=1f1b",
-        )
     if config.memory.checkpoint_activations not in ("auto", "none"):
         yield _refusal(
             ranks,

@@ -42,7 +42,9 @@ def not_admitted(answer: Mapping[str, Any], site: int, step: int) -> UserError:
             return UserError(
                 f"the other sites have finished step {answer['step']} without site {site}, which "
                 f"is at step {step}",
-                fix=f"use a checkpoint of another site, or train further in all of them: write "
+                why="`shardwise sites` goes on from its record",
+                fix="for a new run give it another file, with --record; to go on with the old one "
+                "use a checkpoint of another site, or train further in all of them: write "
                 f"train.steps={2 * answer['step']}",
                 code=ExitCode.ENVIRONMENT,
             )

@@ -48,11 +48,6 @@ def plan_of(*settings: str) -> Plan:
 
 CASES = [
     (("mesh.context=2",), "also share a `context` axis", "write mesh.context=1"),
-    (
-        ("model.name=tiny-mixtral", "mesh.expert=2", "mesh.pipeline_schedule=zero_bubble"),
-        "rows would travel to experts in each",
-        "write mesh.expert=1",
-    ),
     (("mesh.site=2",), "mesh.pipeline with 2 sites", "write mesh.pipeline=1"),
     (("model.name=tiny-gpt2",), "how to cut gpt2 models", "write mesh.pipeline=1"),
     (
