@@ -111,6 +111,7 @@ def num_ahead(pipeline: Pipeline, rank: int) -> int:
     return (pipeline.chunks - 1) * _round(pipeline) + distance * behind
 
 
+@lru_cache(maxsize=4096)
 def most_in_flight(pipeline: Pipeline, rank: int) -> int:
     """The most micro-batches of a stage whose activations a rank keeps at once."""
     last = "weights" if pipeline.schedule == "zero_bubble" else "backward"
