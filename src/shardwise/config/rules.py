@@ -153,6 +153,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *at_least(1, "mesh.replicate", "mesh.shard", "cluster.nvlink_domain", "optim.decay_steps"),
     *at_least(1, "mesh.tensor", "mesh.context", "mesh.expert"),
+    *at_least(1, "mesh.pipeline", "mesh.pipeline_chunks"),
     *at_least(1, "shard.all_gather_limit", "shard.unit_min_params", "memory.loss_chunk_tokens"),
     *at_least(2, "data.seq_len"),
     *at_least(16, "precision.float8_min_features"),

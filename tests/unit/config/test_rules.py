@@ -63,6 +63,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("optim.state", {"optim": {"state": "bf16"}, "memory": {"offload": "cpu"}}),
     ("optim.state", {"optim": {"state": "bf16"}, "train": {"kernels": "torch"}}),
     ("optim.betas", {"optim": {"betas": (0.9, 1.0)}}),
+    ("mesh.pipeline", {"mesh": {"pipeline": 0}}),
+    ("mesh.pipeline_chunks", {"mesh": {"pipeline": 2, "pipeline_chunks": 0}}),
     ("optim.min_lr_ratio", {"optim": {"min_lr_ratio": 2.0}}),
     ("optim.warmup_steps", {"optim": {"warmup_steps": 1001}}),
     ("optim.warmup_steps", {"optim": {"warmup_steps": -1}}),
