@@ -287,7 +287,7 @@ def _check_passes(config: RunConfig, ranks: int) -> Iterator[UserError]:
 def _too_few(ranks: int, passes: int, multi: bool) -> UserError:
     wanted = f"a multiple of {ranks}" if multi else f"at least {ranks}"
     return UserError(
-        f"mesh.pipeline={ranks} with {passes} micro-batches in a step",
+        f"mesh.pipeline={ranks} with {passes} micro-batch{'' if passes == 1 else 'es'} in a step",
         why=f"each rank works on another micro-batch, so their number must be {wanted}",
         fix=f"write train.accumulation={-(-passes // ranks) * ranks} train.global_batch=auto, or "
         f"{WITHOUT}",

@@ -12,8 +12,10 @@ from shardwise.launch.prepare import choose_plan
 from shardwise.plan.planned import Plan
 from shardwise.training.site_agreement import about_site, not_admitted
 
-SITE = ("model.name=tiny-llama", "cluster.name=1xCPU", "mesh.site=2", "diloco.meet=node1:29700")
-SITE += ("diloco.steps=10", "train.steps=10", "checkpoint.every=10")
+SITE = (
+    *("model.name=tiny-llama", "cluster.name=1xCPU", "mesh.site=2", "diloco.meet=node1:29700"),
+    *("diloco.steps=10", "train.steps=10", "checkpoint.every=10"),
+)
 
 
 def plan_of(*settings: str) -> Plan:
