@@ -43,7 +43,7 @@ def by_group(routing: str, is_clamped: bool) -> dict[str, tuple[Tensor, Tensor]]
     mine = {name: part_of(name, each, rank, world) for name, each in given.items()}
     x, weights, *own = (each.clone().requires_grad_() for each in mine.values())
     trip = Dispatch.of(part_of("x", chosen, rank, world), EXPERTS, AllToAll(group))
-    rows = trip.send(x), trip.send_weights(weights), trip.experts, trip.ends
+    rows = *trip.send(x, weights).take(), trip.experts, trip.ends
     found = trip.bring_back(ReceivedRows.apply(*rows, *own, *(CLAMP if is_clamped else ())))
     (found * slope(found)).sum().backward()
     everyone = [each.clone().requires_grad_() for each in given.values()]

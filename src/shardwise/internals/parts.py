@@ -53,7 +53,9 @@ COPIES = Part("our copies around collectives", "torch", _check_in("fsdp2", "chec
 GATHERS = Part("gathers in place", "torch", _check_in("fsdp2", "check_gathers"))
 REDUCTIONS = Part("reductions in shared memory", "torch", _check_in("fsdp2", "check_reductions"))
 SUMS = Part("kept residual sums", "torch", _check_in("inductor", "check_passes"))
-CHANGES = Part("recompute after changes in place", "torch", _check_in("dispatch_mode", "check_kept"))
+CHANGES = Part(
+    "recompute after changes in place", "torch", _check_in("dispatch_mode", "check_kept")
+)
 RESTARTS = Part("restarts only where they help", "torch", _check_in("elastic_agent", "check_agent"))
 CALLS = Part("profiles by axis", "torch", _check_in("collective_calls", "check_calls"))
 POSITIONS = Part(

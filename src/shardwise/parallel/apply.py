@@ -1,5 +1,5 @@
 """The one order in which a model is changed: adapters, expert parallel, float8 or leaner MLPs,
-leaner experts, recompute, compile, offload of activations, shard, prefetch."""
+leaner experts, shared experts, recompute, compile, offload of activations, shard, prefetch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.adapters import apply_adapters
 from shardwise.parallel.comm import Carrier
 from shardwise.parallel.compile import apply_compile
-from shardwise.parallel.expert_parallel import apply_expert_parallel, dispatched_experts
+from shardwise.parallel.expert_parallel import (
+    apply_expert_parallel,
+    apply_shared_experts,
+    dispatched_experts,
+)
 from shardwise.parallel.expert_pass import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
 from shardwise.parallel.mesh import Mesh, build_mesh
@@ -54,11 +58,12 @@ def parallelize(
     if uses_own(plan) and plan.decided.param_dtype == "bf16" and mesh.group("expert") is None:
         apply_experts(blocks)
     apply_tensor(model, units, plan, mesh)
-    # The compiler cuts a graph at experts that are dealt out. It traces no checkpoint with a cut,
-    # so it compiles such blocks inside theirs.
+    shared = apply_shared_experts(model)
+    # The compiler cuts a graph at experts that are dealt out, and shared ones are computed inside
+    # the cut. It traces no checkpoint with a cut, so it compiles such blocks inside theirs.
     cut = [block for block in blocks if dispatched_experts(block)]
     if plan.decided.compile:
-        apply_compile(cut)
+        apply_compile([*shared, *cut])
     stage = mesh.axes.place(mesh.world.rank)["pipeline"]
     apply_remat(blocks, on_rank(plan.decided, stage).checkpoint_activations)
     if plan.decided.compile:

@@ -102,34 +102,39 @@ class Dispatch:
         leaving = order, tokens, places, sent, received
         return cls(ways, *leaving, sorted_from, sorted_to, experts, own_ends)
 
-    def send(self, x: Tensor) -> Tensor:
-        """The rows of this rank's experts, sorted by expert, from the tokens of all ranks."""
-        rows = self._carry(_Dealt.apply(x, self.tokens, self.places))
-        if not len(rows):
-            rows = F.pad(rows, (0, 0, 0, 1))
-        return _Dealt.apply(rows, self.sorted_from, self.sorted_to)
-
-    def send_weights(self, weights: Tensor) -> Tensor:
-        """The weight of each of these rows, from those of all choices of tokens."""
-        came = self._carry(weights.reshape(-1).index_select(0, self.order))
-        if not len(came):
-            came = F.pad(came, (0, 1))
-        return came.index_select(0, self.sorted_from)
+    def send(self, x: Tensor, weights: Tensor) -> Sent:
+        """Tokens set out for their experts, each with its expert's weight of all choices."""
+        rows = self._depart(_Dealt.apply(x, self.tokens, self.places))
+        return Sent(self, rows, self._depart(weights.reshape(-1).index_select(0, self.order)))
 
     def bring_back(self, made: Tensor) -> Tensor:
         """For each of this rank's tokens, the sum of what its experts have made of it."""
         rows = _Summed.apply(made, self.sorted_from, self.sorted_to)
         rows = rows[: sum(self.received)]
-        returned = _carry(rows, _Crossing(self.ways, sent=self.received, received=self.sent))
+        crossing = _Crossing(self.ways, sent=self.received, received=self.sent)
+        returned = _Travelling.over(crossing, rows).arrive()
         return _Summed.apply(returned, self.tokens, self.places)
 
-    def _carry(self, rows: Tensor) -> Tensor:
-        return _carry(rows, _Crossing(self.ways, self.sent, self.received))
+    def _depart(self, rows: Tensor) -> _Travelling:
+        return _Travelling.over(_Crossing(self.ways, self.sent, self.received), rows)
 
 
-def _carry(rows: Tensor, crossing: _Crossing) -> Tensor:
-    came: Tensor = _Arrival.apply(_Departure.apply(rows, crossing), crossing)
-    return came
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Rows and their weights on the way. What is computed before they are taken runs beside it."""
+
+    trip: Dispatch
+    rows: _Travelling
+    weights: _Travelling
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """The rows of this rank's experts, sorted by expert, from the tokens of all ranks, and the
+        weight of each."""
+        rows, weights = self.rows.arrive(), self.weights.arrive()
+        if not len(rows):
+            rows, weights = F.pad(rows, (0, 0, 0, 1)), F.pad(weights, (0, 1))
+        sorted_from, sorted_to = self.trip.sorted_from, self.trip.sorted_to
+        return _Dealt.apply(rows, sorted_from, sorted_to), weights.index_select(0, sorted_from)
 
 
 class _Dealt(torch.autograd.Function):
@@ -169,6 +174,22 @@ class _Crossing:
     received: list[int]
     returning: Tensor | None = None
     """Gradients on their way back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Travelling:
+    """What one all-to-all is carrying."""
+
+    crossing: _Crossing
+    pending: Tensor
+
+    @classmethod
+    def over(cls, crossing: _Crossing, rows: Tensor) -> _Travelling:
+        return cls(crossing, _Departure.apply(rows, crossing))
+
+    def arrive(self) -> Tensor:
+        came: Tensor = _Arrival.apply(self.pending, self.crossing)
+        return came
 
 
 class _Departure(torch.autograd.Function):

@@ -3,6 +3,8 @@
 Ranks of that axis hold different tokens, and exchange them (`dispatch.py`). FSDP2 shards what a
 rank keeps over the ranks that keep the same experts, and over those alone its gradient is summed:
 the tokens of all others have come to it already.
+
+Experts that every token goes through stay on every rank. They compute while tokens travel.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from shardwise.model.expert_forms import CLAMPED_SWIGLU, SWIGLU, ExpertForm, fin
 from shardwise.model.expert_lora import ExpertLora, take_over
 from shardwise.model.expert_modules import ExpertStack, find_experts
 from shardwise.model.override import override_forward
+from shardwise.model.shared_experts import SharedExperts, take_apart
 from shardwise.parallel.dispatch import AllToAll, Dispatch
 from shardwise.parallel.received_rows import ReceivedRows
 from shardwise.plan.planned import Plan
@@ -42,13 +45,23 @@ def apply_expert_parallel(model: nn.Module, plan: Plan, ways: AllToAll) -> None:
         for name, _ in list(module.named_parameters(recurse=False)):
             cut_parameter(module, name, Cut("expert", 0, rank, size))
         holder: Any = module
-        holder.expert_ways = ways
+        holder.expert_ways, holder.shared_experts_beside = ways, None
         # On a CPU our operators are plain torch.
         if not uses_own(plan) and plan.cluster.device != "cpu":
             take_over(module, form)
         alike[_by_adapters if isinstance(module, ExpertLora) else _PASSES[form]].append(module)
     for make_rows, modules in alike.items():
         override_forward(modules, "Dispatched", _dispatched(make_rows), has_part=True)
+
+
+def apply_shared_experts(model: nn.Module) -> list[nn.Module]:
+    """Let the shared experts of blocks compute beside the exchange of tokens, and return them. It
+    comes after all else that changes what they compute."""
+    found = take_apart(model, dispatched_experts(model))
+    for experts, shared in found.items():
+        holder: Any = experts
+        holder.shared_experts_beside = shared
+    return [shared.mlp for shared in found.values()]
 
 
 def dispatched_experts(model: nn.Module) -> list[nn.Module]:
@@ -84,9 +97,12 @@ def _dispatched(make_rows: _Pass) -> Callable[..., Any]:
         self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
         ways: AllToAll = self.expert_ways
+        shared: SharedExperts | None = self.shared_experts_beside
         trip = Dispatch.of(top_k_index, len(self.gate_up_proj) * ways.num_ranks, ways)
-        rows, shares = trip.send(hidden_states), trip.send_weights(top_k_weights)
-        return trip.bring_back(make_rows(self, rows, shares, trip.experts, trip.ends))
+        sent = trip.send(hidden_states, top_k_weights)
+        beside = None if shared is None else shared(hidden_states)
+        routed = trip.bring_back(make_rows(self, *sent.take(), trip.experts, trip.ends))
+        return routed if beside is None else routed + beside
 
     return lambda cls: forward
 
