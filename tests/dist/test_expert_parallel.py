@@ -85,6 +85,7 @@ HOW: dict[str, Settings] = {
     "recomputed": {"memory.checkpoint_activations": "full", "train.accumulation": 2},
     "selective": {"memory.checkpoint_activations": "selective"},
     "kept": {"shard.reshard_after_forward": False, "train.accumulation": 2},
+    "experts kept": {"shard.keep_experts": True, "train.accumulation": 2},
     "on the host": {"memory.offload": "cpu"},
     "unfused": {"optim.fused": False},
 }
@@ -93,6 +94,7 @@ SAMPLE = {
     ("mixtral", "EP 2", "plain"),
     ("mixtral", "EP 2", "unfused"),
     ("mixtral", "FSDP 2 x EP 2", "kept"),
+    ("qwen3_moe", "FSDP 2 x EP 2", "experts kept"),
     ("qwen3_moe", "FSDP 2 x EP 2", "recomputed"),
     ("qwen3_moe", "EP 2", "on the host"),
     ("gpt_oss", "HSDP 2 x EP 2", "plain"),

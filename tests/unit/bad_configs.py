@@ -171,4 +171,16 @@ BAD_CONFIGS: tuple[BadConfig, ...] = (
         ("data.chat_template", "write data.format=auto"),
     ),
     BadConfig("text without path", "data: text\n", (), ("data.path is null", "data.source=text")),
+    BadConfig(
+        "experts kept that are not dealt out",
+        "shard:\n  keep_experts: true\n",
+        (),
+        ("run.yaml:2", "without mesh.expert", "write mesh.expert=2 or more"),
+    ),
+    BadConfig(
+        "experts kept in the stages of a pipeline",
+        "mesh:\n  pipeline: 2\n  expert: 2\n",
+        ("shard.keep_experts=true",),
+        ("shard.keep_experts", "keeps all its parameters alike", "leave shard.keep_experts out"),
+    ),
 )

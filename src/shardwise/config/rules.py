@@ -252,6 +252,20 @@ RULES: tuple[Rule, ...] = (
         "write shard.strategy=full_shard, or shard.reshard_after_forward=false",
     ),
     Rule(
+        "kept-experts-are-dealt-out",
+        "shard.keep_experts",
+        lambda c: c.shard.keep_experts is not True or c.mesh.expert not in (1, "auto"),
+        "without mesh.expert experts are gathered with the rest of their block",
+        "write mesh.expert=2 or more, or leave shard.keep_experts out",
+    ),
+    Rule(
+        "stages-keep-experts-as-the-rest",
+        "shard.keep_experts",
+        lambda c: c.shard.keep_experts is not True or c.mesh.pipeline in (1, "auto"),
+        "a stage of a pipeline keeps all its parameters alike between micro-batches",
+        "leave shard.keep_experts out, or write shard.reshard_after_forward=false",
+    ),
+    Rule(
         "no-shard-has-no-shard-axis",
         "mesh.shard",
         lambda c: c.shard.strategy != "no_shard" or c.mesh.shard in ("auto", 1),

@@ -36,7 +36,7 @@ def shard_experts(
         for module in experts:
             fully_shard(
                 module,
-                reshard_after_forward=bool(plan.decided.reshard_after_forward),
+                reshard_after_forward=plan.decided.frees_experts,
                 shard_placement_fn=placement_over(over["shard"].size()),
                 mp_policy=policy,
                 **{**common, "mesh": over},

@@ -133,7 +133,8 @@ def _of_units(plan: Plan) -> Iterator[_Move]:
     for each in _sharded(model, decided):
         group, units = (each.ranks, each.stride), each.blocks + each.ends
         numbers = counts.in_forward * each.gathered + counts.in_backward * each.again
-        gathers = counts.in_forward * units + counts.in_backward * each.blocks
+        gathers = counts.in_forward * units
+        gathers += counts.in_backward * each.blocks * (each.again > 0)
         yield _Move("shard", "all_gather", width * numbers / stages, gathers / stages, *group)
         sums, times = reductions * each.trained, reductions * units
         yield _Move("shard", "reduce_scatter", reduced * sums / stages, times / stages, *group)
@@ -150,7 +151,8 @@ def _sharded(model: ModelSpec, decided: Decisions) -> Iterator[_Sharded]:
         experts = model.expert_params * num_expert_blocks(model) / decided.expert
         changed = 0.0 if model.adapter else experts
         blocks, group = num_expert_blocks(model), (num_expert_shards(decided), decided.expert)
-        yield _Sharded(experts, experts, changed, blocks, 0, *group)
+        again = experts if decided.frees_experts else 0.0
+        yield _Sharded(experts, again, changed, blocks, 0, *group)
         trained -= round(changed)
     # A lookup's gradient needs no table, and what forward uses last stays gathered for backward.
     ends = (model.embedding_params + model.tail_params) / decided.tensor

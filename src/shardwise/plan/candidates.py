@@ -170,6 +170,7 @@ def on_mesh(config: RunConfig, model: ModelSpec, basis: Choices, candidate: Cand
         sequence_parallel=mesh.tensor > 1 and config.mesh.sequence_parallel,
         context=mesh.context,
         expert=mesh.expert,
+        keeps_experts=mesh.expert > 1 and config.shard.keep_experts is True,
         **in_stages(config, model, mesh.pipeline),
     )
 

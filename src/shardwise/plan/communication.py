@@ -14,6 +14,7 @@ from shardwise.facts.collective_cost import Fabric
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import DTYPE_BYTES, Decisions, computes_float8
 from shardwise.plan.rank_share import (
+    kept_experts,
     model_share,
     num_expert_blocks,
     num_expert_parts,
@@ -42,6 +43,9 @@ class UnitTraffic:
 
     gather: float
     reduce: float
+    kept: float = 0.0
+    """Seconds of that all-gather which are for what stays gathered for backward, where the rest is
+    freed."""
 
 
 def collectives_of(decided: Decisions, software: Software) -> Collectives:
@@ -77,7 +81,8 @@ def block_traffic(
     ring = _Ring(num_expert_shards(decided), decided.expert)
     share = model.expert_params / num_expert_parts(decided)
     experts = _traffic_over(ring, share, model, fabric, decided, software)
-    return UnitTraffic(dense.gather + experts.gather, dense.reduce + experts.reduce)
+    kept = experts.gather if decided.keeps_experts and not decided.keeps_gathered else 0.0
+    return UnitTraffic(dense.gather + experts.gather, dense.reduce + experts.reduce, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +125,13 @@ def copied_bytes(model: ModelSpec, decided: Decisions, software: Software) -> fl
     counts = collectives_of(decided, software)
     gathers = counts.in_forward + counts.in_backward
     passes = _IN_PLACE_PASSES if decided.gather_in_place else 3
-    gathered = 0.0 if is_whole else gathers * passes * width
-    return lone + params * (gathered + counts.reductions * (width + 2 * reduce))
+    gathered = (
+        0.0
+        if is_whole
+        else gathers * params - counts.in_backward * kept_experts(model, decided) / decided.pipeline
+    )
+    reduced = params * counts.reductions * (width + 2 * reduce)
+    return lone + passes * width * gathered + reduced
 
 
 def exposed_seconds(
@@ -147,7 +157,7 @@ def exposed_seconds(
     counts = collectives_of(decided, software)
     exposed = counts.in_forward * (edge.gather + block.gather) + counts.reductions * edge.reduce
     exposed += counts.in_forward * layers * _beside(block.gather, forward, software)
-    again = block.gather if counts.in_backward else 0.0
+    again = block.gather - block.kept if counts.in_backward else 0.0
     reducing = counts.reductions * _beside(again + block.reduce, backward, software)
     others = (decided.accumulation - counts.reductions) * _beside(again, backward, software)
     exposed += layers * (reducing + others)

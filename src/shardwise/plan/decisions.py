@@ -86,6 +86,9 @@ class Decisions:
     """Parts that the experts of a block are dealt out in. They have no ranks of their own."""
 
     reshard_after_forward: Annotated[bool | int, "shard.reshard_after_forward"] = True
+    keeps_experts: Annotated[bool, "shard.keep_experts"] = False
+    """Dealt experts stay gathered from forward to backward, where the rest is freed."""
+
     forward_prefetch: Annotated[int, "shard.forward_prefetch"] = 0
     backward_prefetch: Annotated[int, "shard.backward_prefetch"] = 1
     param_dtype: Annotated[str, "precision.param"] = "fp32"
@@ -162,6 +165,11 @@ class Decisions:
     def keeps_gathered(self) -> bool:
         """Parameters stay gathered from forward to backward."""
         return self.reshard_after_forward is False
+
+    @property
+    def frees_experts(self) -> bool:
+        """Backward gathers experts again."""
+        return not (self.keeps_gathered or self.keeps_experts)
 
     @property
     def holds_gathered(self) -> bool:

@@ -26,6 +26,8 @@ from shardwise.plan.moment import Moment
 from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.rank_share import (
     block_share,
+    kept_experts,
+    num_expert_blocks,
     num_shards,
     trained_block_share,
     trained_share,
@@ -181,7 +183,7 @@ def _at_loss(
     gathered = _gathered_bytes(model, decided)
     # The last unit stays gathered. The block before it is gathered ahead, after the buffer of the
     # last all-gather was freed. In place that buffer is small, and the peak comes before.
-    ahead = 0 if decided.gather_in_place else sizes.block
+    ahead = 0 if decided.gather_in_place else _freed_block(model, decided)
     buffers = 0 if decided.keeps_gathered else width * (sizes.head + ahead)
     loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
     # The last hidden state, its norm, and their gradients; token ids and labels.
@@ -217,7 +219,7 @@ def _in_backward(
     sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
     gathered = _gathered_bytes(model, decided)
     # The block and the one before it are gathered.
-    own = width * (0 if decided.keeps_gathered else 2 * sizes.block)
+    own = width * 2 * _freed_block(model, decided)
     own += unpacked_bytes(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
     waiting = width * (sizes.head + trained.head) if model.tied_embeddings else 0
@@ -259,7 +261,7 @@ def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: i
             where,
             "backward",
             gathered * count,
-            width * (0 if decided.keeps_gathered else count * sizes.block)
+            width * count * _freed_block(model, decided)
             + unpacked_bytes(model, decided)
             + weights
             + waiting
@@ -277,6 +279,14 @@ def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: i
     return [*in_blocks, in_embedding]
 
 
+def _freed_block(model: ModelSpec, decided: Decisions) -> int:
+    """What a rank gathers for one block and does not keep for backward."""
+    if decided.keeps_gathered:
+        return 0
+    kept = kept_experts(model, decided) // max(1, num_expert_blocks(model))
+    return max(0, gathered_sizes(model, decided).block - kept)
+
+
 def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
     """Parameters that stay gathered from forward to backward."""
     if decided.keeps_gathered:
@@ -288,4 +298,4 @@ def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
     if rowwise and decided.checkpoint_activations == "none":
         # Cast weights are kept, one byte each.
         return model.num_layers * block_share(model, decided)
-    return 0
+    return DTYPE_BYTES[decided.param_dtype] * kept_experts(model, decided)

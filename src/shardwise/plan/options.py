@@ -30,6 +30,7 @@ from shardwise.plan.candidates import (
     step_forms,
 )
 from shardwise.plan.decisions import Choices, Decisions
+from shardwise.plan.rank_share import num_expert_shards
 from shardwise.plan.search import Appraiser, Option, fits
 from shardwise.plan.stage_balance import evened, work_of
 from shardwise.plan.stage_memory import memory_of_rank
@@ -163,9 +164,15 @@ class Search:
             ]
             kept += (fitting if most is None else fitting[-most:]) or sizes[:1]
         kept.sort(key=lambda each: each[0])
-        looked = [made(form) for _, form in kept]
-        looked = [*dict.fromkeys((*looked, *self._by_stage(looked, appraiser)))]
-        return [appraiser.look_at(candidate, rank, each) for each in looked]
+        decisions = [made(form) for _, form in kept]
+        decisions = [*dict.fromkeys((*decisions, *self._by_stage(decisions, appraiser)))]
+        options = [appraiser.look_at(candidate, rank, each) for each in decisions]
+        if not self._may_keep_experts(decided):
+            return options
+        keeping = (replace(each.decided, keeps_experts=True) for each in options)
+        return options + [
+            appraiser.look_at(candidate, rank, each) for each in keeping if appraiser.fits(each)
+        ]
 
     def _with_room(self, looked: list[Decisions]) -> Iterator[Decisions]:
         """The same with blocks moved from the fullest ranks of a pipeline to the emptiest."""
@@ -190,6 +197,12 @@ class Search:
             if mesh.pipeline_blocks == "auto":
                 cuts.append(evened(decided, work_of(self.model, fits_rank)))
             yield from filter(None, (least_that_fits(cut, fits_rank) for cut in cuts))
+
+    def _may_keep_experts(self, decided: Decisions) -> bool:
+        """Whether it is open, and would spare an all-gather."""
+        is_open = self.config.shard.keep_experts == "auto" and decided.pipeline == 1
+        gathers = decided.expert > 1 and num_expert_shards(decided) > 1
+        return is_open and gathers and not decided.keeps_gathered and not decided.offload
 
 
 def _sizes(given: int | str, most: int) -> list[int]:

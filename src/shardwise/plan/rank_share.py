@@ -54,6 +54,14 @@ def model_share(model: ModelSpec, decided: Decisions) -> int:
     return (model.total_params - experts) // decided.tensor + experts // num_expert_parts(decided)
 
 
+def kept_experts(model: ModelSpec, decided: Decisions) -> int:
+    """The experts that stay gathered on a rank from forward to backward, where all else is
+    freed."""
+    if not decided.keeps_experts or decided.keeps_gathered:
+        return 0
+    return model.expert_params // num_expert_parts(decided) * num_expert_blocks(model)
+
+
 def stored_params(model: ModelSpec, decided: Decisions) -> int:
     """The parameters of a rank's shards."""
     experts = model.expert_params * num_expert_blocks(model)

@@ -14,7 +14,7 @@ from shardwise.plan.batch import choose_batch
 from shardwise.plan.decisions import Choice, Choices, Decisions, Source
 from shardwise.plan.given import decide
 from shardwise.plan.memory import GRAD_BYTES
-from shardwise.plan.rank_share import whole_gradients
+from shardwise.plan.rank_share import num_expert_shards, whole_gradients
 from shardwise.plan.search import Option, fits
 from shardwise.plan.stage_cuts import choose_stages
 from shardwise.plan.stage_recompute import ALIKE
@@ -49,6 +49,7 @@ def choices_of(
         },
         "sequence_parallel": _choose_sequence(config, best),
         "pipeline_recompute": _by_stage(config, best),
+        "keeps_experts": _choose_experts(config, best),
         "checkpoint_activations": _searched(config, "checkpoint_activations", best, recompute),
         "micro_batch": micro_batch,
         "accumulation": accumulation,
@@ -82,6 +83,24 @@ def _choose_sequence(config: RunConfig, best: Option) -> Choice[bool]:
     if not config.mesh.sequence_parallel:
         return Choice(False, "given", "user")
     return Choice(True, "norms and the residual take less memory, and no more is sent", "rule")
+
+
+def _choose_experts(config: RunConfig, best: Option) -> Choice[bool]:
+    decided = best.decided
+    if decided.expert == 1:
+        return Choice(False, "experts are gathered with their blocks", "rule")
+    if config.shard.keep_experts != "auto":
+        return Choice(decided.keeps_experts, "given", "user")
+    if decided.keeps_gathered:
+        return Choice(False, "all parameters are kept for backward", "rule")
+    if num_expert_shards(decided) == 1:
+        return Choice(False, "a rank has its experts whole, so nothing is gathered", "rule")
+    if decided.keeps_experts:
+        why = "experts stay for backward and the rest is freed: it fits, and they are gathered once"
+        return Choice(True, why, "search")
+    return Choice(
+        False, "frees experts after forward; to keep them gains nothing or does not fit", "rule"
+    )
 
 
 def with_host_memory(offload: Choice[float], best: Option, model: ModelSpec) -> Choice[float]:

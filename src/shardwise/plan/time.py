@@ -321,8 +321,9 @@ def _tokens_to_hide(
     """Tokens at which a block's backward takes as long as its all-gather and reduce-scatter."""
     traffic = block_traffic(model, fabric, decided, software)
     block = block_seconds(model, decided, rates, software)
-    again = mean_of_blocks(decided, lambda how: _recompute_seconds(how, block, software))
-    backward = block.backward + again
-    in_backward = traffic.gather * (not decided.keeps_gathered) + traffic.reduce
+    recomputed = mean_of_blocks(decided, lambda how: _recompute_seconds(how, block, software))
+    backward = block.backward + recomputed
+    again = traffic.gather - traffic.kept
+    in_backward = again * (not decided.keeps_gathered) + traffic.reduce
     needed = max(in_backward / backward, traffic.gather / block.forward)
     return round(decided.tokens * needed)

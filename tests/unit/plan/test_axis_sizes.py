@@ -185,3 +185,35 @@ def test_ranks_that_divide_a_sequence_hold_one_copy_together(plan_with: MakePlan
         assert (decided.strategy, decided.replicate, decided.shard) == (strategy, replicate, 1)
         assert decided.reshard_after_forward is True
     assert "hold one copy together" in alone.choices["strategy"].why
+
+
+KEPT = ("model.name=tiny-mixtral", "cluster.name=4xCPU", "mesh.shard=4", "mesh.expert=2")
+
+
+def test_experts_may_be_kept_where_the_rest_is_freed(plan_with: MakePlan) -> None:
+    freed = plan_with(*KEPT, "shard.keep_experts=false")
+    kept = plan_with(*KEPT, "shard.keep_experts=true")
+    assert kept.decided.reshard_after_forward is True
+    assert freed.decided.frees_experts and not kept.decided.frees_experts
+    assert kept.choices["keeps_experts"].source == "user"
+    # What backward gathers of a block is its other parameters alone.
+    model = kept.model
+    experts = model.expert_params // 2
+    more = kept.memory.gathered - freed.memory.gathered
+    assert more == 4 * experts * model.num_layers
+    assert kept.memory.buffers < freed.memory.buffers
+
+
+def test_a_search_keeps_experts_where_that_is_faster(plan_with: MakePlan) -> None:
+    words = ("model.name=qwen3-30b-a3b", "cluster.name=4x8xH100", "mesh.expert=8")
+    two_k = "data.seq_len=2048"
+    found = plan_with(*words, two_k)
+    freed = plan_with(*words, two_k, "shard.keep_experts=false")
+    choice = found.choices["keeps_experts"]
+    assert (choice.value, choice.source) == (True, "search")
+    assert found.forecast is not None and freed.forecast is not None
+    assert found.forecast.tokens_per_s > freed.forecast.tokens_per_s
+    assert found.memory.gathered > freed.memory.gathered
+    # Without a second rank that has the same experts nothing is gathered.
+    alone = plan_with("model.name=tiny-mixtral", "cluster.name=2xCPU", "mesh.expert=2")
+    assert "has its experts whole" in alone.choices["keeps_experts"].why

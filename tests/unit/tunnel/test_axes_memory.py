@@ -27,6 +27,10 @@ CUT = {
     "TP 8": (LLAMA, "cluster.name=2x8xH100", FOUR_K, "mesh.tensor=8"),
     "CP 8": (LLAMA, "cluster.name=8xH100", *LONG),
     "EP 8": (MIXTURE, "cluster.name=2x8xH100", FOUR_K, "mesh.expert=8"),
+    "EP 8, experts kept": (
+        *(MIXTURE, "cluster.name=2x8xH100", FOUR_K),
+        *("mesh.expert=8", "shard.keep_experts=true"),
+    ),
 }
 CASES = [
     pytest.param("TP 2", "none", marks=pytest.mark.long),
@@ -34,6 +38,7 @@ CASES = [
     ("TP 8", "selective"),
     ("CP 8", "none"),
     ("EP 8", "none"),
+    ("EP 8, experts kept", "full"),
 ]
 EIGHT_K = "data.seq_len=8192"
 WHOLE = {

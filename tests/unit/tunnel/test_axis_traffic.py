@@ -29,12 +29,13 @@ MESHES = {
     "context, recomputed": ("4xH100", "mesh.context=4", RECOMPUTED),
     "all but experts": ("2x8xH100", *(f"mesh.{a}=2" for a in ("replicate", "tensor", "context"))),
     "expert": ("4xH100", "mesh.expert=2"),
+    "expert, kept gathered": ("4xH100", "mesh.expert=2", "shard.keep_experts=true"),
     "expert, recomputed": ("4xH100", "mesh.expert=4", RECOMPUTED),
     "all": ("8xH100", "mesh.tensor=2", "mesh.context=2", "mesh.expert=4"),
 }
 
 
-CHEAP = ("shard, kept gathered", "all but experts", "all")
+CHEAP = ("shard, kept gathered", "expert, kept gathered", "all but experts", "all")
 CASES = [pytest.param(n, marks=[] if n in CHEAP else pytest.mark.long) for n in MESHES]
 
 

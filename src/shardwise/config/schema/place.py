@@ -114,6 +114,10 @@ class ShardConfig:
     """Free gathered parameters after forward (true), keep them for backward (false), or reshard
     them to groups of this many ranks (an integer, such as the GPUs of a node)."""
 
+    keep_experts: bool | Auto = "auto"
+    """With `mesh.expert`: keep the experts of a rank gathered from forward to backward (true) where
+    the rest of their block is freed. `auto`: where it fits and is faster."""
+
     forward_prefetch: int | Auto = "auto"
     """Units that are all-gathered ahead in forward, explicitly. 0 leaves FSDP2's own overlap."""
 
