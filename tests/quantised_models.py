@@ -140,7 +140,7 @@ def _pack(family: str, whole: dict[str, Tensor]) -> tuple[dict[str, Tensor], dic
             blocks, scales = pack_mxfp4(tensor)
             packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
             unpacked[name] = unpack_by_hand(blocks, scales)
-        elif family == "deepseek_v3" and name.endswith("proj.weight"):
+        elif family == "deepseek_v3" and "proj" in name and name.endswith(".weight"):
             values, scales = pack_fp8(tensor)
             packed |= {name: values, f"{name}_scale_inv": scales}
             unpacked[name] = unpack_fp8(values, scales)

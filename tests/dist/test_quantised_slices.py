@@ -67,7 +67,7 @@ def test_a_rank_reads_its_part_of_mxfp4_alone(world: int, ranks: Pool, tmp_path:
 def test_a_rank_reads_its_part_of_fp8_alone(world: int, ranks: Pool, tmp_path: Path) -> None:
     save_both("deepseek_v3", tmp_path / "quantised", tmp_path / "plain")
     expected = whole_params(AutoModelForCausalLM.from_pretrained(tmp_path / "plain"))
-    also = ("proj.weight",)
+    also = ("proj.weight", "proj_with_mqa.weight")
     for found, num_bytes, kept in ranks(world).run(
         read_shards, world, tmp_path / "quantised", also
     ):

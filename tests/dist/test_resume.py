@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from legs import join, run_leg
 from rank_pool import Ranks
 from tiny_runs import (
     STEPS,
     TOLERANCE,
     Settings,
-    Trained,
     assert_same,
     differences,
-    run_steps,
-    start,
     train,
 )
-
-from shardwise.checkpoint.restore import find_good, restore_checkpoint
-from shardwise.checkpoint.save import Progress, Saver
 
 pytestmark = pytest.mark.dist
 
@@ -30,28 +24,6 @@ FULL: Settings = {"shard.strategy": "full_shard"}
 GRAD_OP: Settings = {"shard.strategy": "shard_grad_op"}
 HYBRID: Settings = {"shard.strategy": "hybrid_shard", "mesh.replicate": 2}
 COPIES: Settings = {"shard.strategy": "no_shard"}
-
-
-def run_leg(world: int, settings: Settings, root: Path, stop: int) -> Any:
-    """Go on from the newest checkpoint under `root` to step `stop`, and save there."""
-    session = start(world, settings)
-    plan, model, optimizer = session.plan, session.model, session.optimizer
-    found = find_good(root, session.mesh.world, verify=True, tell=lambda path, reasons: None)
-    if found is not None:
-        restore_checkpoint(found, plan, model, optimizer, session.mesh.world)
-    result = run_steps(session, range(found.manifest.step if found else 0, stop))
-    if stop < plan.config.train.steps:
-        saver = Saver(root, plan, model, optimizer, session.mesh.world)
-        saver.start(Progress(step=stop, position=stop, tokens=0, loss=None, loss_scale=None))
-        (outcome,) = saver.finish()
-        saver.close()
-        if outcome.error is not None:
-            raise RuntimeError(outcome.error)
-    return result
-
-
-def join(first: Trained, second: Trained) -> Trained:
-    return Trained(first.losses + second.losses, first.norms + second.norms, second.params)
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from shardwise.data.tokenizer import ByteTokenizer
 from shardwise.kernels.packed_rows import floats_of
 from shardwise.launch.prepare import choose_plan
 from shardwise.model.boxes import whole_box
-from shardwise.model.packed import is_packed
+from shardwise.model.packed import as_rows, packing_of
 from shardwise.model.stage_part import is_staged
 from shardwise.model.weights import Portion, portions_of
 from shardwise.parallel.mesh import build_mesh
@@ -170,7 +170,13 @@ def whole_params(model: torch.nn.Module) -> Arrays:
         found = wholes(portions_of(model, params), in_stages=is_staged(model))
     else:  # what stands for a model that is neither cut nor staged
         found = {name: whole(param) for name, param in params.items()}
-    return {name: each.float().numpy().copy() for name, each in found.items()}
+    return {name: _as_array(each) for name, each in found.items()}
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any]:
+    """Floats in fp32, and the words of packed rows as they are."""
+    array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
+    return array
 
 
 def wholes(portions: Mapping[str, Portion], *, in_stages: bool) -> dict[str, Tensor]:
@@ -243,7 +249,10 @@ def plain_twin(session: Session, without: Collection[str] = ()) -> Any:
 
 def _as_floats(param: Tensor) -> Tensor:
     """A whole parameter, made floats where it is packed."""
-    return floats_of(whole(param), torch.float32) if is_packed(param) else whole(param)
+    packing = packing_of(param)
+    if packing is None:
+        return whole(param)
+    return as_rows(floats_of(whole(param), torch.float32), packing)
 
 
 class Apart:

@@ -155,7 +155,7 @@ def judge_resume(found: Checkpoint, plan: Plan, data: str | None = None) -> Resu
         old = {"config": {}, "hf_config": plan.hf_config, "choices": {}}
     new = json.loads(json.dumps(plan.to_dict()))
     _validate_model(plan, old["hf_config"])
-    _validate_adapter(plan, old["config"])
+    _validate_adapter(plan, old)
     _validate_optimizer(plan, old["config"])
     _validate_moments(plan, old["config"])
     validate_base(found, plan)
@@ -275,7 +275,9 @@ def _validate_model(plan: Plan, old: Values) -> None:
 def _validate_adapter(plan: Plan, old: Values) -> None:
     """Raise where adapters have other shapes or another scale than those of the checkpoint."""
     now = asdict(plan.settings.adapter)
-    before = asdict(AdapterConfig()) | dict(old.get("adapter", now))
+    before = asdict(AdapterConfig()) | dict(old["config"].get("adapter", now))
+    if before["base"] == "auto":
+        before["base"] = old["choices"]["base"]["value"]
     changes = [
         str(Change(f"adapter.{name}", before[name], now[name]))
         for name in ADAPTER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BASE_NAMES = {"nf4": "NF4", "float8": "float8"}
+BASE_NAMES = {"nf4": "NF4", "float8": "float8", "mxfp4": "MXFP4", "fp8": "fp8 blocks"}
 """What messages call the formats of `adapter.base` that are not `param`."""
 
 
@@ -28,11 +28,20 @@ class AdapterSpec:
     packed_params: int = 0
     """Frozen weights that are stored in four bits or in eight."""
 
-    packing: str = "nf4"
-    """Their format, as `adapter.base` calls it. It means nothing where there are none."""
+    packing: str = "param"
+    """Their format, as `adapter.base` calls it."""
+
+    why_packing: str = ""
+    """Why it is that, where nobody asked for it."""
 
     packed_bytes: int = 0
     """Their bytes, with scales."""
+
+    packed_tensors: int = 0
+    """The tensors that they are in; 0 by a plan that is older than the count."""
+
+    unpacked: tuple[str, ...] = ()
+    """Patterns of modules that files in this format have as floats."""
 
     largest_packed: int = 0
     """Weights of the largest tensor of them. They are floats while a layer computes with them."""

@@ -23,9 +23,9 @@ from shardwise.version import __version__
 
 SHIPPED = Path(__file__).parent / "counted_presets.json"
 _COUNTED_WITH = ("torch", "transformers")
-# What is counted of a model. A record of an earlier number lacks attentions that
-# run without being declared.
-_RECORD = "3"
+# What is counted of a model. A record of an earlier number lacks attentions that run without being
+# declared, or the number of tensors that are packed.
+_RECORD = "4"
 
 
 def config_key(hf_config: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ class ModelSpec:
         head = HeadForm(**data.get("head", {}))
         adapter = data.get("adapter")
         if adapter is not None:
-            names = {name: tuple(adapter.get(name, ())) for name in ("left", "whole")}
+            names = {name: tuple(adapter.get(name, ())) for name in ("left", "whole", "unpacked")}
             adapter = AdapterSpec(**{**adapter, **names})
         made = {"attentions": attentions, "kinds": kinds, "head": head, "adapter": adapter}
         return cls(**{**data, **made})

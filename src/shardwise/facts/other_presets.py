@@ -93,6 +93,15 @@ _GPT_OSS: dict[str, Any] = {
     "sliding_window": 128,
     "tie_word_embeddings": False,
     "use_cache": True,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
 }
 
 _OLMO_3: dict[str, Any] = {
@@ -266,6 +275,12 @@ OTHER_PRESETS: dict[str, dict[str, Any]] = {
         "topk_group": 4,
         "use_cache": True,
         "v_head_dim": 128,
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        },
     },
     "olmo-3-7b": _OLMO_3 | shape_of(4096, 11008, 32, 32, 32),
     "olmo-3-32b": _OLMO_3 | shape_of(5120, 27648, 64, 40, 8),

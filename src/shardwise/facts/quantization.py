@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from shardwise.files import read_json
 FIELD = "quantization_config"
 # What is dequantised as it is read.
 MXFP4, FP8 = "mxfp4", "fp8"
+_UNPACKED = "modules_to_not_convert"
 _MAX_CONFIG_BYTES = 16 * 2**20
 
 
@@ -23,6 +25,9 @@ class Quantization:
     method: str
     block: tuple[int, int] | None = None
     """fp8: rows and columns that share a scale; None where a whole tensor has one."""
+
+    unpacked: tuple[str, ...] = ()
+    """Names or patterns of the modules whose weights are plain."""
 
 
 def quant_method(hf_config: Mapping[str, Any]) -> str | None:
@@ -49,20 +54,41 @@ def read_quantization(directory: Path) -> Quantization | None:
         raise UserError(
             f"cannot read {file}: {error}", fix="fetch or save the file anew"
         ) from error
-    method = quant_method(hf_config) if isinstance(hf_config, Mapping) else None
+    return quantization_in(hf_config, file) if isinstance(hf_config, Mapping) else None
+
+
+def quantization_in(hf_config: Mapping[str, Any], place: Path | str) -> Quantization | None:
+    """The same by a config.json that was read, which is said to be in `place`."""
+    method = quant_method(hf_config)
     if method is None:
         return None
     if method not in (MXFP4, FP8):
+        directory = place.parent if isinstance(place, Path) else place
         raise UserError(
             f"the weights in {directory} are quantised with {method}",
             why=f"training needs plain weights, and only {MXFP4} and {FP8} are dequantised here",
             fix="name a copy in bf16 or fp32: model.name=DIR or model.weights_from=DIR, or write "
             "model.weights=random",
         )
-    return Quantization(method, _block(hf_config[FIELD], file) if method == FP8 else None)
+    settings = hf_config[FIELD]
+    block = _block(settings, place) if method == FP8 else None
+    return Quantization(method, block, _unpacked(settings, place))
 
 
-def _block(settings: Mapping[str, Any], file: Path) -> tuple[int, int] | None:
+def _unpacked(settings: Mapping[str, Any], place: Path | str) -> tuple[str, ...]:
+    names = settings.get(_UNPACKED)
+    try:
+        patterns = [re.compile(name).pattern for name in names or ()]
+    except (TypeError, re.error) as error:
+        raise UserError(
+            f"{place} has {_UNPACKED}={names!r} in {FIELD}",
+            why=f"it must be names or patterns of modules: {error}",
+            fix="fetch or save the file anew",
+        ) from error
+    return tuple(patterns)
+
+
+def _block(settings: Mapping[str, Any], file: Path | str) -> tuple[int, int] | None:
     match settings.get("weight_block_size"):
         case None:
             return None

@@ -32,6 +32,21 @@ def check_weight_files(place: Path) -> list[UserError]:
     ]
 
 
+def stored_names(place: Path) -> set[str]:
+    """The names of all tensors of safetensors files; none where they are of another format, or
+    cannot be read, which `check_weight_files` tells of."""
+    from safetensors import SafetensorError
+
+    index = place / SAFETENSORS_INDEX
+    file = place if place.is_file() else place / "model.safetensors"
+    try:
+        if index.is_file():
+            return set().union(*_read_index(index).values())
+        return _tensor_names(file) if file.suffix == ".safetensors" and file.is_file() else set()
+    except (SafetensorError, OSError, ValueError):
+        return set()
+
+
 def _faults(place: Path) -> Iterator[tuple[Path, str]]:
     if place.is_dir():
         yield from _odd_files(place)

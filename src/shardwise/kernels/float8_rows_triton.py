@@ -92,6 +92,16 @@ def _power(exponent):
 
 
 @triton.jit
+def number_of(code):
+    """The e4m3 number of these eight bits."""
+    # The same digits in fp16 are the number divided by 256, subnormal ones too. Not every GPU that
+    # may read such weights has the format itself.
+    bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
+    value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
+    return tl.where((code & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
 def _steps_of(packed, made, count, num_bytes, width, STEPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * STEPS + tl.arange(0, STEPS)
     exponent = tl.load(packed + row * num_bytes + width, mask=row < count, other=0)
@@ -104,11 +114,7 @@ def _floats_of(packed, made, num_bytes, width, PIECE: tl.constexpr):
     at = piece * PIECE + tl.arange(0, PIECE)
     inside = at < width
     code = tl.load(packed + row * num_bytes + at, mask=inside, other=0).to(tl.int32)
-    # The same digits in fp16 are the number divided by 256, subnormal ones too. Not every GPU that
-    # may read such weights has the format itself.
-    bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
-    value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256
-    value = tl.where((code & 0x7F) == 0x7F, float("nan"), value)
+    value = number_of(code)
     value *= _power(tl.load(packed + row * num_bytes + width))
     tl.store(made + row * width + at, value.to(made.dtype.element_ty), mask=inside)
 

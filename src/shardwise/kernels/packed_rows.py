@@ -1,7 +1,8 @@
 """Frozen weights as rows of bytes, in any of the formats that they may be stored in.
 
-The dtype of the bytes says which format they have, on every mesh: FSDP2 keeps no attributes of
-parameters, and neither casts whole numbers nor asks what they mean.
+A parameter of rows has a dtype of whole numbers, which says what format its bytes have, on every
+mesh: FSDP2 keeps no attributes of parameters, and neither casts whole numbers nor asks what they
+mean. Formats of four and of eight bytes a number are the same bytes, in longer words.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from shardwise.facts import float8_size as float8_sizes
+from shardwise.facts import fp8_block_size as fp8_sizes
+from shardwise.facts import mxfp4_size as mxfp4_sizes
 from shardwise.facts import nf4_size as nf4_sizes
-from shardwise.kernels import float8_rows, nf4
+from shardwise.facts.adapter_sizes import BASE_NAMES
+from shardwise.facts.quantization import FP8, MXFP4
+from shardwise.kernels import float8_rows, fp8_blocks, mxfp4, nf4
 
 # Weights that are packed at once, so that what is made on the way stays small.
 _AT_ONCE = 2**24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """One format of rows."""
 
+    dtype: torch.dtype
+    """That of the parameters, which nothing else in a model has."""
+
     base: str
     """What `adapter.base` calls it."""
-
-    name: str
-    """What messages call it."""
 
     multiple: int
     """Rows have multiples of so many weights."""
@@ -40,48 +45,91 @@ class Packing:
     row_bytes: Callable[[int], int]
     """The bytes of a row of so many weights."""
 
-    width_of: Callable[[int], int]
+    width_of_bytes: Callable[[int], int]
     """The weights of a row of so many bytes."""
 
     pack: Callable[[Tensor], Tensor]
     floats_of: Callable[[Tensor, torch.dtype, Tensor | None], Tensor]
+    is_shipped: bool = False
+    """Whether its bytes are those of weight files, and are read as they are."""
+
+    is_turned: bool = False
+    """Whether rows are columns of the model's tensor, as files have them: the last two dims change
+    places. Such a format is for stacked experts alone."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return BASE_NAMES[self.base]
+
+    def row_words(self, width: int) -> int:
+        """The numbers of `dtype` of a row of so many weights."""
+        return self.row_bytes(width) // self.dtype.itemsize
+
+    def width_of(self, num_words: int) -> int:
+        """The weights of a row of so many of them."""
+        return self.width_of_bytes(num_words * self.dtype.itemsize)
 
 
-PACKINGS = {
-    torch.uint8: Packing(
-        "nf4",
-        "NF4",
-        nf4_sizes.BLOCK,
-        f"{nf4_sizes.BLOCK} weights of a row share a scale",
-        nf4_sizes.row_bytes,
-        nf4_sizes.width_of,
-        nf4.pack,
-        nf4.floats_of,
+_ALL = (
+    Packing(
+        dtype=torch.uint8,
+        base="nf4",
+        multiple=nf4_sizes.BLOCK,
+        why_multiple=f"{nf4_sizes.BLOCK} weights of a row share a scale",
+        row_bytes=nf4_sizes.row_bytes,
+        width_of_bytes=nf4_sizes.width_of,
+        pack=nf4.pack,
+        floats_of=nf4.floats_of,
     ),
-    torch.int8: Packing(
-        "float8",
-        "float8",
-        float8_sizes.MULTIPLE,
-        f"float8 matmuls take {float8_sizes.MULTIPLE} weights of a row at a time",
-        float8_sizes.row_bytes,
-        float8_sizes.width_of,
-        float8_rows.pack,
-        float8_rows.floats_of,
+    Packing(
+        dtype=torch.int8,
+        base="float8",
+        multiple=float8_sizes.MULTIPLE,
+        why_multiple=f"float8 matmuls take {float8_sizes.MULTIPLE} weights of a row at a time",
+        row_bytes=float8_sizes.row_bytes,
+        width_of_bytes=float8_sizes.width_of,
+        pack=float8_rows.pack,
+        floats_of=float8_rows.floats_of,
     ),
-}
-"""By the dtype of the bytes, which nothing else in a model has."""
+    Packing(
+        dtype=torch.int32,
+        base=MXFP4,
+        multiple=mxfp4_sizes.BLOCK,
+        why_multiple=f"{mxfp4_sizes.BLOCK} weights of a row share a scale",
+        row_bytes=mxfp4_sizes.row_bytes,
+        width_of_bytes=mxfp4_sizes.width_of,
+        pack=mxfp4.pack,
+        floats_of=mxfp4.floats_of,
+        is_shipped=True,
+        is_turned=True,
+    ),
+    Packing(
+        dtype=torch.int64,
+        base=FP8,
+        multiple=fp8_sizes.MULTIPLE,
+        why_multiple=f"a row is whole words of {fp8_sizes.MULTIPLE} bytes",
+        row_bytes=fp8_sizes.row_bytes,
+        width_of_bytes=fp8_sizes.width_of,
+        pack=fp8_blocks.pack,
+        floats_of=fp8_blocks.floats_of,
+        is_shipped=True,
+    ),
+)
+PACKINGS = {packing.dtype: packing for packing in _ALL}
+"""By the dtype of parameters."""
 
 
 @torch.no_grad()
 def pack_into(target: Tensor, rows: Tensor) -> None:
     """Pack `rows`, on the device of the bytes that they become."""
     packing = PACKINGS[target.dtype]
-    bytes_of = target.view(-1, target.shape[-1])
+    words = target.view(-1, target.shape[-1])
     given = rows.reshape(-1, rows.shape[-1])
     count = max(1, _AT_ONCE // rows.shape[-1])
     for start in range(0, len(given), count):
         part = given[start : start + count].to(target.device)
-        bytes_of[start : start + count].copy_(packing.pack(part))
+        words[start : start + count].copy_(packing.pack(part).view(packing.dtype))
 
 
 def floats_of(packed: Tensor, dtype: torch.dtype, after: Tensor | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from shardwise.facts.models import ModelSource, ModelSpec, read_model_config
 from shardwise.launch.patience import shown_progress
 from shardwise.plan import choose
 from shardwise.plan.axis_sizes import warn_of_axes
+from shardwise.plan.frozen_base import SHIPPED, choose_format, shipped_by
 from shardwise.plan.goal import Goal, choose_for
 from shardwise.plan.inputs import choose_weights
 from shardwise.plan.planned import Plan
@@ -105,11 +106,34 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
     """
     if config.adapter.method == "none":
         return model
+    shipped = shipped_by(config, source)
+    base, why = choose_format(config, shipped)
+    unpacked = shipped.unpacked if shipped is not None and base in SHIPPED else ()
     code_dir = str(source.directory) if config.model.trust_remote_code else None
-    adapter = config.adapter
-    sizes = [adapter.targets, adapter.rank, adapter.dora, adapter.dropout > 0]
-    sizes += [adapter.modules_to_save, adapter.base]
-    key = {"model": source.hf_config, "adapter": sizes}
+    about = (model, source.hf_config, code_dir)
+    try:
+        adapted = _count_adapted(*about, replace(config.adapter, base=base), unpacked)
+    except UserError as error:
+        if config.adapter.base != "auto" or base == "param":
+            raise
+        # A family whose experts or widths do not suit the format of its files trains all the same.
+        adapted = _count_adapted(*about, replace(config.adapter, base="param"), ())
+        why = f"{error.what}, because {error.why}"
+    if adapted.adapter is None:
+        return adapted
+    return replace(adapted, adapter=replace(adapted.adapter, why_packing=why))
+
+
+def _count_adapted(
+    model: ModelSpec,
+    hf_config: Mapping[str, Any],
+    code_dir: str | None,
+    adapter: AdapterConfig,
+    unpacked: tuple[str, ...],
+) -> ModelSpec:
+    sizes: list[Any] = [adapter.targets, adapter.rank, adapter.dora, adapter.dropout > 0]
+    sizes += [adapter.modules_to_save, adapter.base, unpacked]
+    key = {"model": hf_config, "adapter": sizes}
     known = None if code_dir else kept_spec(model.name, key)
     if known is not None:
         return known
@@ -117,10 +141,9 @@ def with_adapters(model: ModelSpec, config: RunConfig, source: ModelSource) -> M
     from shardwise.model.lora import count_adapters
 
     # Nothing is computed, so `eager`, which every family has, will do.
-    empty = build_on_meta(source.hf_config, attention="eager", code_dir=code_dir)
-    counted = count_adapters(empty, config.adapter, model.experts_per_token)
-    adapted = replace(model, adapter=counted, kinds=())
-    adapted = _with_kinds(adapted, source.hf_config, code_dir, config.adapter)
+    empty = build_on_meta(hf_config, attention="eager", code_dir=code_dir)
+    counted = count_adapters(empty, adapter, model.experts_per_token, unpacked)
+    adapted = _with_kinds(replace(model, adapter=counted, kinds=()), hf_config, code_dir, adapter)
     if code_dir is None:
         keep_spec(adapted, key)
     return adapted

@@ -1,4 +1,5 @@
-"""Quantised weight files, read as plain floats: of each tensor only the part that is asked for.
+"""Quantised weight files, read as plain floats or as rows of their own bytes: of each tensor only
+the part that is asked for.
 
 gpt-oss is published in MXFP4: `X_blocks` holds two values a byte, `X_scales` one exponent for 32
 values. DeepSeek-V3 is published in fp8: `X_scale_inv` holds one scale for each block of `X`.
@@ -9,22 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from shardwise.errors import UserError
-from shardwise.facts.quantization import MXFP4, Quantization, read_quantization
-from shardwise.model.boxes import Box, whole_box
+from shardwise.facts.fp8_block_size import num_blocks
+from shardwise.facts.quantization import FP8, MXFP4, Quantization, read_quantization
+from shardwise.kernels import fp8_blocks, mxfp4
+from shardwise.kernels.float8 import FORWARD
+from shardwise.kernels.packed_rows import Packing
+from shardwise.model.boxes import Box, Sizes, whole_box
 from shardwise.model.stored import StoredWeights, find_weights, open_weights
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _FP8_SCALES, _FP8_WEIGHT_SCALE = "_scale_inv", ".weight_scale"
 # Scales of activations, which weights do not need.
 _FP8_UNREAD = ("activation_scale", "input_scale")
-# The values of e2m1 by their four bits.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _GROUP, _GROUP_BYTES = 32, 16
 _FETCH_ANEW = "fetch or save the weights anew, or name another copy: model.weights_from=DIR"
 
@@ -38,6 +41,12 @@ class _Quantised(Protocol):
     def read(self, box: Box) -> Tensor:
         """This part of it."""
 
+    def read_rows(self, box: Box) -> Tensor:
+        """The bytes of this part, which has whole rows, as its packing has them."""
+
+    method: ClassVar[str]
+    """How it is packed, as config.json says it."""
+
 
 class DequantisedWeights:
     """Stored tensors, where quantised ones have the name, shape and values of plain ones."""
@@ -50,6 +59,16 @@ class DequantisedWeights:
     def keys(self) -> Iterable[str]:
         """All names; a quantised tensor has one."""
         return [*(set(self._files.keys()) - self._hidden), *self._made]
+
+    def is_packed(self, key: str) -> bool:
+        """Whether a tensor is stored as values and scales."""
+        return key in self._made
+
+    def own_name(self, stored: str) -> str | None:
+        """The name here of a tensor in the files; None where it is a part of another."""
+        if stored.removesuffix(_BLOCKS) in self._made:
+            return stored.removesuffix(_BLOCKS)
+        return None if stored in self._hidden else stored
 
     def shape(self, key: str) -> list[int]:
         """The shape of the whole tensor, dequantised."""
@@ -69,8 +88,20 @@ class DequantisedWeights:
             )
         return part
 
+    def read_rows(self, key: str, box: Box, packing: Packing) -> Tensor:
+        """The bytes of this part of a tensor as the files have them, in rows of this packing."""
+        made = self._made.get(key)
+        if made is None or made.method != packing.base:
+            raise UserError(
+                f"{key} is not in {packing.name} in the files",
+                why=f"adapter.base={packing.base} keeps the bytes of files, and config.json says "
+                "that this tensor is packed",
+                fix="write adapter.base=param",
+            )
+        return made.read_rows(box).view(packing.dtype)
 
-def open_dequantised(place: Path) -> StoredWeights:
+
+def open_dequantised(place: Path) -> DequantisedWeights:
     """The weights of `place`, as `open_weights` finds them, all of them plain."""
     files, quantization = open_weights(place), stored_quantization(place)
     if quantization is None:
@@ -128,6 +159,7 @@ class _Mxfp4:
     files: StoredWeights
     blocks: str
     scales: str
+    method: ClassVar[str] = MXFP4
 
     def shape(self) -> list[int]:
         found = self.files.shape(self.blocks)
@@ -150,18 +182,27 @@ class _Mxfp4:
         return made
 
     def _read_expert(self, box: Box) -> Tensor:
-        expert, column, row = box.offsets
-        _, num_columns, num_rows = box.sizes
+        _, column, _ = box.offsets
+        first = column - column // _GROUP * _GROUP
+        values = mxfp4.unpack(*self._parts(box))[0]
+        return values[:, first : first + box.sizes[1]].T
+
+    def read_rows(self, box: Box) -> Tensor:
+        """Rows along the columns, as the files have them: (experts, rows, bytes)."""
+        self.shape()
+        return mxfp4.join(*self._parts(box))
+
+    def _parts(self, box: Box) -> tuple[Tensor, Tensor]:
+        """The blocks and scales that hold a box."""
+        (expert, column, row), (num_experts, num_columns, num_rows) = box.offsets, box.sizes
         groups = _covering(column, num_columns, _GROUP)
-        offsets, sizes = (expert, row, groups.start), (1, num_rows, len(groups))
-        blocks = self.files.read(self.blocks, Box((*offsets, 0), (*sizes, _GROUP_BYTES)))[0]
-        scales = self.files.read(self.scales, Box(offsets, sizes))[0]
+        offsets, sizes = (expert, row, groups.start), (num_experts, num_rows, len(groups))
+        blocks = self.files.read(self.blocks, Box((*offsets, 0), (*sizes, _GROUP_BYTES)))
+        scales = self.files.read(self.scales, Box(offsets, sizes))
         for key, part in ((self.blocks, blocks), (self.scales, scales)):
             if part.dtype != torch.uint8:
                 raise _wrong_dtype(key, part.dtype, "uint8")
-        values = unpack_mxfp4(blocks, scales)
-        first = column - groups.start * _GROUP
-        return values[:, first : first + num_columns].T
+        return blocks, scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +214,7 @@ class _Fp8:
     values: str
     scales: str
     block: tuple[int, int] | None
+    method: ClassVar[str] = FP8
 
     def shape(self) -> list[int]:
         return self.files.shape(self.values)
@@ -182,13 +224,29 @@ class _Fp8:
         values = self.files.read(self.values, box)
         if not _is_fp8(values):
             raise _wrong_dtype(self.values, values.dtype, "fp8")
-        return values.float().mul_(self._read_scales(box)) if box.num_elements else values.float()
+        if not box.num_elements:
+            return values.float()
+        scales, lengths = self._read_scales(box)
+        return values.float().mul_(_spread(scales, lengths, box))
 
-    def _read_scales(self, box: Box) -> Tensor:
-        """The scale of each element of `box`, or the one scale of all."""
+    def read_rows(self, box: Box) -> Tensor:
+        """With a scale for each 128 columns of each row."""
+        values = self.files.read(self.values, box)
+        if values.dtype != FORWARD:
+            raise _wrong_dtype(self.values, values.dtype, "float8_e4m3fn")
+        scales, lengths = self._read_scales(box)
+        count = num_blocks(box.sizes[-1])
+        # Scales of rows are copies; those of columns too, where a block has several times 128.
+        *rows, columns = lengths
+        by_block = Box((*box.offsets[:-1], 0), (*box.sizes[:-1], count))
+        return fp8_blocks.join(values, _spread(scales, (*rows, num_blocks(columns)), by_block))
+
+    def _read_scales(self, box: Box) -> tuple[Tensor, Sizes]:
+        """The scales of the blocks that hold `box`, and the sizes of a block."""
         shape, found = self.shape(), self.files.shape(self.scales)
         if all(size == 1 for size in found):
-            return self.files.read(self.scales, whole_box(found)).float().reshape(())
+            one = self.files.read(self.scales, whole_box(found)).float()
+            return one.reshape((1,) * len(shape)), tuple(shape)
         if self.block is None or len(shape) < 2:
             raise _wrong_shape(self.scales, found, "one number, as config.json names no blocks")
         lengths = (*(1 for _ in shape[2:]), *self.block)
@@ -201,26 +259,15 @@ class _Fp8:
             for offset, size, length in zip(box.offsets, box.sizes, lengths, strict=True)
         ]
         covering = Box(tuple(p.start for p in parts), tuple(len(p) for p in parts))
-        scales = self.files.read(self.scales, covering).float()
-        for dim, length in enumerate(lengths):
-            first = box.offsets[dim] - parts[dim].start * length
-            scales = scales.repeat_interleave(length, dim).narrow(dim, first, box.sizes[dim])
-        return scales
+        return self.files.read(self.scales, covering).float(), lengths
 
 
-def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """`blocks` of shape (…, groups, 16) times `scales` (…, groups), as values (…, groups · 32)."""
-    # The low four bits come first. Both values of a byte are looked up at once, as one number.
-    by_bits = torch.tensor(_E2M1, dtype=torch.bfloat16)
-    byte = torch.arange(256)
-    pairs = torch.stack([by_bits[byte & 15], by_bits[byte >> 4]], dim=1).view(torch.int32).flatten()
-    # This takes a third of the time of indexing.
-    values = pairs.index_select(0, blocks.flatten().int()).view(torch.bfloat16)
-    # 255 is the format's NaN.
-    powers = torch.exp2(torch.arange(256, dtype=torch.float64) - 127).to(torch.bfloat16)
-    powers[255] = torch.nan
-    by_group = values.view(*scales.shape, _GROUP)
-    return by_group.mul_(powers[scales.int()].unsqueeze(-1)).flatten(-2)
+def _spread(scales: Tensor, lengths: Sizes, box: Box) -> Tensor:
+    """A copy of its block's scale for each element of a box."""
+    for dim, length in enumerate(lengths):
+        first = box.offsets[dim] % length
+        scales = scales.repeat_interleave(length, dim).narrow(dim, first, box.sizes[dim])
+    return scales
 
 
 def _covering(offset: int, size: int, length: int) -> range:

@@ -18,7 +18,7 @@ from shardwise.config.schema import AdapterConfig
 from shardwise.kernels.packed_rows import PackedGroupedProduct
 from shardwise.model.expert_forms import BIAS, STACKS, ExpertForm, find_form
 from shardwise.model.expert_rows import sort_by_expert
-from shardwise.model.packed import floats_shape, is_packed
+from shardwise.model.packed import floats_shape, packing_of
 
 _A, _B = "{}_lora_A", "{}_lora_B"
 
@@ -63,9 +63,11 @@ class ExpertLora:
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor, *, is_transposed: bool) -> Tensor:
-    if not is_packed(weight):
+    packing = packing_of(weight)
+    if packing is None:
         return grouped_mm(rows, weight if is_transposed else weight.mT, offs=ends)
-    y: Tensor = PackedGroupedProduct.apply(rows, weight, ends, is_transposed)
+    lies_so = is_transposed != packing.is_turned
+    y: Tensor = PackedGroupedProduct.apply(rows, weight, ends, lies_so)
     return y
 
 

@@ -243,9 +243,13 @@ def _packed_lengths(weight: Tensor) -> Tensor:
 
 
 def count_adapters(
-    model: nn.Module, config: AdapterConfig, experts_per_token: int = 1
+    model: nn.Module,
+    config: AdapterConfig,
+    experts_per_token: int = 1,
+    unpacked: Collection[str] = (),
 ) -> AdapterSpec:
-    """The sizes of the adapters that a model without weights would get."""
+    """The sizes of the adapters that a model without weights would get. `unpacked` are modules that
+    its files do not have in the format of `config.base`."""
     targets = find_targets(model, config)
     layers: dict[nn.Module, int] = {
         layer: layer.in_features + layer.out_features for layer in targets.layers.values()
@@ -281,7 +285,7 @@ def count_adapters(
         whole_params=sum(param.numel() for param in whole.values()),
         table=_size_of(embedding_of(model), whole),
         head=_size_of(head_of(model), whole),
-        **count_packed(model, config.base),
+        **count_packed(model, config.base, unpacked),
     )
 
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from shardwise.errors import UserError
 from shardwise.model.boxes import Box, cover_once, whole_box
-from shardwise.model.dequantised import open_dequantised
+from shardwise.model.dequantised import DequantisedWeights, open_dequantised
 from shardwise.model.matching import Fusion, match_keys, own_tensors
 from shardwise.model.new_rows import num_new_rows, read_with_new_rows, table_params
-from shardwise.model.packed import is_packed
 from shardwise.model.stage_part import other_names
 from shardwise.model.stored import StoredWeights
 from shardwise.model.unread_tensors import may_be_missing, validate_leftovers
@@ -104,20 +103,29 @@ def _validate_equal(files: StoredWeights, keys: Sequence[str], kept: Portion) ->
             )
 
 
-def _read_plain(files: StoredWeights, key: str, kept: Portion, *, may_grow: bool = False) -> int:
+def _read_plain(
+    files: DequantisedWeights, key: str, kept: Portion, *, may_grow: bool = False
+) -> int:
     """Fill `kept` from one stored tensor; returns the bytes read."""
     if may_grow and num_new_rows(tuple(files.shape(key)), kept.shape):
         return read_with_new_rows(files, key, kept)
     _validate_shape(key, files.shape(key), kept.floats_shape)
     num_bytes = 0
     for whole, own in kept.places:
-        part = files.read(key, whole)
+        part = _read_part(files, key, whole, kept)
         _copy(key, part, kept, own)
         num_bytes += part.nbytes
     return num_bytes
 
 
-def _read_fused(files: StoredWeights, fusion: Fusion, wanted: Mapping[str, Portion]) -> int:
+def _read_part(files: DequantisedWeights, key: str, box: Box, kept: Portion) -> Tensor:
+    """A part of a stored tensor: as floats, or as the rows of bytes that are kept of it."""
+    if kept.packing is None or not kept.packing.is_shipped:
+        return files.read(key, box)
+    return files.read_rows(key, box, kept.packing)
+
+
+def _read_fused(files: DequantisedWeights, fusion: Fusion, wanted: Mapping[str, Portion]) -> int:
     """Fill what a fusion makes, from this rank's part of the files where that is enough."""
     portions = {name: wanted[name] for name in fusion.targets if name in wanted}
     if not portions:
@@ -131,6 +139,14 @@ def _read_fused(files: StoredWeights, fusion: Fusion, wanted: Mapping[str, Porti
         )
     if fusion.is_stack:
         return _read_stack(files, fusion, portions[fusion.target])
+    for name, kept in portions.items():
+        if kept.packing is not None and kept.packing.is_shipped:
+            raise UserError(
+                f"{name} cannot be kept in {kept.packing.name}",
+                why="transformers makes it of several tensors of the files, and their rows are "
+                "not its rows",
+                fix="write adapter.base=param",
+            )
     made = fusion.convert(lambda key: files.read(key, whole_box(files.shape(key))))
     for name, kept in portions.items():
         _validate_shape(name, made[name].shape, kept.floats_shape)
@@ -138,7 +154,7 @@ def _read_fused(files: StoredWeights, fusion: Fusion, wanted: Mapping[str, Porti
     return sum(value.nbytes for value in made.values())
 
 
-def _read_stack(files: StoredWeights, fusion: Fusion, kept: Portion) -> int:
+def _read_stack(files: DequantisedWeights, fusion: Fusion, kept: Portion) -> int:
     """Fill `kept` from the parts of stored tensors that this rank keeps."""
     boxes = fusion.stack(files)
     _validate_stack(fusion.target, boxes.values(), kept.floats_shape)
@@ -149,7 +165,7 @@ def _read_stack(files: StoredWeights, fusion: Fusion, kept: Portion) -> int:
             _validate_shape(key, files.shape(key), box.sizes[1:])
             inside = common.seen_from(box)
             # Stored tensors have no dim for the row.
-            part = files.read(key, Box(inside.offsets[1:], inside.sizes[1:]))
+            part = _read_part(files, key, Box(inside.offsets[1:], inside.sizes[1:]), kept)
             _copy(key, part[None], kept, common.seen_from(whole).moved_by(own.offsets))
             num_bytes += part.nbytes
     return num_bytes
@@ -158,8 +174,8 @@ def _read_stack(files: StoredWeights, fusion: Fusion, kept: Portion) -> int:
 def _copy(key: str, part: Tensor, kept: Portion, own: Box) -> None:
     """Copy what was read to a box of what this rank keeps, unless it is whole numbers that stand
     for other values."""
-    wants_floats = kept.tensor.is_floating_point() or is_packed(kept.tensor)
-    if wants_floats and not part.is_floating_point():
+    wants_floats = kept.tensor.is_floating_point() or kept.packing is not None
+    if wants_floats and not part.is_floating_point() and part.dtype != kept.dtype:
         raise UserError(
             f"{key} is stored as {str(part.dtype).removeprefix('torch.')}, the model needs floats",
             why="such weights are quantised, and config.json does not say how",

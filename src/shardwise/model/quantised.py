@@ -1,4 +1,5 @@
-"""A frozen model whose linear layers and experts are rows of bytes: NF4 (QLoRA) or float8.
+"""A frozen model whose linear layers and experts are rows of bytes: NF4 (QLoRA), float8, or as its
+files have them.
 
 FSDP2 shards the bytes of a weight by rows, gathers them as they are, and casts floats alone. Layers
 make floats of them inside their forward and backward only, or multiply float8 as it is stored.
@@ -6,9 +7,10 @@ make floats of them inside their forward and backward only, or multiply float8 a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import torch
@@ -18,14 +20,15 @@ from shardwise.errors import UserError
 from shardwise.facts.float8_size import MULTIPLE
 from shardwise.kernels.float8_rows import Float8Product
 from shardwise.kernels.packed_rows import PACKINGS, PackedProduct, Packing
-from shardwise.model.expert_forms import STACKS, SWIGLU, find_form
+from shardwise.model.expert_forms import STACKS, SWIGLU, ExpertForm, find_form
 from shardwise.model.expert_lora import take_over
 from shardwise.model.head import head_of
-from shardwise.model.packed import pack_weight
+from shardwise.model.packed import pack_weight, turned
 from shardwise.model.routers import ROUTER_NAMES
 
 # The layer after attention, as Llama and similar families name it.
 _ATTENTION_OUTPUT = "o_proj"
+_AS_FLOATS = "write adapter.base=param"
 
 
 class Packed:
@@ -79,43 +82,50 @@ class Quantised:
         return {name: weight for weight, name in {w: n for n, w in found.items()}.items()}
 
 
-def find_quantised(model: nn.Module, base: str) -> Quantised:
+def find_quantised(model: nn.Module, base: str, unpacked: Collection[str] = ()) -> Quantised:
     """Plain linear layers but not the head and no routers, and experts that are stacked in one
-    tensor. Raises for weights that cannot be packed."""
-    head = head_of(model)
+    tensor; of a format that files have, those that they have in it. `unpacked` are names or
+    patterns of modules that they have as floats. Raises for weights that cannot be packed."""
+    head, packing = head_of(model), PACKINGS[dtype_of(base)]
+    there = {
+        name: module
+        for name, module in model.named_modules()
+        if not packing.is_shipped or _is_converted(name, unpacked)
+    }
     found = Quantised(
         {
             name: layer
-            for name, layer in model.named_modules()
-            if type(layer) is nn.Linear and layer is not head and _last(name) not in ROUTER_NAMES
+            for name, layer in there.items()
+            if type(layer) is nn.Linear
+            and not packing.is_turned
+            and layer is not head
+            and _last(name) not in ROUTER_NAMES
         },
-        {name: module for name, module in model.named_modules() if _has_stacks(module)},
+        {name: module for name, module in there.items() if _has_stacks(module)},
     )
-    packing = PACKINGS[dtype_of(base)]
     for name, module in found.experts.items():
-        if find_form(module) is None:
-            raise UserError(
-                f"adapter.base={base} cannot store the experts of {name} yet",
-                why=f"experts in {packing.name} must be SwiGLU, plain as Mixtral's or clamped as "
-                "gpt-oss's, and their code computes something else",
-                fix="leave adapter.base out",
-            )
+        _validate_experts(name, find_form(module), packing)
     for name, weight in found.weights().items():
-        _validate_width(name, weight.shape[-1], packing)
+        *_, width = turned(tuple(weight.shape), packing)
+        _validate_width(name, width, packing)
     if not found.layers and not found.experts:
+        kinds = "experts, and the model has none" if packing.is_turned else ""
         raise UserError(
-            f"adapter.base={base} is for linear layers, and the model has none besides its head",
-            fix="leave adapter.base out",
+            f"adapter.base={base} is for "
+            + (kinds or "linear layers, and the model has none besides its head"),
+            fix=_AS_FLOATS,
         )
     return found
 
 
-def apply_base(model: nn.Module, base: str, *, multiplies: bool) -> None:
+def apply_base(
+    model: nn.Module, base: str, *, multiplies: bool, unpacked: Collection[str] = ()
+) -> None:
     """Pack the weights of a model, on meta or not. Tied weights stay tied. Adapters come later.
 
     `multiplies`: layers in float8 multiply as they are stored, where matmuls take their rows.
     """
-    quantised, dtype = find_quantised(model, base), dtype_of(base)
+    quantised, dtype = find_quantised(model, base, unpacked), dtype_of(base)
     forms = {experts: find_form(experts) for experts in quantised.experts.values()}
     made = {weight: pack_weight(weight, dtype) for weight in quantised.weights().values()}
     for name, layer in quantised.layers.items():
@@ -132,24 +142,34 @@ def apply_base(model: nn.Module, base: str, *, multiplies: bool) -> None:
         take_over(experts, forms[experts] or SWIGLU)
 
 
-def count_packed(model: nn.Module, base: str) -> dict[str, Any]:
+def count_packed(model: nn.Module, base: str, unpacked: Collection[str] = ()) -> dict[str, Any]:
     """The sizes of what would be packed of a model on meta, as `AdapterSpec` has them."""
     if base == "param":
         return {}
-    shapes = [tuple(weight.shape) for weight in find_quantised(model, base).weights().values()]
-    sizes = [prod(shape) for shape in shapes]
-    row_bytes = PACKINGS[dtype_of(base)].row_bytes
+    weights = find_quantised(model, base, unpacked).weights().values()
+    sizes = [weight.numel() for weight in weights]
+    rows = [pack_weight(weight, dtype_of(base)) for weight in weights]
     return {
         "packing": base,
         "packed_params": sum(sizes),
-        "packed_bytes": sum(prod(shape[:-1]) * row_bytes(shape[-1]) for shape in shapes),
+        "packed_bytes": sum(each.nbytes for each in rows),
+        "packed_tensors": len(rows),
         "largest_packed": max(sizes),
+        "unpacked": tuple(unpacked),
     }
 
 
 def dtype_of(base: str) -> torch.dtype:
-    """The dtype of the bytes of a value of `adapter.base`."""
+    """The dtype of the rows of a value of `adapter.base`."""
     return next(dtype for dtype, packing in PACKINGS.items() if packing.base == base)
+
+
+def _is_converted(name: str, unpacked: Collection[str]) -> bool:
+    """Whether files have a module packed, by the names that config.json leaves out: each is a
+    pattern of the beginning of a name, up to the end of one of its parts, or the end of a name."""
+    return not any(
+        re.match(rf"(?:{each})(?:(?<=\.)|\.|$)", name) or name.endswith(each) for each in unpacked
+    )
 
 
 def _has_stacks(module: nn.Module) -> bool:
@@ -166,7 +186,24 @@ def _validate_input(weight: Tensor, x: Tensor) -> None:
         raise UserError(
             f"adapter.base={PACKINGS[weight.dtype].base} does not work with this model",
             why="its code casts what goes into a layer to the dtype of the layer's weight",
-            fix="leave adapter.base out",
+            fix=_AS_FLOATS,
+        )
+
+
+def _validate_experts(name: str, form: ExpertForm | None, packing: Packing) -> None:
+    if form is None:
+        raise UserError(
+            f"adapter.base={packing.base} cannot store the experts of {name} yet",
+            why=f"experts in {packing.name} must be SwiGLU, plain as Mixtral's or clamped as "
+            "gpt-oss's, and their code computes something else",
+            fix=_AS_FLOATS,
+        )
+    if packing.is_turned and not form.is_transposed:
+        raise UserError(
+            f"adapter.base={packing.base} cannot store the experts of {name}",
+            why=f"{packing.name} is read for experts whose matrices are (in, out), as gpt-oss's, "
+            "and these are (out, in)",
+            fix=_AS_FLOATS,
         )
 
 
@@ -175,5 +212,5 @@ def _validate_width(name: str, width: int, packing: Packing) -> None:
         raise UserError(
             f"adapter.base={packing.base} cannot store {name}: its rows have {width} weights",
             why=f"{packing.why_multiple}, so rows must be multiples of {packing.multiple}",
-            fix="leave adapter.base out",
+            fix=_AS_FLOATS,
         )

@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from shardwise.errors import UserError
 from shardwise.internals.hugging_face import initialise_module
-from shardwise.kernels.packed_rows import PACKINGS, pack_into
+from shardwise.kernels.packed_rows import Packing, pack_into
 from shardwise.model.blocks import UnitMap
 from shardwise.model.boxes import Box, whole_box
 from shardwise.model.cuts import Cut, cuts_of
-from shardwise.model.packed import floats_shape, is_packed
+from shardwise.model.packed import as_rows, in_rows, packing_of, shape_of_floats, turned
 from shardwise.model.seeds import seed_generators
 
 
@@ -151,7 +151,7 @@ class Portion:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor. Of rows of bytes it is that of the bytes."""
+        """The shape of the whole tensor. Of packed rows it is that of the rows."""
         return tuple(self.tensor.shape) if self.cut is None else self.cut.shape
 
     @property
@@ -160,13 +160,15 @@ class Portion:
         return self.tensor.dtype
 
     @property
+    def packing(self) -> Packing | None:
+        """The format of packed rows; None where the tensor is floats."""
+        return packing_of(self.tensor)
+
+    @property
     def floats_shape(self) -> tuple[int, ...]:
         """The shape of the whole tensor, as files have it."""
-        own = floats_shape(self.tensor)
-        if self.cut is None:
-            return own
         # A row of bytes belongs together, so no axis cuts it.
-        return (*self.cut.shape[:-1], own[-1]) if is_packed(self.tensor) else self.cut.shape
+        return self.shape if self.packing is None else shape_of_floats(self.shape, self.packing)
 
     @property
     def local(self) -> Tensor:
@@ -175,18 +177,24 @@ class Portion:
 
     @property
     def places(self) -> list[tuple[Box, Box]]:
-        """Each box of the whole tensor that is kept, and the box of `local` that holds it. Of rows
-        of bytes they are boxes of the floats."""
+        """Each box of the whole tensor that is kept, and the box of `local` that holds it. Those
+        of packed rows are boxes of the floats."""
         box = local_box(self.tensor)
         if self.cut is None:
             return [(box, whole_box(box.sizes))]
         return list(replace(self.cut, shape=self.floats_shape).places(box))
 
     def put(self, own: Box, values: Tensor) -> None:
-        """Copy floats to one of the boxes of what is kept."""
-        # Of rows of bytes, all of a row.
-        inside = own.slices[:-1] if is_packed(self.tensor) else own.slices
-        put(self.local[inside], values)
+        """Copy floats to one of the boxes of what is kept, or rows that are packed already."""
+        packing = self.packing
+        if packing is None:
+            self.local[own.slices].copy_(values)
+            return
+        rows = self.local[in_rows(own, packing).slices]
+        if values.dtype == packing.dtype:
+            rows.copy_(values)
+        else:
+            pack_into(rows, as_rows(values, packing))
 
     def fill(self, full: Tensor) -> None:
         """Copy this rank's part of the whole tensor."""
@@ -205,15 +213,6 @@ def copy_shard(target: Tensor, full: Tensor) -> None:
     Portion(target).fill(full)
 
 
-def put(target: Tensor, values: Tensor) -> None:
-    """Copy floats into a tensor of this rank, or pack them where it is the bytes of a packed
-    parameter."""
-    if target.dtype in PACKINGS and values.is_floating_point():
-        pack_into(target, values)
-    else:
-        target.copy_(values)
-
-
 def local_part(param: Tensor) -> Tensor:
     """What this rank keeps of `param`, to be written to."""
     param = param.detach()
@@ -224,9 +223,10 @@ def local_box(param: Tensor) -> Box:
     """Which part of `param` this rank keeps, as files have it: of a packed parameter, the floats
     that its rows are made of."""
     box = shard_box(param) if isinstance(param, DTensor) else whole_box(param.shape)
-    if not is_packed(param):
+    packing = packing_of(param)
+    if packing is None:
         return box
-    return Box(box.offsets, (*box.sizes[:-1], floats_shape(param)[-1]))
+    return Box(turned(box.offsets, packing), shape_of_floats(box.sizes, packing))
 
 
 def shard_box(param: DTensor) -> Box:

@@ -21,9 +21,10 @@ def apply_adapters(model: nn.Module, plan: Plan) -> None:
     weights gets adapters that hold their first values."""
     if not has_adapters(plan):
         return
-    base = plan.settings.adapter.base
+    base, sizes = plan.settings.adapter.base, plan.model.adapter
     if base != "param":
-        apply_base(model, base, multiplies=multiplies_base(plan.decided))
+        unpacked = () if sizes is None else sizes.unpacked
+        apply_base(model, base, multiplies=multiplies_base(plan.decided), unpacked=unpacked)
     apply_lora(model, plan.settings.adapter, DTYPES[plan.decided.param_dtype])
     if not any(param.is_meta for param in model.parameters()):
         initialise_adapters(model, plan.settings.train.seed)

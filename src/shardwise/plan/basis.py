@@ -11,6 +11,7 @@ from shardwise.plan.adapted_parts import choose_adapter
 from shardwise.plan.attention_kernel import choose_attention
 from shardwise.plan.decisions import Choice, Choices
 from shardwise.plan.float8_rules import choose_linear
+from shardwise.plan.frozen_base import choose_base
 from shardwise.plan.given import decide
 from shardwise.plan.planned_objective import choose_kl_term, choose_objective
 from shardwise.plan.router_losses import choose_router_aux_loss, choose_router_z_loss
@@ -36,6 +37,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     wanted = decide(config, "param_dtype", param, why_param)
     return {
         "adapter": choose_adapter(config, model, cluster),
+        "base": choose_base(config, model),
         "objective": choose_objective(config),
         "kl_term": choose_kl_term(config),
         "param_dtype": wanted,

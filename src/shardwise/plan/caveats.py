@@ -33,15 +33,17 @@ def caveats(best: Option, config: RunConfig, model: ModelSpec, cluster: ClusterS
     ]
 
 
-def expanded(config: RunConfig, hf_config: Mapping[str, Any]) -> list[str]:
+def expanded(config: RunConfig, hf_config: Mapping[str, Any], base: str) -> list[str]:
     """The warning for frozen weights that take more bytes than their files."""
-    shipped = _SHIPPED.get(quant_method(hf_config) or "")
-    if shipped is None or config.adapter.method == "none" or config.adapter.base != "param":
+    method = quant_method(hf_config) or ""
+    if method not in _SHIPPED or config.adapter.method == "none" or base != "param":
         return []
-    name, loss = shipped
+    name, loss = _SHIPPED[method]
+    kept = f"adapter.base={method} keeps their bytes" if config.adapter.base == "param" else ""
     return [
         f"the files are in {name}, and their weights are frozen in the format of precision.param, "
-        f"with two bytes or four; adapter.base=float8 keeps one byte of each, and {loss}"
+        f"with two bytes or four; {f'{kept}, ' if kept else ''}adapter.base=float8 keeps one byte "
+        f"of each, and {loss}"
     ]
 
 

@@ -63,7 +63,7 @@ def choose_plan(
         alternatives=alternatives(best, options, searched.appraiser),
         warnings=[
             *caveats(best, config, model, cluster),
-            *_expanded(config, source, weights),
+            *_expanded(config, source, weights, best.decided.base),
             *outer_warnings(config, outlook, step_s, cluster, model),
         ],
         choices={
@@ -79,9 +79,9 @@ def choose_plan(
     )
 
 
-def _expanded(config: RunConfig, source: ModelSource, weights: Choice[str]) -> list[str]:
+def _expanded(config: RunConfig, source: ModelSource, weights: Choice[str], base: str) -> list[str]:
     reads_its_own = weights.value != "random" and config.model.weights_from is None
-    return expanded(config, source.hf_config) if reads_its_own else []
+    return expanded(config, source.hf_config, base) if reads_its_own else []
 
 
 def _smallest(search: Search) -> Iterator[Decisions]:

@@ -54,6 +54,9 @@ class Decisions:
     adapter: Annotated[str, "adapter.method"] = "none"
     """`lora`: adapters are trained, and the model's own weights are frozen."""
 
+    base: Annotated[str, "adapter.base"] = "param"
+    """The format that frozen weights are stored and gathered in."""
+
     objective: Annotated[str, "preference.objective"] = "none"
     """How answers are compared; `none`: the next token is trained on."""
 

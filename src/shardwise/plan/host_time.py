@@ -86,7 +86,8 @@ def _unpacked(model: ModelSpec, work: Work | None, decided: Decisions) -> float:
     if model.adapter is None or not model.adapter.packed_params:
         return 0.0
     again = recomputed_share(decided.checkpoint_activations)
-    return _num_base(model, work) * (2 + again)
+    counted = model.adapter.packed_tensors / model.num_layers
+    return (counted or _num_base(model, work)) * (2 + again)
 
 
 def _num_base(model: ModelSpec, work: Work | None) -> int:

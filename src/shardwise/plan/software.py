@@ -243,8 +243,8 @@ def _of_packed(adapter: AdapterSpec, model: ModelSpec, decided: Decisions) -> di
     """What weights in four bits or eight change."""
     if not adapter.packed_params:
         return {}
-    floats = {"unpack_launches": _UNPACK_LAUNCHES["nf4"]}
-    if adapter.packing == "nf4":
+    floats: dict[str, Any] = {"unpack_launches": _UNPACK_LAUNCHES["nf4"]}
+    if adapter.packing in ("nf4", "mxfp4"):
         return {**floats, "unpack_passes": _UNPACK_PASSES}
     if not multiplies_base(decided):
         return {**floats, "unpack_passes": _FLOAT8_UNPACK_PASSES, "packed_width": 1.0}

@@ -23,7 +23,9 @@ FAMILIES = (
 # Settings that were not shown to give the same numbers, and why they may not.
 REFUSED: tuple[RefusedSetting, ...] = (
     RefusedSetting(
-        "adapter.base", lambda c: c.adapter.base != "param", "packed weights are not divided"
+        "adapter.base",
+        lambda c: c.adapter.base not in ("auto", "param"),
+        "packed weights are not divided",
     ),
     RefusedSetting(
         "adapter.dora", lambda c: c.adapter.dora, "a rank would need the lengths of whole rows"
@@ -104,6 +106,8 @@ def _refused_settings(config: RunConfig, model: ModelSpec) -> Iterator[UserError
     for refused in REFUSED:
         if refused.is_asked(config):
             yield _refusal(size, refused.why, f"leave {refused.path} out, or write mesh.tensor=1")
+    if config.adapter.base == "auto" and model.adapter is not None and model.adapter.packed_params:
+        yield _refusal(size, "packed weights are not divided", "write adapter.base=param")
     if model.attention_dropout:
         yield _refusal(
             size,

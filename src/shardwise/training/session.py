@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from shardwise.data.loader import BatchLoader
 from shardwise.data.splits import DataSplits, build_sequences
 from shardwise.data.windows import ConversationWindows
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.adapter_sizes import BASE_NAMES
 from shardwise.files import user_path
 from shardwise.kernels.own import uses_own
 from shardwise.model.attention_choice import attention_of
@@ -176,7 +177,7 @@ def fill_model(
     else:
         initialise_buffers(model, twin, device)
     if with_weights and plan.weights_dir is not None:
-        _read_weights(model, Path(plan.weights_dir), plan.settings.model.ignore_weights, say)
+        _read_weights(model, Path(plan.weights_dir), plan, say)
     if with_weights:
         _fill_adapters(model, plan, say)
         refresh_scales(model, plan)
@@ -261,7 +262,7 @@ def _fill_adapters(model: Any, plan: Plan, say: Say) -> None:
     say(f"adapters begin with those of {place}")
 
 
-def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> None:
+def _read_weights(model: Any, place: Path, plan: Plan, say: Say) -> None:
     # This is imported on need: it relies on parts of transformers that change between releases.
     from shardwise.model.dequantised import stored_quantization
     from shardwise.model.pretrained import load_pretrained, new_rows
@@ -271,9 +272,11 @@ def _read_weights(model: Any, place: Path, ignore: Sequence[str], say: Say) -> N
         if not model.get_parameter(name).requires_grad:
             raise _refuse_frozen_rows(name, count)
         say(f"{name} has {count} new rows, which begin with the mean of the others")
-    num_bytes = load_pretrained(model, place, ignore)
-    quantization = stored_quantization(place)
+    num_bytes = load_pretrained(model, place, plan.settings.model.ignore_weights)
+    quantization, base = stored_quantization(place), plan.settings.adapter.base
     how = f", dequantised from {quantization.method}" if quantization else ""
+    if quantization is not None and quantization.method == base:
+        how = f", whose {BASE_NAMES[base]} stays as it is"
     say(f"rank 0 read {format_bytes(num_bytes)} of weights from {find_weights(place)}{how}")
     if unread := unread_state(place):
         say(f"not read: {', '.join(unread)}; the optimizer and the schedule start anew")

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from shardwise.facts.head_form import PLAIN, HeadForm
-from shardwise.kernels import adamw, clamped_swiglu, experts, float8, float8_rows, nf4
+from shardwise.kernels import (
+    adamw,
+    clamped_swiglu,
+    experts,
+    float8,
+    float8_rows,
+    fp8_blocks,
+    mxfp4,
+    nf4,
+)
 from shardwise.kernels.cross_entropy import IGNORE_INDEX, turn_into_gradient
 from shardwise.kernels.swiglu import ACTIVATIONS, gated, gated_grads
 
@@ -31,6 +40,8 @@ from shardwise.kernels import (
     experts_triton,
     float8_rows_triton,
     float8_triton,
+    fp8_blocks_triton,
+    mxfp4_triton,
     nf4_triton,
     swiglu_triton,
     unit_copies_triton,
@@ -101,6 +112,34 @@ def test_floats_of_nf4(dtype: torch.dtype) -> None:
     for shape in ((2, 3, 64), (3, 3072)):
         packed = nf4.pack(random(*shape))
         assert torch.equal(nf4_triton.floats_of(packed, dtype), nf4.floats_of(packed, dtype))
+
+
+def test_floats_of_mxfp4() -> None:
+    """Every byte and every scale, in rows shorter than a piece and longer than one."""
+    generator = torch.Generator().manual_seed(0)
+    for groups in (2, 160):
+        blocks = torch.randint(0, 256, (2, 3, groups, 16), generator=generator).byte()
+        scales = torch.arange(6 * groups).view(2, 3, groups).byte()
+        if groups == 2:
+            scales.view(-1)[:4] = torch.tensor([0, 1, 252, 255])
+        packed = mxfp4.join(blocks, scales).view(torch.int32)
+        found = mxfp4_triton.floats_of(packed, torch.float32)
+        expected = mxfp4.floats_of(packed, torch.float32)
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+def test_floats_of_fp8_blocks() -> None:
+    """Every code, and a last block that is cut off."""
+    for width in (200, 2304):
+        values = torch.arange(3 * width).view(3, width).byte().view(float8.FORWARD)
+        scales = random(3, -(-width // 128)).abs()
+        packed = fp8_blocks.join(values, scales).view(torch.int64)
+        for dtype in (torch.float16, torch.float32):
+            found = fp8_blocks_triton.floats_of(packed, dtype)
+            expected = fp8_blocks.floats_of(packed, dtype)
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 def test_rows_of_float8() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.kernels import float8, float8_rows, nf4
+from shardwise.kernels import float8, float8_rows, fp8_blocks, mxfp4, nf4
 
 ROWS = torch.randn(32, 64)
 SCALE = torch.ones(())
@@ -17,6 +17,8 @@ SCALE = torch.ones(())
 NF4, FLOAT8 = nf4.pack(ROWS), float8_rows.pack(ROWS)
 CALLS: dict[str, tuple[Any, ...]] = {
     "nf4_floats": (NF4, torch.bfloat16),
+    "mxfp4_floats": (mxfp4.pack(ROWS).view(torch.int32), torch.bfloat16),
+    "fp8_block_floats": (fp8_blocks.pack(ROWS).view(torch.int64), torch.bfloat16),
     "float8_steps": (FLOAT8,),
     "float8_floats": (FLOAT8, torch.bfloat16),
     "float8_cast": (ROWS, SCALE, float8.FORWARD),

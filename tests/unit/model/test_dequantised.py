@@ -24,9 +24,10 @@ from quantised_models import (
     unpack_fp8,
 )
 from shardwise.errors import UserError
+from shardwise.kernels.mxfp4 import unpack as unpack_mxfp4
 from shardwise.model import stored
 from shardwise.model.boxes import Box, whole_box
-from shardwise.model.dequantised import open_dequantised, unpack_mxfp4
+from shardwise.model.dequantised import open_dequantised
 from shardwise.model.pretrained import load_pretrained
 
 STACK = "experts.down_proj"

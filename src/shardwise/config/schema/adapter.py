@@ -23,11 +23,13 @@ class AdapterConfig:
     Experts that are stacked in one tensor get adapters where a pattern such as `experts.*` matches
     them, and a router only where a pattern names it without a `*`."""
 
-    base: Literal["param", "nf4", "float8"] = "param"
+    base: Literal["auto", "param", "nf4", "float8", "mxfp4", "fp8"] = "auto"
     """The format that frozen linear layers are stored and gathered in. `param` is that of
     `precision.param`. `nf4` is four bits for each weight (QLoRA): layers make floats of them where
     they compute. `float8` is one byte for each: GPUs that compute float8 multiply them as they are,
-    others make floats of them. The head, embeddings, norms and routers stay in the format of
+    others make floats of them. `mxfp4` and `fp8` keep the bytes of files that are published so
+    (gpt-oss, DeepSeek-V3): layers make floats of them. `auto` is one of these two for such a model,
+    else `param`. The head, embeddings, norms and routers stay in the format of
     `precision.param`."""
 
     rank: int = 16
