@@ -84,7 +84,6 @@ def test_the_plan_keeps_the_format_and_says_why(home: Path, finished: Path) -> N
         (["adapter.base=nf4", "model={root}/deepseek_v3-plain"], None, "multiples of 64"),
         (["adapter.base=param"], "param", "given"),
         (["mesh.tensor=2"], "param", "mesh.tensor divides weights"),
-        (["model=gpt-oss-20b", "cluster=1xH200"], "mxfp4", "published in MXFP4"),
         (["model.weights_from={root}/gpt_oss-plain"], "param", "not published packed"),
     ],
 )
@@ -138,6 +137,26 @@ def test_answers_are_of_the_same_bytes(home: Path, answers: Any) -> None:
     for name in (n.removesuffix("_blocks") for n in files if n.endswith("_blocks")):
         rows = mxfp4.join(files[f"{name}_blocks"], files[f"{name}_scales"])
         assert torch.equal(answers.get_parameter(name), rows.view(torch.int32)), name
+
+
+def test_merged_weights_are_plain(home: Path, finished: Path, shardwise: Run, answers: Any) -> None:
+    """In bf16, or as asked for: then they compute what training computed."""
+    said = shardwise("export", str(finished), "--to", str(home / "merged"), "--merge")
+    assert "4 packed tensors became plain ones in bfloat16" in " ".join(said.stdout.split())
+    merged, plain = read_all(home / "merged"), read_all(home / "gpt_oss-plain")
+    assert merged.keys() == plain.keys()
+    index = json.loads((home / "merged" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == plain.keys()
+    name = "model.layers.1.mlp.experts.down_proj"
+    assert merged[name].dtype == torch.bfloat16 and merged[name].shape == plain[name].shape
+    assert not torch.equal(merged[name], plain[name].bfloat16())
+    words = ("--to", str(home / "wide"), "--merge", "--dtype", "fp32")
+    shardwise("export", str(finished), *words)
+    assert "quantization_config" not in json.loads((home / "wide" / "config.json").read_text())
+    model: Any = AutoModelForCausalLM.from_pretrained(home / "wide", dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = [each.eval()(input_ids=IDS).logits for each in (model, answers)]
+    assert torch.allclose(*logits, atol=1e-5)
 
 
 def test_a_file_that_is_not_what_its_config_says(home: Path, shardwise: Run) -> None:

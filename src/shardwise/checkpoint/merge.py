@@ -1,10 +1,12 @@
 """Adapters added to the weights that they were trained over: one tensor at a time, each in its own
-dtype and in the file that it was in."""
+dtype and in the file that it was in. Packed weights become plain ones: a sum that is rounded to the
+few bits of theirs would lose most of what was added."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,20 @@ from shardwise.checkpoint.manifest import read_manifest
 from shardwise.checkpoint.read import VerifiedCheckpoint
 from shardwise.errors import ExitCode, UserError
 from shardwise.facts.adapter_sizes import BASE_NAMES
-from shardwise.facts.quantization import quant_method
 from shardwise.files import user_path
+from shardwise.model.boxes import whole_box
+from shardwise.model.dequantised import open_dequantised
 from shardwise.model.lora import adapters_of, summed, whole_params
 from shardwise.model.pretrained import stored_parts
-from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights, open_weights
+from shardwise.model.stored import INDEX_NAME, SINGLE_NAME, find_weights
+from shardwise.plan.frozen_base import SHIPPED
 
 Advance = Callable[[int], None]
 # Rounding of a sum to its dtype is at most half of this, relative.
 _ROUNDINGS = 2.0
 _PROBES = 4
+# Of packed weights, unless the user names another: MXFP4's values are exact in it.
+_PLAIN = torch.bfloat16
 
 
 class Merger:
@@ -46,10 +52,13 @@ class Merger:
         self.files = _files_of(self.place)
         self.of_weights = adapters_of(self.model)
         self.whole = {n: first for first, names in whole_params(self.model).items() for n in names}
-        parts = stored_parts(self.model, open_weights(self.place.parent))
+        self.weights = open_dequantised(self.place.parent)
+        parts = stored_parts(self.model, self.weights)
         changed = self.of_weights.keys() | self.whole.keys()
         self.parts = {key: part for key, part in parts.items() if part[0] in changed}
+        self.packed = list(filter(self.weights.is_packed, self.weights.keys()))
         self.num_bytes = sum(file.stat().st_size for file in self.files)
+        self.num_bytes += sum(prod(self.weights.shape(key)) for key in self.packed)
 
     def write(self, target: Path, dtype: torch.dtype | None, advance: Advance) -> Exported:
         """Write a model directory that from_pretrained loads."""
@@ -61,13 +70,14 @@ class Merger:
                     merged.setdefault(name, []).append(output)
             self._validate_merged(merged)
             if self.place.name == INDEX_NAME:
-                _copy_index(self.place, aside / INDEX_NAME, aside)
+                self._write_index(aside)
             write_configs(self.model, plan, next(iter(merged.values()))[0].dtype, aside)
             if self.code_dir is not None:
                 copy_code(self.code_dir, aside)
             notes = [
                 f"{len(self.of_weights)} adapters merged into {self.place.parent}",
                 *_note_packed(plan.settings.adapter.base),
+                *self._note_plain(dtype),
                 *copy_tokenizer(plan, aside),
             ]
             num_files = len(list(aside.iterdir()))
@@ -81,13 +91,17 @@ class Merger:
         what was written of it, on meta."""
         merged: list[tuple[str, Tensor]] = []
         with safe_open(source, framework="pt") as file, target.open("xb") as out:
-            keys = list(file.keys())
-            found = [(key, self._output(key, file.get_slice(key), dtype)) for key in keys]
+            own = {stored: self.weights.own_name(stored) for stored in list(file.keys())}
+            found = [(key, self._output(key, file, dtype)) for key in own.values() if key]
             # Wider dtypes come first, so that all tensors are aligned.
             outputs = dict(sorted(found, key=lambda item: -item[1].itemsize))
             out.write(safetensors_header(outputs))
             for key, output in outputs.items():
-                tensor: Tensor = file.get_tensor(key)
+                tensor: Tensor = (
+                    self.weights.read(key, whole_box(output.shape))
+                    if self.weights.is_packed(key)
+                    else file.get_tensor(key)
+                )
                 if key in self.parts:
                     merged.append((self.parts[key][0], output))
                     tensor = self._merged(key, tensor, output.dtype)
@@ -96,9 +110,12 @@ class Merger:
                 advance(tensor.nbytes)
         return merged
 
-    def _output(self, key: str, stored: Any, dtype: torch.dtype | None) -> Tensor:
+    def _output(self, key: str, file: Any, dtype: torch.dtype | None) -> Tensor:
         """A tensor without data, as it will be written. Tables may have got more rows."""
-        like = _like(stored, dtype)
+        if self.weights.is_packed(key):
+            plain = dtype or _PLAIN
+            return torch.empty(self.weights.shape(key), dtype=plain, device="meta")
+        like = _like(file.get_slice(key), dtype)
         name = self.parts[key][0] if key in self.parts else None
         return like.new_empty(self.adapters[self.whole[name]].shape) if name in self.whole else like
 
@@ -132,6 +149,25 @@ class Merger:
             )
         return (rounded.mT if each.is_transposed else rounded).reshape(stored.shape)
 
+    def _write_index(self, directory: Path) -> None:
+        """The index, with the names and sizes of what was written."""
+        index: Mapping[str, Any] = json.loads(self.place.read_text(encoding="utf-8"))
+        own = {self.weights.own_name(key): file for key, file in index["weight_map"].items()}
+        named = {name: file for name, file in own.items() if name is not None}
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        changed = {**index, "weight_map": named, "metadata": {"total_size": size}}
+        text = json.dumps(changed, indent=2, sort_keys=True)
+        (directory / INDEX_NAME).write_text(text + "\n", encoding="utf-8")
+
+    def _note_plain(self, dtype: torch.dtype | None) -> list[str]:
+        if not self.packed:
+            return []
+        name = str(dtype or _PLAIN).removeprefix("torch.")
+        return [
+            f"{len(self.packed)} packed tensors became plain ones in {name}: a sum that is rounded "
+            "to their few bits would lose most of what was added"
+        ]
+
     def _validate_merged(self, merged: Mapping[str, Sequence[Tensor]]) -> None:
         """Raise unless every adapter went into all of its weight."""
         sizes = {name: sum(part.numel() for part in parts) for name, parts in merged.items()}
@@ -158,12 +194,6 @@ def _find_base(checkpoint: VerifiedCheckpoint, given: Path | None) -> Path:
             f"the adapters of {checkpoint.path} were trained over {saved}, which are in no file",
             fix="export the adapters without --merge",
         )
-    if quant_method(plan.hf_config) is not None:
-        raise UserError(
-            "adapters are not merged into quantised weights",
-            why="rounding to the few bits of such weights would take most of the change away",
-            fix="export the adapters without --merge",
-        )
     found = find_weights(place)
     if found.name not in (INDEX_NAME, SINGLE_NAME):
         raise UserError(
@@ -184,20 +214,12 @@ def _files_of(found: Path) -> list[Path]:
 
 def _note_packed(base: str) -> list[str]:
     """What differs from training, where that had the weights in fewer bits."""
-    if base not in BASE_NAMES:
+    if base not in BASE_NAMES or base in SHIPPED:
         return []
     return [
         f"they were trained over these weights in {BASE_NAMES[base]}, and are merged into the "
         "weights as their files have them"
     ]
-
-
-def _copy_index(source: Path, target: Path, directory: Path) -> None:
-    """The index with the sizes of what was written."""
-    index: Mapping[str, object] = json.loads(source.read_text(encoding="utf-8"))
-    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    text = json.dumps({**index, "metadata": {"total_size": size}}, indent=2, sort_keys=True)
-    target.write_text(text + "\n", encoding="utf-8")
 
 
 def _like(stored: Any, dtype: torch.dtype | None) -> Tensor:
