@@ -27,6 +27,10 @@ def written(directory: Path, how: Any) -> Path:
             Quantization("fp8", (128, 64)),
         ),
         ({"quant_method": "fp8", "weight_block_size": None}, Quantization("fp8")),
+        (
+            {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+            Quantization("mxfp4", unpacked=("model.layers.*.self_attn",)),
+        ),
         (None, None),
     ],
 )
@@ -52,6 +56,13 @@ def test_other_methods_are_refused_by_name(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [{"load_in_4bit": True}, "gptq", {}])
 def test_a_method_without_a_name_is_refused(how: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a method without a name"):
+        read_quantization(written(tmp_path, how))
+
+
+@pytest.mark.parametrize("names", [3, [3], ["model.[0"]])
+def test_odd_names_of_plain_modules_are_refused(names: Any, tmp_path: Path) -> None:
+    how = {"quant_method": "mxfp4", "modules_to_not_convert": names}
+    with pytest.raises(UserError, match="modules_to_not_convert"):
         read_quantization(written(tmp_path, how))
 
 
