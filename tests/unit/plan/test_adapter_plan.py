@@ -80,11 +80,16 @@ def test_a_whole_frozen_model_is_used_where_it_is(keeps: bool) -> None:
     assert offloaded.gathered + offloaded.buffers > LLAMA.vocab_size * LLAMA.hidden_size * 2
 
 
-def test_packed_weights_are_stored_and_gathered_as_bytes() -> None:
+@pytest.mark.parametrize("packing", ["nf4", "mxfp4"])
+def test_packed_weights_are_stored_and_gathered_as_bytes(packing: str) -> None:
     packed = 32 * 218_103_808  # the linear layers of the blocks
     num_bytes = packed * 52 // 100
     small = replace(
-        ADAPTER, packed_params=packed, packed_bytes=num_bytes, largest_packed=4096 * 14336
+        ADAPTER,
+        packing=packing,
+        packed_params=packed,
+        packed_bytes=num_bytes,
+        largest_packed=4096 * 14336,
     )
     qlora = replace(LLAMA, adapter=small)
     floats, four_bits = (estimate_memory(each, EIGHT, DECIDED) for each in (LORA, qlora))
@@ -127,6 +132,9 @@ def test_a_float8_base_is_stored_and_multiplied_in_eight_bits() -> None:
         for each, how in ((model, decided), (model, DECIDED), (LORA, DECIDED))
     )
     assert as_floats.matmul == plain.matmul
+    # Published fp8 blocks are made floats as well.
+    published = replace(LLAMA, adapter=replace(eight, packing="fp8"))
+    assert software_of("cuda", published, DECIDED) == software_of("cuda", model, DECIDED)
     # The head and the adapters multiply in bf16.
     assert 0.5 * plain.matmul < step.matmul < 0.65 * plain.matmul
     assert plain.elementwise < min(step.elementwise, as_floats.elementwise)
