@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardwise.model.cuts import cuts_of
+from shardwise.model.lora import adapters_of
 from shardwise.model.weights import Portion
 from shardwise.parallel.torchao_float8 import bare
 
@@ -38,14 +39,16 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint keeps of the model: all of it, or what is trained where the rest is frozen.
+    """What a checkpoint keeps of the model: all of it, or what is trained where the rest is under
+    adapters.
 
-    Frozen weights are read again from where they came from.
+    Weights under adapters are read again from where they came from. Those that a family freezes by
+    itself, such as a table of positions, are a part of the model and of its export.
     """
     tensors = model_tensors(model)
-    params = dict(model.named_parameters(remove_duplicate=False))
-    if all(param.requires_grad for param in params.values()):
+    if not adapters_of(model):
         return tensors
+    params = dict(model.named_parameters(remove_duplicate=False))
     trained = {f"model.{name}" for name, param in params.items() if param.requires_grad}
     return {name: tensor for name, tensor in tensors.items() if name in trained}
 
