@@ -44,12 +44,12 @@ def by_group(routing: str, is_clamped: bool) -> dict[str, tuple[Tensor, Tensor]]
     x, weights, *own = (each.clone().requires_grad_() for each in mine.values())
     trip = Dispatch.of(part_of("x", chosen, rank, world), EXPERTS, AllToAll(group))
     rows = *trip.send(x, weights).take(), trip.experts, trip.ends
-    found = trip.bring_back(ReceivedRows.apply(*rows, *own, *(CLAMP if is_clamped else ())))
+    clamp = CLAMP if is_clamped else ()
+    found = trip.bring_back(ReceivedRows.apply(*rows, *own[:2], False, *own[2:], *clamp))
     (found * slope(found)).sum().backward()
     everyone = [each.clone().requires_grad_() for each in given.values()]
     tokens, shares, *stacks = everyone
-    clamp = CLAMP if is_clamped else ()
-    expected = Experts.apply(tokens, chosen, shares, *stacks, *clamp)
+    expected = Experts.apply(tokens, chosen, shares, *stacks[:2], False, *stacks[2:], *clamp)
     whole = torch.cat([slope(found)] * world)
     (expected * whole).sum().backward()
     grads = {

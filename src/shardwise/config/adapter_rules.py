@@ -60,6 +60,13 @@ ADAPTER_RULES: tuple[Rule, ...] = (
         "write precision.param=bf16, or leave precision.param out",
     ),
     Rule(
+        "adapted-experts-are-not-float8",
+        "precision.experts",
+        lambda c: c.adapter.method == "none" or c.precision.experts == "param",
+        "experts with adapters have matmuls of their own",
+        "leave precision.experts out, or write adapter.method=none",
+    ),
+    Rule(
         "adapters-are-not-float8",
         "precision.linear",
         lambda c: c.adapter.method == "none" or c.precision.linear not in FLOAT8_FORMATS,

@@ -139,6 +139,7 @@ DILOCO_RULES: tuple[Rule, ...] = (
     _alone("adapter.method", "adapters were not trained on several", "none"),
     _alone("preference.objective", "answers were not compared on several", "none"),
     _alone("precision.linear", "float8 was not tried on several", "auto", "param"),
+    _alone("precision.experts", "float8 was not tried on several", "param"),
     _alone("memory.offload", "the host updates parameters while sites would read them", "none"),
     _alone("memory.offload_optimizer", "paged moments were not tried on several", False),
     _alone("launch.elastic", "each has as many ranks as the others", False),

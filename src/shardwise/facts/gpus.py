@@ -25,6 +25,7 @@ from shardwise.units import MIB
 COMPUTE_FORMATS = frozenset({"fp32", "fp16", "bf16", "fp8"})
 FLOAT8_CAPABILITY = (8, 9)  # CUDA's: Ada (L4, L40S, RTX 40), Hopper, Blackwell
 NODE = 8  # GPUs that one NVSwitch or full NVLink mesh joins in a usual server
+_HOPPER = ("H100", "H200", "GH200", "H800", "H20")
 PCIE_NODE = 10  # cards of two slots that the largest usual servers hold
 
 
@@ -53,6 +54,11 @@ class GpuSpec:
     def most_in_a_node(self) -> int:
         """GPUs that a cluster's name may give one node: a server's, or all of an NVLink rack."""
         return max(self.node_gpus, self.nvlink_domain)
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether its compute capability is 9.0."""
+        return self.name.split("-")[0] in _HOPPER
 
     @property
     def compute_formats(self) -> frozenset[str]:

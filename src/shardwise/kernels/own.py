@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from shardwise.errors import ExitCode, UserError
 from shardwise.kernels.hopper import has_quack, on_hopper
+from shardwise.plan.decisions import multiplies_experts
 from shardwise.plan.float8_rules import is_float8
 from shardwise.plan.planned import Plan
 
@@ -35,6 +36,13 @@ def kernels_note(plan: Plan) -> str | None:
         raise UserError(
             "train.kernels=own needs Triton, which is not installed here",
             fix="install the triton that this torch was built for, or leave train.kernels out",
+            code=ExitCode.ENVIRONMENT,
+        )
+    if multiplies_experts(plan.decided):
+        raise UserError(
+            "precision.experts=float8 needs Triton, which is not installed here",
+            why="its casts are kernels of our own",
+            fix="install the triton that this torch was built for, or leave precision.experts out",
             code=ExitCode.ENVIRONMENT,
         )
     return "kernels: torch's instead of our own, because Triton is not installed here"

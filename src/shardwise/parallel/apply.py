@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from shardwise.errors import UserError
 from shardwise.kernels.own import uses_own
 from shardwise.model.blocks import UnitMap, find_units, is_norm, iter_modules
 from shardwise.parallel.adapters import apply_adapters
@@ -25,6 +26,7 @@ from shardwise.parallel.remat import apply_remat
 from shardwise.parallel.shard import apply_prefetch, apply_sharding
 from shardwise.parallel.tensor import apply_tensor
 from shardwise.parallel.torchao_float8 import apply_float8
+from shardwise.plan.decisions import multiplies_experts
 from shardwise.plan.float8_rules import is_float8
 from shardwise.plan.planned import Plan
 from shardwise.plan.stage_recompute import on_rank
@@ -54,9 +56,8 @@ def parallelize(
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     if uses_own(plan) and not is_float8(plan.decided.linear):
         apply_gated_mlp(blocks)
-    # The compiler knows grouped matmuls of bf16 only.
-    if uses_own(plan) and plan.decided.param_dtype == "bf16" and mesh.group("expert") is None:
-        apply_experts(blocks)
+    if mesh.group("expert") is None:
+        _apply_own_experts(blocks, plan)
     apply_tensor(model, units, plan, mesh)
     shared = apply_shared_experts(model)
     # The compiler cuts a graph at experts that are dealt out, and shared ones are computed inside
@@ -73,6 +74,20 @@ def parallelize(
     apply_sharding(model, units, plan, mesh, carrier, buffer)
     apply_prefetch(model, units, plan)
     return units
+
+
+def _apply_own_experts(blocks: list[nn.Module], plan: Plan) -> None:
+    """Experts in float8, or those that save less."""
+    if multiplies_experts(plan.decided):
+        if not apply_experts(blocks, float8=True):
+            raise UserError(
+                "precision.experts=float8 changes no layer of this model",
+                why="its experts compute neither SwiGLU nor gpt-oss's clamped form of it",
+                fix="leave precision.experts out",
+            )
+    # The compiler knows grouped matmuls of bf16 only.
+    elif uses_own(plan) and plan.decided.param_dtype == "bf16":
+        apply_experts(blocks)
 
 
 def _outer_norms(model: nn.Module, units: UnitMap) -> list[nn.Module]:

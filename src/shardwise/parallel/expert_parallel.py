@@ -26,6 +26,7 @@ from shardwise.model.override import override_forward
 from shardwise.model.shared_experts import SharedExperts, take_apart
 from shardwise.parallel.dispatch import AllToAll, Dispatch
 from shardwise.parallel.received_rows import ReceivedRows
+from shardwise.plan.decisions import multiplies_experts
 from shardwise.plan.planned import Plan
 
 # (a module, rows, their shares, their experts, where experts end) -> what is made of the rows
@@ -49,6 +50,7 @@ def apply_expert_parallel(model: nn.Module, plan: Plan, ways: AllToAll) -> None:
         # On a CPU our operators are plain torch.
         if not uses_own(plan) and plan.cluster.device != "cpu":
             take_over(module, form)
+        holder.multiplies_float8 = multiplies_experts(plan.decided)
         alike[_by_adapters if isinstance(module, ExpertLora) else _PASSES[form]].append(module)
     for make_rows, modules in alike.items():
         override_forward(modules, "Dispatched", _dispatched(make_rows), has_part=True)
@@ -112,13 +114,15 @@ def _by_adapters(self: ExpertLora, *rows: Tensor) -> Tensor:
 
 
 def _swiglu(self: Any, *rows: Tensor) -> Any:
-    return ReceivedRows.apply(*rows, self.gate_up_proj, self.down_proj)
+    stacks = self.gate_up_proj, self.down_proj
+    return ReceivedRows.apply(*rows, *stacks, self.multiplies_float8)
 
 
 def _clamped_swiglu(self: Any, *rows: Tensor) -> Any:
     stacks = self.gate_up_proj.mT, self.down_proj.mT
     biases = self.gate_up_proj_bias, self.down_proj_bias
-    return ReceivedRows.apply(*rows, *stacks, *biases, self.alpha, self.limit)
+    clamp = self.alpha, self.limit
+    return ReceivedRows.apply(*rows, *stacks, self.multiplies_float8, *biases, *clamp)
 
 
 _PASSES: dict[ExpertForm, _Pass] = {SWIGLU: _swiglu, CLAMPED_SWIGLU: _clamped_swiglu}

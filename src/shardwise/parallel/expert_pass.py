@@ -4,15 +4,18 @@ transformers sorts rows by expert and multiplies them in groups. Autograd then s
 and comes out of each matmul, once for each expert of a token. Ours saves gate and up. What goes in
 is dealt out again in backward, and the weights of a token's experts are applied where rows are
 narrow, so that what comes out is needed for nothing.
+
+With `precision.experts=float8` the same passes multiply in eight bits (`grouped_products.py`), and
+save the same.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import grouped_mm
 
 from shardwise.kernels.clamped_swiglu import (
     weighted_clamped_swiglu,
@@ -30,39 +33,50 @@ from shardwise.model.expert_forms import CLAMPED_SWIGLU, SWIGLU, find_form
 from shardwise.model.expert_lora import ExpertLora
 from shardwise.model.expert_rows import sort_by_expert
 from shardwise.model.override import override_forward
+from shardwise.parallel.grouped_products import product, row_grad, weight_grad
 
 
-def apply_experts(blocks: list[nn.Module]) -> None:
-    """Let the experts of blocks save less, where they have a form that is known here. Packed ones
-    compute by a forward of their own."""
+def apply_experts(blocks: list[nn.Module], *, float8: bool = False) -> list[nn.Module]:
+    """Let the experts of blocks save less, where they have a form that is known here; returns them.
+    Packed ones compute by a forward of their own."""
     modules = (module for block in blocks for module in block.modules())
     found = [(m, find_form(m)) for m in modules if not isinstance(m, ExpertLora)]
     plain = [module for module, form in found if form is SWIGLU]
     clamped = [module for module, form in found if form is CLAMPED_SWIGLU]
-    override_forward(plain, "Grouped", lambda cls: _forward)
-    override_forward(clamped, "Grouped", lambda cls: _forward_clamped)
+    name = "Float8Grouped" if float8 else "Grouped"
+    override_forward(plain, name, partial(_swiglu, float8))
+    override_forward(clamped, name, partial(_clamped_swiglu, float8))
+    return plain + clamped
 
 
-def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
-    stacks = self.gate_up_proj, self.down_proj
-    return Experts.apply(hidden_states, top_k_index, top_k_weights, *stacks)
+def _swiglu(float8: bool, cls: type[nn.Module]) -> Any:
+    def forward(
+        self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Any:
+        stacks = self.gate_up_proj, self.down_proj
+        return Experts.apply(hidden_states, top_k_index, top_k_weights, *stacks, float8)
+
+    return forward
 
 
-def _forward_clamped(
-    self: Any, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor
-) -> Any:
-    stacks = self.gate_up_proj.mT, self.down_proj.mT
-    biases = self.gate_up_proj_bias, self.down_proj_bias
-    clamp = self.alpha, self.limit
-    return Experts.apply(hidden_states, router_indices, routing_weights, *stacks, *biases, *clamp)
+def _clamped_swiglu(float8: bool, cls: type[nn.Module]) -> Any:
+    def forward(
+        self: Any, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor
+    ) -> Any:
+        stacks = self.gate_up_proj.mT, self.down_proj.mT
+        biases = self.gate_up_proj_bias, self.down_proj_bias
+        tokens = hidden_states, router_indices, routing_weights
+        return Experts.apply(*tokens, *stacks, float8, *biases, self.alpha, self.limit)
+
+    return forward
 
 
 @torch.compiler.allow_in_graph
 class Experts(torch.autograd.Function):
     """For each token, the weighted sum of what its experts make of it.
 
-    Weights are (experts, out, in), as they lie in memory or as a view. SwiGLU is plain, or it is
-    clamped where two biases, `alpha` and `limit` follow.
+    Weights are (experts, out, in), as they lie in memory or as a view; `float8`: they multiply in
+    eight bits. SwiGLU is plain, or it is clamped where two biases, `alpha` and `limit` follow.
     """
 
     @staticmethod
@@ -73,31 +87,33 @@ class Experts(torch.autograd.Function):
         weights: Tensor,
         gate_up: Tensor,
         down: Tensor,
+        float8: bool,
         *clamped: Any,
     ) -> Tensor:
         """Only gate and up are saved of what is there once for each expert of a token."""
         order, experts, places, ends = sort_by_expert(chosen, len(gate_up))
         tokens, shares = order // chosen.shape[1], weights.reshape(-1)[order]
         # Backward deals the rows out by an operator. If both did, the compiler would save them.
-        both = grouped_mm(x[tokens], gate_up.mT, offs=ends)
+        both = product(x, gate_up, ends, float8=float8, tokens=tokens)
+        ctx.float8 = float8
         saved = (x, both, tokens, shares, places, ends, gate_up, down)
         if not clamped:
             ctx.save_for_backward(*saved)
             made = weighted_swiglu(both, shares)
-            return sum_rows(grouped_mm(made, down.mT, offs=ends), places)
+            return sum_rows(product(made, down, ends, float8=float8), places)
         bias, down_bias, *ctx.clamp = clamped
         ctx.save_for_backward(*saved, experts, bias, down_bias)
         made = weighted_clamped_swiglu(both, shares, bias, experts, *ctx.clamp)
-        rows = grouped_mm(made, down.mT, offs=ends)
+        rows = product(made, down, ends, float8=float8)
         return sum_biased_rows(rows, places, down_bias, chosen, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of tokens and weights, and of the experts that learn."""
         x, both, tokens, shares, places, ends, gate_up, down, *clamped = ctx.saved_tensors
-        gate_up_learns, down_learns, *biases_learn = ctx.needs_input_grad[3:]
-        grad = grads[0][tokens]
-        d_made = grouped_mm(grad, down, offs=ends)
+        gate_up_learns, down_learns, _, *biases_learn = ctx.needs_input_grad[3:]
+        grad, float8 = grads[0][tokens], ctx.float8
+        d_made = row_grad(grad, down, ends, float8=float8)
         d_biases: list[Tensor | None] = []
         if clamped:
             experts, bias, down_bias = clamped
@@ -114,17 +130,11 @@ class Experts(torch.autograd.Function):
             d_weights = d_shares[places]
         rows = deal_rows(x, tokens) if gate_up_learns else None
         return (
-            sum_rows(grouped_mm(d_both, gate_up, offs=ends), places),
+            sum_rows(row_grad(d_both, gate_up, ends, float8=float8), places),
             None,
             d_weights,
-            None if rows is None else weight_grad(gate_up, d_both, rows, ends),
-            weight_grad(down, grad, made, ends) if down_learns else None,
+            None if rows is None else weight_grad(gate_up, d_both, rows, ends, float8=float8),
+            weight_grad(down, grad, made, ends, float8=float8) if down_learns else None,
+            None,
             *d_biases,
         )
-
-
-def weight_grad(weight: Tensor, grad: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
-    """The gradient of a weight, in memory as the weight is, so that nobody has to copy it."""
-    if weight.is_contiguous():
-        return grouped_mm(grad.t(), rows, offs=ends)
-    return grouped_mm(rows.t(), grad, offs=ends).mT

@@ -11,22 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grouped_mm
 
 from shardwise.kernels.clamped_swiglu import (
     weighted_clamped_swiglu,
     weighted_clamped_swiglu_backward,
 )
 from shardwise.kernels.experts import sum_by_expert, weighted_swiglu, weighted_swiglu_backward
-from shardwise.parallel.expert_pass import weight_grad
+from shardwise.parallel.grouped_products import product, row_grad, weight_grad
 
 
 class ReceivedRows(torch.autograd.Function):
     """For each row, what its expert makes of it, times the row's weight.
 
     Rows are sorted by expert, and those of expert e end at ends[e]. Weights of experts are
-    (experts, out, in), as they lie in memory or as a view. SwiGLU is plain, or it is clamped where
-    two biases, `alpha` and `limit` follow.
+    (experts, out, in), as they lie in memory or as a view. After them comes whether they multiply
+    in float8. SwiGLU is plain, or it is clamped where two biases, `alpha` and `limit` follow.
     """
 
     @staticmethod
@@ -38,27 +37,29 @@ class ReceivedRows(torch.autograd.Function):
         ends: Tensor,
         gate_up: Tensor,
         down: Tensor,
-        *clamped: Any,
+        *how: Any,
     ) -> Tensor:
         """Two matmuls, and SwiGLU between them."""
-        both = grouped_mm(rows, gate_up.mT, offs=ends)
+        ctx.float8, *clamped = how
+        float8 = ctx.float8
+        both = product(rows, gate_up, ends, float8=float8)
         saved = (rows, both, shares, experts, ends, gate_up, down)
         if not clamped:
             ctx.save_for_backward(*saved)
-            return grouped_mm(weighted_swiglu(both, shares), down.mT, offs=ends)
+            return product(weighted_swiglu(both, shares), down, ends, float8=float8)
         bias, down_bias, *ctx.clamp = clamped
         ctx.save_for_backward(*saved, bias, down_bias)
         made = weighted_clamped_swiglu(both, shares, bias, experts, *ctx.clamp)
         added = shares.float()[:, None] * down_bias[experts.int()].float()
-        return (grouped_mm(made, down.mT, offs=ends).float() + added).to(rows.dtype)
+        return (product(made, down, ends, float8=float8).float() + added).to(rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of rows and their weights, and of the experts that learn."""
         rows, both, shares, experts, ends, gate_up, down, *biases = ctx.saved_tensors
-        gate_up_learns, down_learns, *biases_learn = ctx.needs_input_grad[4:]
-        grad = grads[0].contiguous()
-        d_made = grouped_mm(grad, down, offs=ends)
+        gate_up_learns, down_learns, _, *biases_learn = ctx.needs_input_grad[4:]
+        grad, float8 = grads[0].contiguous(), ctx.float8
+        d_made = row_grad(grad, down, ends, float8=float8)
         d_biases: list[Tensor | None] = []
         if biases:
             bias, down_bias = biases
@@ -72,11 +73,12 @@ class ReceivedRows(torch.autograd.Function):
         else:
             d_both, made, d_shares = weighted_swiglu_backward(d_made, both, shares)
         return (
-            grouped_mm(d_both, gate_up, offs=ends),
+            row_grad(d_both, gate_up, ends, float8=float8),
             d_shares,
             None,
             None,
-            weight_grad(gate_up, d_both, rows, ends) if gate_up_learns else None,
-            weight_grad(down, grad, made, ends) if down_learns else None,
+            weight_grad(gate_up, d_both, rows, ends, float8=float8) if gate_up_learns else None,
+            weight_grad(down, grad, made, ends, float8=float8) if down_learns else None,
+            None,
             *d_biases,
         )

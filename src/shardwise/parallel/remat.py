@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 # These define operators that are named below.
 import shardwise.kernels.attention
 import shardwise.kernels.float8
+import shardwise.kernels.float8_experts
 import shardwise.kernels.float8_rows
 import shardwise.kernels.last_tokens
 import shardwise.kernels.swiglu
@@ -56,6 +57,7 @@ SAVED_OPS |= frozenset(
         torch.ops.shardwise.up_and_product,
         torch.ops.shardwise.amax,
         torch.ops.shardwise.float8_row_product,
+        torch.ops.shardwise.float8_grouped_mm,
         torch.ops.shardwise.swiglu_amax,
         torch.ops.shardwise.sum_to_rows,
         torch.ops.shardwise.sum_parts,

@@ -12,9 +12,6 @@ from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Choice
 from shardwise.plan.given import decide
 
-# The GPUs that FlashAttention 4 was measured on here, and those of their kind.
-_HOPPER = ("H100", "H200", "GH200", "H800", "H20")
-
 
 def choose_attention(
     config: RunConfig, model: ModelSpec, cluster: ClusterSpec, *, param_dtype: str, compiled: bool
@@ -54,7 +51,8 @@ def choose_attention(
 def _takes_flash(
     config: RunConfig, model: ModelSpec, cluster: ClusterSpec, param_dtype: str
 ) -> bool:
-    is_hopper = cluster.gpu is not None and cluster.gpu.name.split("-")[0] in _HOPPER
+    # FlashAttention 4 was measured on these GPUs here.
+    is_hopper = cluster.gpu is not None and cluster.gpu.is_hopper
     # Its backward adds up in an order that changes from run to run.
     may_vary = not config.train.deterministic
     is_exact = _is_opaque(model) and "flash_attention_4" in model.attentions

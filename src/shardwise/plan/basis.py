@@ -10,6 +10,7 @@ from shardwise.plan.adam import choose_offload_optimizer
 from shardwise.plan.adapted_parts import choose_adapter
 from shardwise.plan.attention_kernel import choose_attention
 from shardwise.plan.decisions import Choice, Choices
+from shardwise.plan.expert_format import choose_experts
 from shardwise.plan.float8_rules import choose_linear
 from shardwise.plan.frozen_base import choose_base
 from shardwise.plan.given import decide
@@ -42,6 +43,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
         "kl_term": choose_kl_term(config),
         "param_dtype": wanted,
         "linear": choose_linear(config, model, cluster),
+        "experts": choose_experts(config, model, cluster, param_dtype=wanted.value),
         "reduce_dtype": decide(
             config, "reduce_dtype", "fp32", "sums over many ranks lose bits in narrower formats"
         ),

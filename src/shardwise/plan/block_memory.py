@@ -17,6 +17,7 @@ from shardwise.plan.decisions import (
     Decisions,
     computes_float8,
     makes_product_again,
+    multiplies_experts,
 )
 from shardwise.plan.scores import saved_scores, scores_in_backward
 
@@ -161,7 +162,8 @@ def _num_routed(model: ModelSpec) -> int:
 
 def has_lean_experts(model: ModelSpec, decided: Decisions) -> bool:
     """Whether our own pass over experts saves the halves of SwiGLU alone."""
-    return _num_routed(model) > 0 and decided.own_kernels and decided.param_dtype == "bf16"
+    is_lean = decided.own_kernels and decided.param_dtype == "bf16"
+    return _num_routed(model) > 0 and (is_lean or multiplies_experts(decided))
 
 
 def expert_row_bytes(model: ModelSpec, decided: Decisions) -> int:

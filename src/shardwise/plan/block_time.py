@@ -19,6 +19,7 @@ from shardwise.plan.decisions import (
     computes_float8,
     makes_product_again,
     multiplies_base,
+    multiplies_experts,
 )
 from shardwise.plan.software import Software
 
@@ -30,6 +31,9 @@ _RING_FACTOR = 1.2
 # counted block is to a forecast what it is beside this one.
 _HIDDEN, _FFN_VECTORS = 4096, 3 * 14336
 _COUNTED_BYTES = {True: 492_584, False: 1_890_432}
+# Bytes of a number that is cast to float8 by rows, and by columns, which are read twice. Every
+# factor of an expert's three matmuls is cast once, its weight by rows and by columns. Not measured.
+_ROW_CAST, _COLUMN_CAST = 3, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class _Seconds:
         ends = sum(each.rows * each.count * (each.inner + each.width) for each in work.matmuls)
         besides = decided.tokens * (self._float8_bytes + self._adapter_bytes(ends))
         besides += 2 * software.unpack_passes * self._packed(weights)
+        besides += self._expert_casts(work.matmuls)
         return BlockTime(
             *self._matmuls(matmul, self._trained(work)),
             *self._attention(work.attentions),
@@ -142,7 +147,8 @@ class _Seconds:
         model, decided, software = self.model, self.decided, self.software
         weights = model.block_matmul_params_per_token / model.num_layers
         ffn = model.ffn_size * max(1, model.experts_per_token)
-        matmul = sum(map(self._matmul, self._llama_matmuls(weights)))
+        matmuls = tuple(self._llama_matmuls(weights))
+        matmul = sum(map(self._matmul, matmuls))
         attention = Attention(
             heads=model.num_heads,
             kv_heads=model.num_kv_heads,
@@ -156,6 +162,7 @@ class _Seconds:
             # In any case, so that norms alone are left.
             again = decided.tokens * software.norm_passes * model.hidden_size
         moved += 2 * software.unpack_passes * self._packed(weights)
+        moved += self._expert_casts(matmuls)
         return BlockTime(
             *self._matmuls(matmul),
             *self._attention((attention,)),
@@ -218,12 +225,27 @@ class _Seconds:
         if matmul.fp32:
             rate = rates.matmul_flops.get("fp32", rate)
         if matmul.groups > 1:
+            if multiplies_experts(decided):
+                rate = rates.matmul_flops.get("fp8", whole) * software.float8_experts_factor
             rate *= software.grouped_factor
             # A rank has fewer experts, each with the tokens of more ranks.
             groups = matmul.groups / decided.expert
             rows = decided.tokens * matmul.rows / (decided.tensor if decided.expert > 1 else 1)
             lost += software.half_rows * groups / rows / rate
         return flops * (1 / rate + lost)
+
+    def _expert_casts(self, matmuls: Iterable[Matmul]) -> float:
+        """Bytes of a micro-batch that are moved to cast experts' rows and weights to float8."""
+        if not multiplies_experts(self.decided):
+            return 0.0
+        each = _ROW_CAST + _COLUMN_CAST
+        moved = 0.0
+        for matmul in matmuls:
+            if matmul.groups > 1:
+                rows = self.decided.tokens * matmul.rows * (matmul.inner + matmul.width)
+                weights = matmul.groups / self.decided.expert * matmul.inner * matmul.width
+                moved += each * matmul.count * (rows + weights)
+        return moved
 
     def _is_base(self, matmul: Matmul) -> bool:
         """Whether it is of a frozen layer that multiplies the float8 that it stores: not of an

@@ -99,6 +99,9 @@ class Decisions:
     float8_gather: bool = False
     """Float8 weights are cast before they are gathered."""
 
+    experts: Annotated[str, "precision.experts"] = "param"
+    """What grouped matmuls of experts compute in."""
+
     reduce_dtype: Annotated[str, "precision.reduce"] = "fp32"
     output_dtype: Annotated[str | None, "precision.output"] = None
     checkpoint_activations: Annotated[str | float, "memory.checkpoint_activations"] = "none"
@@ -230,6 +233,11 @@ def multiplies_base(decided: Decisions) -> bool:
 def computes_float8(model: ModelSpec, decided: Decisions) -> bool:
     """Whether forecasts treat a block as float8: not where most of it is stacked experts."""
     return decided.linear in FLOAT8_FORMATS and model.num_experts == 1
+
+
+def multiplies_experts(decided: Decisions) -> bool:
+    """Whether grouped matmuls of experts are in float8."""
+    return decided.experts == "float8"
 
 
 def makes_product_again(model: ModelSpec, decided: Decisions) -> bool:

@@ -46,6 +46,11 @@ REFUSED: tuple[RefusedSetting, ...] = (
         "scales of float8 in stages were not compared with one process",
     ),
     RefusedSetting(
+        "precision.experts",
+        lambda c: c.precision.experts != "param",
+        "scales of float8 in stages were not compared with one process",
+    ),
+    RefusedSetting(
         "precision.param=fp16",
         lambda c: c.precision.param == "fp16",
         "a loss scale that falls would repeat the passes of some stages",

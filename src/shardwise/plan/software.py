@@ -120,6 +120,10 @@ class Software:
     float8_factor: float = 1.0
     """Share of the device's float8 rate that the scaling recipe leaves."""
 
+    float8_experts_factor: float = 0.86
+    """The same for grouped matmuls of experts with a scale for each row. Not measured: it is that
+    of linear layers with such scales."""
+
     narrow_factor: float = 1.0
     """How much more than usual its matmuls lose to narrow shapes."""
 

@@ -41,6 +41,11 @@ REFUSED: tuple[RefusedSetting, ...] = (
         "a scale of float8 would be that of a rank's part",
     ),
     RefusedSetting(
+        "precision.experts",
+        lambda c: c.precision.experts != "param",
+        "a scale of float8 would be that of a rank's part",
+    ),
+    RefusedSetting(
         "optim.state",
         lambda c: c.optim.state == "int8",
         "a rank's part may end inside a block of numbers with one scale",

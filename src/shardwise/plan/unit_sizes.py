@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwise.facts.models import ModelSpec
-from shardwise.plan.decisions import DTYPE_BYTES, Decisions, multiplies_base
+from shardwise.plan.decisions import DTYPE_BYTES, Decisions, multiplies_base, multiplies_experts
 from shardwise.plan.rank_share import block_share, model_share, num_shards
 
 
@@ -60,8 +60,13 @@ def frozen_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 
 def unpacked_bytes(model: ModelSpec, decided: Decisions) -> int:
-    """Bytes of the floats that a layer makes of its packed weight, and frees when it is done. A
-    layer that multiplies float8 transposes its bytes; experts are made floats in any case."""
+    """Bytes of what a layer makes of its weight, and frees when it is done: floats of a packed one.
+    A layer that multiplies a float8 base transposes its bytes; packed experts are made floats in
+    any case. Experts in float8 cast a stack, or the rows that go in and out of it."""
+    if multiplies_experts(decided):
+        stack = 2 * model.expert_params // 3 // decided.expert
+        channels = model.hidden_size + 2 * model.ffn_size
+        return max(stack, decided.tokens * model.experts_per_token * channels)
     largest = 0 if model.adapter is None else model.adapter.largest_packed
     if multiplies_base(decided) and model.num_experts == 1:
         return largest

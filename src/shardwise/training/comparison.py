@@ -31,7 +31,7 @@ from shardwise.model.sequence_split import SequenceSplit
 from shardwise.model.split_attention import part_arguments
 from shardwise.parallel.mesh import Mesh
 from shardwise.plan.context import tokens_of_a_cut
-from shardwise.plan.decisions import multiplies_base
+from shardwise.plan.decisions import multiplies_base, multiplies_experts
 from shardwise.plan.float8_rules import is_float8
 from shardwise.plan.planned import Plan
 from shardwise.training.channels import Channels
@@ -208,9 +208,10 @@ def _split(rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def _share(plan: Plan) -> float:
-    if is_float8(plan.decided.linear) or multiplies_base(plan.decided):
+    decided = plan.decided
+    if is_float8(decided.linear) or multiplies_base(decided) or multiplies_experts(decided):
         return _FLOAT8_SHARE
-    return _SHARES[plan.decided.param_dtype]
+    return _SHARES[decided.param_dtype]
 
 
 def _refusal(model: Any, found: LossComparison) -> UserError:

@@ -109,7 +109,7 @@ def _directory_of(plan: Plan, documents: str) -> Path:
             "weights": _weights_of(plan, cache_root),
             "model": plan.hf_config,
             "revision": plan.settings.model.revision,
-            "precision": [plan.decided.param_dtype, plan.decided.linear],
+            "precision": [plan.decided.param_dtype, plan.decided.linear, plan.decided.experts],
             "base": plan.settings.adapter.base,
         }
     )

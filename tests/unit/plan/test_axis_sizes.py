@@ -142,6 +142,7 @@ def test_every_refused_setting_has_its_reason() -> None:
         "precision.linear": replace(
             config, precision=replace(config.precision, linear="float8_rowwise")
         ),
+        "precision.experts": replace(config, precision=replace(config.precision, experts="float8")),
         "optim.state": replace(config, optim=replace(config.optim, state="int8")),
         "preference.objective": replace(
             config, preference=replace(config.preference, objective="dpo")

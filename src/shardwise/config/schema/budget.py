@@ -22,6 +22,11 @@ class PrecisionConfig:
     need a GPU with float8 matmuls, torch.compile and `pip install shardwise[float8]`. `auto` is
     `param`, the format above: float8 changes the numbers, so it is never chosen for you."""
 
+    experts: Literal["param", "float8"] = "param"
+    """Format of the grouped matmuls of a mixture's experts. `float8`: e4m3 with one scale per row,
+    on Hopper, and in emulation on CPUs; weights are gathered in `param`. It was not yet run on a
+    GPU. It changes the numbers, so it is never chosen for you."""
+
     float8_min_features: int = 1024
     """The smallest in_features and out_features of a layer that float8 is used for. The cost of
     casts grows with the width, and the gain grows with its square. Unused without float8."""
