@@ -128,7 +128,7 @@ def plan(  # noqa: PLR0913 (a verb's parameters are its options)
         return
     chosen = _plan_of(config, given, goal)
     if changes:
-        show_difference(chosen, _plan_of(config, [*given, *changes], goal))
+        show_difference(chosen, _plan_of(config, [*given, *changes], goal), tokens)
     else:
         _tell(chosen, top, tokens, html, as_json=as_json)
 
@@ -139,11 +139,11 @@ def _validate_together(
     """Raise where an option would do nothing."""
     if quick and not calibrate:
         raise UserError("--quick does nothing by itself", fix="write --calibrate --quick")
-    beside = "--json" if as_json else "--set" if changes else None
-    if html is not None and beside is not None:
-        raise UserError(
-            f"--html and {beside} answer apart", fix=f"leave --html out, or leave {beside} out"
-        )
+    asked = {"--html": html is not None, "--json": as_json, "--set": bool(changes)}
+    apart = [option for option, is_asked in asked.items() if is_asked][:2]
+    if len(apart) == 2:
+        fix = " or ".join(f"leave {option} out" for option in apart)
+        raise UserError(f"{' and '.join(apart)} answer apart", fix=fix)
 
 
 def _end_without_config(*, calibrated: bool) -> None:
@@ -169,18 +169,28 @@ def _tell(
 ) -> None:
     """Print the plan as JSON, or write it as a page, or explain it."""
     if as_json:
-        _print_json(chosen)
+        _print_json(chosen, tokens)
     elif html is not None:
         _write_page(chosen, html, tokens)
     else:
         _explain(chosen, top, tokens)
 
 
-def _print_json(chosen: Plan) -> None:
+def _print_json(chosen: Plan, tokens: float | None) -> None:
     traffic = {axis: asdict(sums) for axis, sums in planned_traffic(chosen).items()}
     run = asdict(run_of(chosen))
     more = {"mesh": picture_data(chosen), "run": run, "traffic": traffic}
+    if tokens is not None:
+        more["budget"] = _budget_of(chosen, tokens)
     typer.echo(json.dumps({**chosen.to_dict(), **more}, indent=2))
+
+
+def _budget_of(chosen: Plan, tokens: float) -> dict[str, float | None]:
+    """What a number of tokens takes; None where no rates or no price are known."""
+    forecast, billions = chosen.forecast, tokens / 1e9
+    hours = None if forecast is None else forecast.hours_per_billion_tokens * billions
+    usd = None if forecast is None else forecast.usd_per_billion_tokens
+    return {"tokens": tokens, "hours": hours, "usd": None if usd is None else usd * billions}
 
 
 def _explain(chosen: Plan, top: int, tokens: float | None) -> None:

@@ -69,11 +69,11 @@ def run_of(plan: Plan) -> WholeRun:
     return whole_run(plan, size_of_data(plan.config.data, plan.decided.tokenizer))
 
 
-def show_difference(before: Plan, after: Plan) -> None:
+def show_difference(before: Plan, after: Plan, budget_tokens: float | None) -> None:
     """What a change of the configuration changes."""
     runs = zip(*(whole_run_rows(run_of(plan)) for plan in (before, after)), strict=True)
     changed = [(f"run's {name}", old, new) for (name, old), (_, new) in runs if old != new]
-    rows = [*difference_rows(before, after), *changed]
+    rows = [*difference_rows(before, after, budget_tokens), *changed]
     typer.echo("what the change does" if rows else "the change makes no difference")
     if rows:
         changes = [(name, f"{old} -> {new}") for name, old, new in rows]

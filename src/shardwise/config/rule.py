@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import NoReturn
 
 from shardwise.config.schema import RunConfig
@@ -84,12 +85,12 @@ def at_least(low: int, *fields: str) -> list[Rule]:
     ]
 
 
-def above_zero(field: str, usual: str) -> Rule:
-    """A row for a number that must be positive."""
+def above_zero(field: str, usual: str, most: float = inf) -> Rule:
+    """A row for a number that must be positive, and may have a largest value."""
     return _number_rule(
         field,
-        lambda value: value > 0,
-        "it must be above 0",
+        lambda value: 0 < value <= most,
+        "it must be above 0" + ("" if most == inf else f" and at most {most:g}"),
         f"a usual value is {field}={usual}",
         "positive",
     )

@@ -80,11 +80,15 @@ def forecast_rows(plan: Plan, budget_tokens: float | None = None) -> list[tuple[
         rows.append(("overlap", f"full from {enough} tokens in a rank's micro-batch on"))
         rows += _host_rows(forecast)
     tokens = budget_tokens or 1e9
-    hours = forecast.hours_per_billion_tokens * tokens / 1e9
     cost = "no price known; set cluster.usd_per_gpu_hour"
     if forecast.usd_per_billion_tokens is not None:
         cost = f"USD {forecast.usd_per_billion_tokens * tokens / 1e9:,.0f}"
-    return [*rows, (f"{format_count(tokens)} tokens", f"{format_duration(hours * 3600)}, {cost}")]
+    rows.append((f"{format_count(tokens)} tokens", f"{_time_of(forecast, tokens)}, {cost}"))
+    if forecast.usd_per_billion_tokens is not None:
+        hours = forecast.hours_per_billion_tokens * plan.world_size
+        usd = forecast.usd_per_billion_tokens / hours
+        rows.append(("price", f"USD {usd:.2f} a GPU-hour ({forecast.price_source})"))
+    return rows
 
 
 def _traffic_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -136,21 +140,27 @@ def alternative_rows(plan: Plan, top: int) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def difference_rows(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
+def difference_rows(
+    before: Plan, after: Plan, budget_tokens: float | None = None
+) -> list[tuple[str, str, str]]:
     """(what, before, after) of everything that a change of the configuration changes."""
-    pairs = [*zip(_figures(before), _figures(after), strict=True)]
+    tokens = budget_tokens or 1e9
+    pairs = [*zip(_figures(before, tokens), _figures(after, tokens), strict=True)]
     return [(name, old, new) for (name, old), (_, new) in pairs if old != new]
 
 
-def _figures(plan: Plan) -> list[tuple[str, str]]:
+def _figures(plan: Plan, tokens: float) -> list[tuple[str, str]]:
     """The same names for every plan, in the same order."""
     choices = [(name, _show(choice.value)) for name, choice in plan.choices.items()]
     forecast = plan.forecast
     unit = speed_unit(plan.cluster.device)
     speed = "-" if forecast is None else f"{forecast.tokens_per_s:,.0f} {unit}"
     usd = None if forecast is None else forecast.usd_per_billion_tokens
-    cost = "-" if usd is None else f"USD {usd:,.0f} for 1B tokens"
-    return [*choices, *_memory_figures(plan), ("speed", speed), ("cost", cost)]
+    budget = "-" if forecast is None else _time_of(forecast, tokens)
+    if usd is not None:
+        budget += f", USD {usd * tokens / 1e9:,.0f}"
+    named = f"{format_count(tokens)} tokens"
+    return [*choices, *_memory_figures(plan), ("speed", speed), (named, budget)]
 
 
 def _memory_figures(plan: Plan) -> list[tuple[str, str]]:
@@ -166,6 +176,10 @@ def _memory_figures(plan: Plan) -> list[tuple[str, str]]:
         *((name, format_bytes(getattr(memory, name))) for name in MEMORY_PARTS),
         ("total", total),
     ]
+
+
+def _time_of(forecast: Forecast, tokens: float) -> str:
+    return format_duration(3600 * forecast.hours_per_billion_tokens * tokens / 1e9)
 
 
 def _step_time(seconds: float) -> str:

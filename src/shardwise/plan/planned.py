@@ -153,6 +153,9 @@ class Forecast:
     source: Literal["catalogue", "measured"]
     """Where the device's rates are from."""
 
+    price_source: str | None = None
+    """Who says what a GPU costs; None where no price is known."""
+
     reference_s: float | None = None
     """Seconds that a reference takes for the sequences of one step; None where there is none."""
 

@@ -137,6 +137,7 @@ def foresee(
         usd_per_billion_tokens=None if price is None else price.usd_per_hour * hours,
         hours_per_billion_tokens=hours,
         source=rates.source,
+        price_source=None if price is None else price.source,
         reference_s=(1 + decided.kl_term) * forward_seconds(model, fabric, decided, rates, software)
         if decided.objective in WITH_REFERENCE
         else None,

@@ -46,8 +46,8 @@ def kinds_table(plan: Plan, kinds: Sequence[Elsewhere], tokens: float) -> Iterat
     rate = _price(kinds[0])
     yield tag(
         "p",
-        "A price that is not known is empty: write yours, in USD for a GPU-hour. `As cheap at` is "
-        "the price at which these GPUs cost as much as the plan's own.",
+        "A price that is not known is empty: write yours, in USD for a GPU-hour. As cheap at: the "
+        "price at which these GPUs cost as much as the plan's own.",
         class_="note",
     )
     head = ("GPU", "tok/s", "MFU", "memory", f"{format_count(tokens)} tokens", "GPU-hours")
@@ -55,6 +55,8 @@ def kinds_table(plan: Plan, kinds: Sequence[Elsewhere], tokens: float) -> Iterat
     others = sorted(kinds[1:], key=lambda each: each.forecast is None or -_speed(each))
     rows = [_kind_row(each, tokens, own, rate) for each in (kinds[0], *others)]
     yield table((*head, *more), rows, name="prices", numbers=range(1, 9), stacked=True)
+    if sources := _price_sources(kinds):
+        yield tag("p", f"Prices by {sources}.", class_="note", id="price-sources")
 
 
 def _curves(sizes: Sequence[Elsewhere], tokens: float) -> list[_Curve]:
@@ -179,6 +181,15 @@ def _kind_row(
         "-" if even is None else f"{even:,.2f}",
         each.option.label,
     )
+
+
+def _price_sources(kinds: Sequence[Elsewhere]) -> str:
+    """Who says what a GPU-hour costs, and of which kinds."""
+    found: dict[str, list[str]] = {}
+    for each in kinds:
+        if each.forecast is not None and (source := each.forecast.price_source) is not None:
+            found.setdefault(source, []).append(each.cluster.device_name)
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in found.items())
 
 
 def _price(each: Elsewhere) -> float | None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from test_cli_speed import loaded_after
 
 from commands import SHARDWISE, run_installed
@@ -14,6 +15,7 @@ from shardwise.cli.main import app
 from shardwise.cli.named_run import read_amount
 from shardwise.errors import UserError
 from shardwise.facts.config_source import preset_named
+from shardwise.facts.prices import SAMPLE
 
 _NAMED = ("--model", "Qwen/Qwen3-8B", "--cluster", "8xH100", "--seq", "4096", "--micro-batch", "2")
 
@@ -45,7 +47,7 @@ def test_the_whole_run_has_steps_tokens_time_cost_passes_and_checkpoints(tmp_pat
     assert whole["steps"] == 500
     assert whole["tokens"] == 500 * 64 * 4096
     assert whole["seconds"] == pytest.approx(500 * forecast["step_s"])
-    assert whole["usd"] == pytest.approx(whole["seconds"] / 3600 * 8 * 3.10)
+    assert whole["usd"] == pytest.approx(whole["seconds"] / 3600 * 8 * 3.29)
     assert 0.5 < whole["epochs"] * 8e6 / whole["tokens"] < 2  # stdlib is 8 MB at most
     # fp32 parameters and two moments.
     assert whole["checkpoint_bytes"] == 12 * run["model"]["total_params"]
@@ -55,6 +57,33 @@ def test_a_change_says_what_it_does_to_the_whole_run() -> None:
     text = run_installed("plan", *_NAMED, "train.steps=500", "--set", "train.steps=1000").stdout
     assert "run's steps" in text and "500 -> 1,000" in text
     assert "run's time" in text and "run's cost" in text
+
+
+def test_a_change_says_what_it_does_to_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", *_NAMED, "--tokens", "15B")
+    text = said(capsys, *words, "--set", "memory.checkpoint_activations=full")
+    budget = json.loads(said(capsys, *words, "--json"))["budget"]
+    assert budget["tokens"] == 15e9
+    assert f"USD {budget['usd']:,.0f} -> " in " ".join(value_of("15.00B tokens", text).split())
+    assert "--json and --set answer apart" in refused(*words, "--json", "--set", "train.steps=9")
+
+
+def test_a_price_has_its_source_and_its_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.fullmatch(
+        r"USD \d\.\d\d a GPU-hour \(\w+, 20\d\d-\d\d-\d\d\)",
+        value_of("price", said(capsys, "plan", *_NAMED)),
+    )
+    for price in yaml.safe_load(SAMPLE.read_text())["gpu_hour"].values():
+        assert set(price) == {"usd", "from", "date"}
+    own = tmp_path / "own.yaml"
+    own.write_text("gpu_hour: {H100: 2}\n")
+    text = said(capsys, "plan", *_NAMED, f"cluster.prices={own}")
+    assert value_of("price", text) == "USD 2.00 a GPU-hour (own.yaml)"
+    own.write_text("gpu_hour: {H100: {usd: -2}}\n")
+    assert "-2.0 is no price" in refused("plan", *_NAMED, f"cluster.prices={own}")
+    assert "the least is 0" in refused("plan", *_NAMED, "cluster.usd_per_gpu_hour=-1")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +166,7 @@ def test_a_file_is_compared_on_an_unknown_gpu(
         (_X1[2:], "cluster.name=local names no GPU"),
         (_X1[:2], "others are described by cluster.peak_tflops, cluster.gpu_gib and"),
         ((*_X1[:4], "--gpu-gib", "0", "--gpu-gbps", "1"), "it must be above 0"),
+        ((*_X1[:4], "--gpu-gib", "1e300", "--gpu-gbps", "1"), "at most 1e+06"),
     ],
 )
 def test_a_description_is_whole_and_needed(words: tuple[str, ...], says: str) -> None:

@@ -103,7 +103,7 @@ def test_a_price_makes_a_cost(plan_of: PlanOf) -> None:
     assert listed is not None and given.forecast is not None
     hours = listed.hours_per_billion_tokens
     assert hours == pytest.approx(1e9 / (8 * listed.tokens_per_s) / 3600)
-    assert listed.usd_per_billion_tokens == pytest.approx(24.80 * hours)
+    assert listed.usd_per_billion_tokens == pytest.approx(26.32 * hours)
     assert given.forecast.usd_per_billion_tokens == pytest.approx(12.40 * hours)
     free = plan_of("model.name=llama-3.1-8b", "cluster.name=8xH800", "data.seq_len=4096").forecast
     assert free is not None and free.usd_per_billion_tokens is None

@@ -119,6 +119,10 @@ def test_the_sliders_begin_at_the_plan(folder: Path, data: dict[str, Any]) -> No
     own = spot(data, *(knob["at"] for knob in data["knobs"]))
     assert own["speed"] == plan["forecast"]["tokens_per_s"]
     assert own["usd"] == plan["forecast"]["usd_per_billion_tokens"]
+    assert (
+        f"Prices by {plan['forecast']['price_source']}: H100, "
+        in (folder / "plan.html").read_text()
+    )
     assert own["terms"] == list(plan["forecast"]["terms"].values())
     assert sorted(own["held"]) == sorted(
         value for value in (plan["memory"][name] for name in PARTS)
