@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,9 @@ from shardwise.cli.named_run import (
     ModelName,
     Overrides,
     SeqLen,
+    changes_of,
     changes_of_gpu,
+    read_speed,
     split_words,
 )
 from shardwise.cli.show import show_table
@@ -30,16 +33,23 @@ from shardwise.facts.models import ModelSpec
 from shardwise.units import GIB, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from shardwise.compare.assessment import SpeedAnswer
+    from shardwise.compare.assessment import MemoryAnswer, SpeedAnswer
     from shardwise.compare.standing import Peer
     from shardwise.compare.stated import StatedRun
-    from shardwise.plan.planned import Plan
 
 _WIDTH = 80
+_PLAIN_STACK = "fsdp"
+_AXES = ("--tp", "--pp", "--cp", "--ep")
+_OTHERS = ("--precision", "--recompute", "--network")
 
 MeasuredSpeed = Annotated[
     float | None,
-    typer.Option(min=0.001, help="Measured tokens per second of one GPU.", show_default=False),
+    typer.Option(
+        help="Measured tokens per second of one GPU, such as 10.7k.",
+        parser=read_speed,
+        metavar="NUMBER",
+        show_default=False,
+    ),
 ]
 MeasuredGib = Annotated[
     float | None,
@@ -71,7 +81,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     gpu_gib: GpuGib = None,
     gpu_gbps: GpuGbps = None,
     seq: SeqLen = None,
-    stack: StackName = "fsdp",
+    stack: StackName = _PLAIN_STACK,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     cp: Annotated[int, typer.Option(min=1, help="Context-parallel ranks.")] = 1,
@@ -100,6 +110,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     from shardwise.compare.stated import StatedRun
 
     if published:
+        _validate_alone(config or model or tokens_per_s or memory or as_json)
         _show_published()
         return
     if tokens_per_s is None:
@@ -108,15 +119,19 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     config, words = split_words(config, overrides, model)
     described = changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)
     if config is not None:
-        words = [*words, *([f"cluster.name={cluster}"] if cluster else []), *described]
-        _compare_with_plan(config, words, tokens_per_s, memory, as_json=as_json)
+        _validate_settings_of_file(stack, (tp, pp, cp, ep), precision, recompute, network)
+        batch = {"micro_batch": micro_batch, "global_batch": global_batch}
+        named = changes_of(model=model, seq=seq, **batch, has_file=True)
+        place = [f"cluster.name={cluster}"] if cluster else []
+        given = [*named, *words, *place, *described]
+        _compare_with_plan(config, given, tokens_per_s, memory, as_json=as_json)
         return
     _validate_no_plan(memory, described)
-    spec, place = _stated_model(model, words, cluster)
+    spec, gpus = _stated_model(model, words, cluster)
     stated = StatedRun(
-        model=spec, cluster=place, tokens_per_s=tokens_per_s, seq=seq or 4096, stack=stack,
-        tensor=tp, pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch,
-        global_batch=global_batch, precision=precision, recompute=recompute, network=network,
+        model=spec, cluster=gpus, tokens_per_s=tokens_per_s, seq=seq, stack=stack, tensor=tp,
+        pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch, global_batch=global_batch,
+        precision=precision, recompute=recompute, network=network,
     )  # fmt: skip
     _compare_with_stack(stated, as_json=as_json)
 
@@ -125,14 +140,13 @@ def _compare_with_plan(
     config: str, words: list[str], tokens_per_s: float, memory: float | None, *, as_json: bool
 ) -> None:
     """A run of ours beside the plan of its file."""
-    from shardwise.compare.assessment import answer_for_plan
+    from shardwise.compare.assessment import answer_for_plan, memory_answer
     from shardwise.launch.prepare import choose_plan
     from shardwise.plan.explain import headline
 
     plan = choose_plan(load_config(config, words))
-    _tell(headline(plan), answer_for_plan(plan, tokens_per_s), as_json=as_json)
-    if memory is not None and not as_json:
-        _tell_memory(plan, memory)
+    held = None if memory is None else memory_answer(plan.memory, memory * GIB)
+    _tell(headline(plan), answer_for_plan(plan, tokens_per_s), held, as_json=as_json)
 
 
 def _compare_with_stack(stated: StatedRun, *, as_json: bool) -> None:
@@ -140,6 +154,31 @@ def _compare_with_stack(stated: StatedRun, *, as_json: bool) -> None:
     from shardwise.compare.assessment import answer_for_stack
 
     _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
+
+
+def _validate_alone(others: object) -> None:
+    """Raise where `--published` is given with an option that it would ignore."""
+    if others:
+        raise UserError(
+            "--published judges the table of published runs, and nothing else",
+            fix="write shardwise compare --published, or leave --published out",
+        )
+
+
+def _validate_settings_of_file(stack: str, axes: tuple[int, ...], *others: str | None) -> None:
+    """Raise for options about other stacks beside a file, which is a run of ours."""
+    given = {
+        "--stack": stack != _PLAIN_STACK,
+        **{name: size > 1 for name, size in zip(_AXES, axes, strict=True)},
+        **{name: value is not None for name, value in zip(_OTHERS, others, strict=True)},
+    }
+    if said := " and ".join(name for name, is_given in given.items() if is_given):
+        raise UserError(
+            f"{said} would be ignored: the file is a run of shardwise",
+            why="its plan says how it is laid out",
+            fix=f"leave {said} out and change settings, such as mesh.tensor=2 or "
+            "precision.param_dtype=bf16; or name no file, but --model and --cluster",
+        )
 
 
 def _validate_no_plan(memory: float | None, described: list[str]) -> None:
@@ -164,7 +203,7 @@ def _title_of(stated: StatedRun) -> str:
     return (
         f"{model.name} ({format_count(model.total_params)} parameters) on {stated.cluster.name} "
         f"with {stated.stack}: tp {stated.tensor}, pp {stated.pipeline}, cp {stated.context}, "
-        f"ep {stated.expert}, sequences of {stated.seq}"
+        f"ep {stated.expert}, sequences of {stated.seq_len}"
     )
 
 
@@ -191,17 +230,20 @@ def _stated_model(
 # ---- text ------------------------------------------------------------------------------------
 
 
-def _tell(title: str, answer: SpeedAnswer, *, as_json: bool) -> None:
+def _tell(
+    title: str, answer: SpeedAnswer, held: MemoryAnswer | None = None, *, as_json: bool
+) -> None:
     if as_json:
-        typer.echo(json.dumps(answer.to_dict(), indent=2))
+        more = {} if held is None else {"memory": asdict(held)}
+        typer.echo(json.dumps({**answer.to_dict(), **more}, indent=2))
         return
     for line in wrap(title, _WIDTH, subsequent_indent="  "):
         typer.echo(line)
-    for line in _lines(answer):
+    for line in _lines(answer, held):
         typer.echo(line)
 
 
-def _lines(answer: SpeedAnswer) -> Iterator[str]:
+def _lines(answer: SpeedAnswer, held: MemoryAnswer | None) -> Iterator[str]:
     low, high = answer.band.around(answer.expected)
     runs = f" ({answer.band.runs} runs)" if answer.band.runs else ""
     within = "nine of ten of " if answer.band.runs else ""
@@ -212,6 +254,10 @@ def _lines(answer: SpeedAnswer) -> Iterator[str]:
         f"{within}{answer.band.words}{runs}",
     )
     yield from _field("verdict", f"{answer.verdict}: {answer.ratio:.0%} of what is expected")
+    if held is not None:
+        seen, least, most = map(format_bytes, (held.measured, held.low, held.high))
+        said = f"{held.verdict}: {seen}, where {least} to {most} is likely"
+        yield from _field("memory", said)
     yield from _field(
         "standing",
         f"a higher mfu than {answer.slower_ones} of {len(answer.alike)} published runs of "
@@ -247,16 +293,6 @@ def _peer_lines(peers: tuple[Peer, ...]) -> Iterator[str]:
             f"{peer.ratio:.0%} of what is expected{doubted}",
             _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False,
         )  # fmt: skip
-
-
-def _tell_memory(plan: Plan, gib: float) -> None:
-    from shardwise.compare.assessment import memory_verdict
-
-    memory = plan.memory
-    said = memory_verdict(memory, gib * GIB)
-    told = f"{format_bytes(memory.low)} to {format_bytes(memory.high)} is likely"
-    for line in _field("memory", f"{said}: {gib:g} GiB, where {told}"):
-        typer.echo(line)
 
 
 def _show_published() -> None:

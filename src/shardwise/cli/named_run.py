@@ -12,6 +12,17 @@ from shardwise.errors import UserError
 from shardwise.units import parse_count
 
 
+def read_speed(text: str) -> float:
+    """Tokens per second as people and plans write them."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise UserError(
+            f"{text!r} is no number of tokens per second",
+            fix="write --tokens-per-s NUMBER, such as 6325 or 10.7k",
+        ) from None
+
+
 def read_amount(text: str) -> float:
     """A number of tokens as people write it."""
     try:
@@ -33,14 +44,15 @@ ModelName = Annotated[
     typer.Option("--model", help="A model: a preset, a hub id or a directory.", show_default=False),
 ]
 SeqLen = Annotated[
-    int | None, typer.Option("--seq", help="Tokens of a sequence.", show_default=False)
+    int | None, typer.Option("--seq", min=1, help="Tokens of a sequence.", show_default=False)
 ]
 MicroBatch = Annotated[
     int | None,
-    typer.Option(help="Sequences in one forward pass of a rank.", show_default=False),
+    typer.Option(min=1, help="Sequences in one forward pass of a rank.", show_default=False),
 ]
 GlobalBatch = Annotated[
-    int | None, typer.Option(help="Sequences in one step of all ranks.", show_default=False)
+    int | None,
+    typer.Option(min=1, help="Sequences in one step of all ranks.", show_default=False),
 ]
 GpuTflops = Annotated[
     float | None,

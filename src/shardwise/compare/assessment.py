@@ -28,6 +28,8 @@ from shardwise.plan.planned import MemoryEstimate, Plan
 from shardwise.plan.software import software_of
 
 _OURS = "shardwise"
+# From this share of what is expected on there is nothing to look for.
+_NOTHING_MISSES = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,16 @@ class SpeedAnswer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryAnswer:
+    """What is said of a peak of memory, in bytes."""
+
+    verdict: str
+    measured: float
+    low: float
+    high: float
+
+
 def answer_for_stack(stated: StatedRun) -> SpeedAnswer:
     """Of a run with another stack."""
     run, assumed = read_stated(stated)
@@ -109,7 +121,12 @@ def answer_for_stack(stated: StatedRun) -> SpeedAnswer:
         gpu=run.gpu,
         band=published.band_of(name, split=splits_blocks(run)),
         likeness=Likeness(
-            model=run.model, seq_len=stated.seq, gpu=run.gpu.name, stack=name, frozen=False
+            model=run.model,
+            seq_len=stated.seq_len,
+            gpu=run.gpu.name,
+            stack=name,
+            frozen=False,
+            float8=run.decided.linear != "param",
         ),
         assumed=tuple(assumed),
     )
@@ -132,7 +149,7 @@ def answer_for_plan(plan: Plan, tokens_per_s: float) -> SpeedAnswer:
         rates=rates,
         software=software_of(plan.cluster.device, plan.model, decided),
     )
-    band = SpeedBand(factor=1 + SPEED_BAND, runs=0, words="the band of a run's own gate")
+    band = SpeedBand(factor=1 + SPEED_BAND, runs=0, words="a run's own gate")
     return _answer(
         question,
         read_published(),
@@ -145,16 +162,18 @@ def answer_for_plan(plan: Plan, tokens_per_s: float) -> SpeedAnswer:
             gpu=gpu.name,
             stack=_OURS,
             frozen=plan.model.adapter is not None,
+            float8=decided.linear != "param",
         ),
         assumed=(),
     )
 
 
-def memory_verdict(memory: MemoryEstimate, measured: float) -> str:
-    """In words, where a peak is that `nvidia-smi` showed."""
-    if memory.low <= measured <= memory.high:
-        return "as expected"
-    return "less than expected" if measured < memory.low else "more than expected"
+def memory_answer(memory: MemoryEstimate, measured: float) -> MemoryAnswer:
+    """Where a peak is that `nvidia-smi` showed."""
+    said = "as expected"
+    if not memory.low <= measured <= memory.high:
+        said = f"{'less' if measured < memory.low else 'more'} than expected"
+    return MemoryAnswer(said, measured, memory.low, memory.high)
 
 
 def _answer(
@@ -169,7 +188,7 @@ def _answer(
 ) -> SpeedAnswer:
     expected = question.tokens_per_s()
     said = verdict(measured / expected, band)
-    rest = said != "as expected" or measured < expected
+    rest = said != "as expected" or measured < _NOTHING_MISSES * expected
     alike, kind = published.alike(likeness)
     return SpeedAnswer(
         expected=expected,

@@ -118,7 +118,7 @@ FAULTS: tuple[SpeedFault, ...] = (
           check="see whether torch.compile or fused kernels are really on; profile one step",
           change=changes.eager),
     SpeedFault(title="Attention runs an older kernel",
-          why="FlashAttention 2 reaches half of FlashAttention 3 on Hopper.",
+          why="FlashAttention 2 reaches half of 3 on Hopper, and 1 half of 2 on Ampere.",
           check="profile one step and read the names of the attention kernels",
           change=changes.older_attention),
     SpeedFault(title="Attention holds all scores",
@@ -162,7 +162,8 @@ FAULTS: tuple[SpeedFault, ...] = (
           why="Frozen weights need no gradients.",
           check="read the launch flags for LoRA or frozen layers", change=changes.frozen),
     SpeedFault(slower=False, title="Attention runs a newer kernel",
-          why="FlashAttention 3 and cuDNN's are twice as fast as FlashAttention 2 on Hopper.",
+          why="FlashAttention 3 and cuDNN's are twice as fast as 2 on Hopper, and 2 as 1 on "
+          "Ampere.",
           check="profile one step and read the names of the attention kernels",
           change=changes.newer_attention),
     SpeedFault(slower=False, title="The pipeline has more micro-batches, or is interleaved",

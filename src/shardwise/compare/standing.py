@@ -93,15 +93,15 @@ class Published:
         return sorted(self.peers, key=lambda peer: likeness.distance(peer))[:number]
 
     def alike(self, likeness: Likeness) -> tuple[list[Peer], str]:
-        """Published runs on the same GPU, or on any where these are few. A mixture of experts is
-        compared with mixtures."""
-        sound = [peer for peer in self.peers if not peer.run.doubted]
-        same = [peer for peer in sound if _is_mixture(peer.run.model) == likeness.is_mixture]
-        words = "mixtures of experts" if likeness.is_mixture else "dense models"
+        """Published runs of that kind on the same GPU, or on any where these are few. Mixtures of
+        experts, float8 and frozen weights are kinds of their own: MFU says other things of them."""
+        same = [peer for peer in self.peers if not peer.run.doubted and likeness.is_kind(peer)]
         here = [peer for peer in same if peer.run.gpu.name == likeness.gpu]
         if len(here) >= _FEW_ALIKE:
-            return here, f"{words} on {likeness.gpu}"
-        return same, f"{words} on any GPU"
+            return here, f"{likeness.kind} on {likeness.gpu}"
+        if len(same) >= _FEW_ALIKE:
+            return same, f"{likeness.kind} on any GPU"
+        return [peer for peer in self.peers if not peer.run.doubted], "any kind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +113,28 @@ class Likeness:
     gpu: str
     stack: str
     frozen: bool
+    float8: bool
 
     @property
     def is_mixture(self) -> bool:
         """Whether it has experts."""
         return _is_mixture(self.model)
+
+    @property
+    def kind(self) -> str:
+        """What runs are compared with it, in words."""
+        models = "mixtures of experts" if self.is_mixture else "dense models"
+        frozen = " with frozen weights" if self.frozen else ""
+        return f"{models} in {'8' if self.float8 else '16'} bits{frozen}"
+
+    def is_kind(self, peer: Peer) -> bool:
+        """Whether a run is of that kind."""
+        other = peer.run
+        return (
+            _is_mixture(other.model) == self.is_mixture
+            and other.traits.frozen == self.frozen
+            and (other.decided.linear != "param") == self.float8
+        )
 
     def distance(self, peer: Peer) -> float:
         """How unlike it is: half as many parameters count as much as half the sequence."""

@@ -16,6 +16,7 @@ from shardwise.facts.models import ModelSpec
 
 # Where nothing is said of the batch: what steps of large models usually read.
 _USUAL_STEP = 2**20
+_USUAL_SEQ = 4096
 _NOT_GATED = ("gpt2", "gpt_neox", "opt", "bloom", "mpt", "falcon")
 _FSDP = {"strategy": "FULL_SHARD", "compile": "no", "attention_impl": "flash_attention_2"}
 _TUNED = {"compile": "no", "attention_impl": "cudnn", "notes": "fused norm"}
@@ -63,8 +64,8 @@ class StatedRun:
     model: ModelSpec
     cluster: ClusterSpec
     tokens_per_s: float
-    seq: int
     stack: str
+    seq: int | None = None
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
@@ -74,6 +75,11 @@ class StatedRun:
     precision: str | None = None
     recompute: str | None = None
     network: str | None = None
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a sequence."""
+        return self.seq or _USUAL_SEQ
 
     @property
     def replicas(self) -> int:
@@ -113,7 +119,7 @@ def read_stated(stated: StatedRun) -> tuple[PublishedRun, list[str]]:
         "gpu": cluster.gpu.name,
         "n_gpus": str(cluster.world_size),
         "gpus_per_node": str(cluster.devices_per_node),
-        "seq_len": str(stated.seq),
+        "seq_len": str(stated.seq_len),
         "tp": str(stated.tensor),
         "pp": str(stated.pipeline),
         "cp": str(stated.context),
@@ -141,7 +147,7 @@ def _passes(stated: StatedRun) -> tuple[int, list[str]]:
     micro_batch, replicas = stated.micro_batch or 1, stated.replicas
     if stated.global_batch is not None:
         return max(1, round(stated.global_batch / (micro_batch * replicas))), []
-    passes = max(stated.pipeline, ceil(_USUAL_STEP / (micro_batch * replicas * stated.seq)))
+    passes = max(stated.pipeline, ceil(_USUAL_STEP / (micro_batch * replicas * stated.seq_len)))
     batch = passes * micro_batch * replicas
     return passes, [f"{batch} sequences in a step (--global-batch)"]
 
@@ -149,12 +155,16 @@ def _passes(stated: StatedRun) -> tuple[int, list[str]]:
 def _unsaid(stated: StatedRun, run: PublishedRun) -> Iterator[str]:
     """What the row has taken as usual."""
     decided = run.decided
+    if stated.seq is None:
+        yield f"sequences of {stated.seq_len} tokens (--seq)"
     if stated.micro_batch is None:
         yield "one sequence in a micro-batch (--micro-batch)"
     if stated.precision is None:
         yield "bf16 (--precision)"
     if stated.recompute is None:
         yield f"recompute {decided.checkpoint_activations} (--recompute)"
+    fused = "fused kernels" if decided.compile else "no fused kernels"
+    yield f"{fused}, FlashAttention {run.traits.flash} or as fast, as {stated.stack} usually runs"
     if decided.pipeline > 1:
         share = (decided.pipeline - 1) / (decided.accumulation + decided.pipeline - 1)
         yield (

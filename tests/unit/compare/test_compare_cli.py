@@ -36,6 +36,7 @@ def test_a_run_of_another_stack_is_placed_and_its_assumptions_are_said() -> None
     # The cluster is two usual nodes, and the pipeline's idle share is (2-1)/(16+2-1).
     assert "on 2x8xH800" in text
     assert "a pipeline that is idle 6% of the time or more: 2 stages, 16 micro-batches" in text
+    assert "fused kernels, FlashAttention 3 or as fast, as megatron usually runs" in text
 
 
 def test_a_slow_run_gets_three_reasons_with_a_check_each() -> None:
@@ -64,12 +65,31 @@ def test_a_plan_of_ours_is_compared_with_speed_and_memory(tmp_path: Path) -> Non
     assert len(answer["reasons"]) == 3
     text = told("compare", file, "--tokens-per-s", f"{speed:.0f}", "--memory", f"{held / 2**31}")
     assert "verdict as expected" in text and "memory less than expected" in text
+    assert "likeliest reasons" not in text  # nothing is missing
+    # As the plan prints it, and with a change beside the file.
+    more = ("--tokens-per-s", "10.7k", "--memory", "71", "--seq", "4096", "--json")
+    other = json.loads(run_installed("compare", file, *more).stdout)
+    assert other["measured"] == 10700 and other["memory"]["measured"] == 71 * 2**30
+    assert other["expected"] > 1.02 * speed
+    # MFU of float8, of mixtures and of frozen weights says other things.
+    assert other["published_kind"] == "dense models in 16 bits on H100"
+
+
+def test_an_option_that_a_file_or_the_table_would_ignore_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(_8B)
+    beside = [str(file), "--tokens-per-s", "9000", "--stack", "megatron", "--tp", "2"]
+    for words, says in ((beside, "--stack and --tp would be ignored"),
+                        (["--published", "--json"], "leave --published out")):  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            app(["compare", *words], standalone_mode=False)
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("compare",), "--tokens-per-s is missing"),
+        ((*_MEGATRON, "--tokens-per-s", "fast"), "such as 6325 or 10.7k"),
         (("compare", "--tokens-per-s", "5"), "neither a file nor a model"),
         ((*_MEGATRON, "--tokens-per-s", "5", "--memory", "71"), "name a file"),
         (("compare", "--model", "llama-3.1-8b", "--cluster", "8xH100", "--ep", "2",
