@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from shardwise.cli.named_run import Amount, ModelName, read_amount
-from shardwise.cli.new_file import write_new_file
+from shardwise.cli.new_file import validate_new_yaml, write_new_file
 from shardwise.errors import UserError
 from shardwise.facts.probe import probe_gpus
 
@@ -56,6 +56,7 @@ def init(
         validate_template,
     )
 
+    validate_new_yaml(dest)
     here = "local" if probe_gpus(os.environ) else _CLUSTER
     answers = Answers(
         model=_answer("1/5  Which model? A name of `shardwise config ls`, a hub id or a directory",

@@ -203,7 +203,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     forecast, steps = plan.forecast, plan.config.train.steps
     yield f"By its plan: {plan.decided.strategy}, {held} of {limit} on each device,"
     if forecast is None:
-        yield "at a speed that nobody knows: `shardwise plan --calibrate` measures this machine."
+        yield "at a speed that nobody knows: `shardwise plan --calibrate` measures it."
         return
     rate = forecast.usd_per_billion_tokens
     cost = "" if rate is None else f", USD {rate * steps * plan.tokens_per_step / 1e9:,.0f}"

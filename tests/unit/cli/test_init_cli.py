@@ -160,3 +160,7 @@ def test_an_existing_file_is_left_alone(tmp_path: Path) -> None:
     text = run_installed("init", str(file), "--model", "tiny-llama", "--yes", expect=2).stderr
     assert "exists already" in text
     assert file.read_text() == "mine"
+    # It is said before anything is asked, and so is a name that no command would read.
+    assert "exists already" in run_installed("init", str(file), expect=2).stderr
+    with pytest.raises(UserError, match=r"name it .*new\.yaml"):
+        app(["init", str(tmp_path / "new.txt")], standalone_mode=False)
