@@ -214,8 +214,10 @@ def test_the_end_of_a_run_judges_its_gates(
     verdicts = {gate["name"]: gate["verdict"] for gate in judged["gates"]}
     assert judged["step"] == 8
     assert verdicts["loss"] == verdicts["checkpoints"] == "pass" and verdicts["mfu"] == "skip"
-    passed = next(line for line in done.stdout.splitlines() if line.startswith("  gates  "))
-    assert "passed: memory, loss" in passed and "not judged: mfu" in passed
+    passed, skipped = (line for line in done.stdout.splitlines() if line.startswith("  gates  "))
+    assert "passed: memory, loss" in passed and "not judged: mfu" in skipped
+    ended = done.stdout[done.stdout.index("finished") : done.stdout.index("next: ")]
+    assert max(map(len, ended.splitlines())) <= 80
 
 
 def test_a_start_says_what_it_runs_with(

@@ -111,9 +111,10 @@ def _validate_idle(job: Job) -> None:
 
 def _show(rendered: Rendered, plan: Plan) -> None:
     """The file that is submitted, as it is, and where the others are."""
+    from shardwise.cli.show import wrapped
     from shardwise.plan.explain import headline
 
-    typer.echo(headline(plan))
+    typer.echo(wrapped(headline(plan)))
     for warning in plan.warnings:
         typer.echo(f"warning: {warning}")
     typer.echo(f"--- {rendered.main.path}")

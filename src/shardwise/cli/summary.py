@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from shardwise.checkpoint.store import list_checkpoints
@@ -13,6 +14,7 @@ from shardwise.plan.planned import Plan
 from shardwise.units import GIB, format_count, speed_unit
 from shardwise.verify.gates import Gate
 
+_WIDTH = 80
 Events = Sequence[dict[str, Any]]
 # Verdicts that need no line of their own.
 _QUIET = {"pass": "passed", "skip": "not judged"}
@@ -42,7 +44,7 @@ def summary_lines(plan: Plan, gates: Sequence[Gate]) -> Iterator[str]:
     yield _speed_line(plan, steps)
     yield _memory_line(last)
     yield from _gate_lines(gates)
-    yield f"  run directory  {plan.run_dir}: {', '.join(_contents(plan.run_dir))}"
+    yield from _field("run directory", f"{plan.run_dir}: {', '.join(_contents(plan.run_dir))}")
 
 
 def last_step(plan: Plan) -> int | None:
@@ -87,13 +89,14 @@ def _memory_line(last: dict[str, Any]) -> str:
 
 
 def _gate_lines(gates: Sequence[Gate]) -> Iterator[str]:
-    """One line with the gates that passed, and one line with advice for each of the others."""
+    """The gates that passed, those not judged, and one line with advice for each of the others."""
     named = [
         f"{word}: {', '.join(gate.name for gate in gates if gate.verdict == verdict)}"
         for verdict, word in _QUIET.items()
         if any(gate.verdict == verdict for gate in gates)
     ]
-    yield f"  gates          {'; '.join(named)}"
+    for group in named:
+        yield from _field("gates", group)
     yield from _unpassed_lines(gates)
 
 
@@ -102,6 +105,14 @@ def _unpassed_lines(gates: Sequence[Gate]) -> Iterator[str]:
         if gate.verdict not in _QUIET:
             found = f"{gate.name}: {gate.figure}, bound: {gate.bound}"
             yield f"  gate {gate.verdict:<9} {found}; {gate.advice}"
+
+
+def _field(name: str, text: str) -> list[str]:
+    """A figure in lines that fit; paths stay whole."""
+    return wrap(
+        f"{name:<13}  {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 17,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _of(events: Events, kind: str) -> Events:

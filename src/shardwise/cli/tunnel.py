@@ -86,11 +86,11 @@ def tunnel(  # noqa: PLR0913 (a verb's parameters are its options)
 
 def show_result(result: TunnelResult, words: str) -> None:
     """Memory beside the plan's, collectives, times, and what to try next."""
-    from shardwise.cli.show import show_table
+    from shardwise.cli.show import show_table, wrapped
     from shardwise.plan.explain import headline
     from shardwise.tunnel import result_text
 
-    typer.echo(headline(result.plan))
+    typer.echo(wrapped(headline(result.plan)))
     typer.echo(result_text.headline(result))
     typer.echo("memory of rank 0")
     show_table(result_text.memory_rows(result))
@@ -101,6 +101,6 @@ def show_result(result: TunnelResult, words: str) -> None:
         typer.echo(f"time of a step, median of {result.timing.num_steps}")
         show_table(result_text.timing_rows(result))
     for note in result.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(wrapped(f"note: {note}"))
     for line in result_text.next_lines(result, words):
         typer.echo(line)

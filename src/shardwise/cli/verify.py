@@ -15,6 +15,8 @@ from shardwise.cli.show import show_table
 from shardwise.errors import ExitCode, UserError
 from shardwise.metrics.read_events import read_record
 
+_WIDTH = 80
+
 
 def verify(
     runs: Annotated[
@@ -55,7 +57,7 @@ def verify(
         typer.echo(json.dumps([asdict(gate) for gate in gates], indent=2))
     else:
         rows = [(gate.name, gate.figure, gate.bound, gate.verdict, gate.advice) for gate in gates]
-        show_table([("gate", "figure", "bound", "verdict", "advice"), *rows])
+        show_table([("gate", "figure", "bound", "verdict", "advice"), *rows], width=_WIDTH)
     validate_passed(runs[0], gates)
 
 

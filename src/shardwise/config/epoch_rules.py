@@ -21,7 +21,8 @@ EPOCH_RULES: tuple[Rule, ...] = (
         "train.epochs",
         lambda c: knows_steps(c) or c.train.steps == _USUAL_STEPS,
         "train.steps={c.train.steps} says how long the run is, too",
-        "leave train.steps out, or leave train.epochs out",
+        f"leave train.steps out (train.steps={_USUAL_STEPS} counts as that), or leave train.epochs "
+        "out",
     ),
     Rule(
         "epochs-need-an-end",

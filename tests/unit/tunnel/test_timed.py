@@ -215,6 +215,8 @@ def test_what_is_printed(config: Path, tmp_path: Path) -> None:
         f"next: shardwise tunnel {config} --cluster 4xH100 --link-speed 1",
     ):
         assert text in done.stdout
+    shown = done.stdout[: done.stdout.index("next: ")]  # commands to type stay whole
+    assert max(map(len, shown.splitlines())) <= 80
     # Progress, and no word of torch.
     stages = [re.sub(r"^ *\d+\.\d s  ", "", line) for line in done.stderr.splitlines()]
     assert stages[0] == "starting torch"
