@@ -19,6 +19,7 @@ from shardwise.data.has_text import validate_conversations, validate_text
 from shardwise.data.splits import validate_vocabulary
 from shardwise.data.tokenizer import load_tokenizer
 from shardwise.errors import ExitCode, UserError
+from shardwise.facts.counted import keep_spec, kept_spec
 from shardwise.facts.quantization import read_quantization
 from shardwise.facts.weight_files import check_weight_files
 from shardwise.files import user_path, why_no_path
@@ -49,6 +50,29 @@ def validate_run(plan: Plan) -> list[str]:
 def check_data(plan: Plan) -> list[Finding]:
     """Whether there is text where `data.path` and `data.field` say."""
     return _found_by(lambda: validate_text(plan.config.data))
+
+
+def check_model(plan: Plan) -> list[Finding]:
+    """Whether transformers builds the model, where no test has and nothing was counted of it: the
+    sizes of known families are computed, so nobody has read the rest of their config.json. It
+    imports transformers, so what was built once is kept."""
+    is_shipped = plan.model_dir is None and not plan.config.model.overrides
+    if is_shipped or plan.model.source == "counted":
+        return []
+    key = {"built": plan.hf_config}
+    if kept_spec(plan.model.name, key) is not None:
+        return []
+    found = _found_by(lambda: _validate_model(plan))
+    if not found:
+        keep_spec(plan.model, key)
+    return found
+
+
+def _validate_model(plan: Plan) -> None:
+    from shardwise.model.build import build_on_meta
+
+    code_dir = plan.model_dir if plan.config.model.trust_remote_code else None
+    build_on_meta(plan.hf_config, attention="eager", code_dir=code_dir)
 
 
 def check_weights(plan: Plan) -> list[Finding]:
@@ -219,6 +243,7 @@ def check_meeting(plan: Plan) -> list[Finding]:
 CHECKS: tuple[Check, ...] = (
     check_data,
     check_tokenizer,
+    check_model,
     check_weights,
     check_adapter,
     check_attention,

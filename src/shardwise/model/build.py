@@ -27,6 +27,8 @@ _COUNTS = (
 _MOST = 4096
 # Fields of config.json that say where the model's own code lies.
 _CODE = ("auto_map", "_name_or_path", "name_or_path")
+# What its weights were saved in. Ours are made in fp32, and torch need not have such a format.
+_DTYPES = ("dtype", "torch_dtype")
 
 
 def build_on_meta(
@@ -108,7 +110,7 @@ def _transformers_config(hf_config: Mapping[str, Any], code_dir: str | None) -> 
     model_type = str(hf_config.get("model_type", ""))
     # `hf_config` never says which code is run: it may come from a file that others wrote.
     # Quantised files become plain weights, and so does the model that is built or exported.
-    unread = (*_CODE, QUANTIZATION_FIELD)
+    unread = (*_CODE, *_DTYPES, QUANTIZATION_FIELD)
     settings = {key: value for key, value in hf_config.items() if key not in unread}
     if code_dir is not None:
         own = AutoConfig.from_pretrained(code_dir, trust_remote_code=True)

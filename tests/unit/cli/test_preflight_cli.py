@@ -341,3 +341,45 @@ def test_sites_that_would_meet_at_no_host_are_refused(train: Train) -> None:
     assert code == 4 and "this machine knows no host nowhere.invalid" in said
     code, said = train(*words, "diloco.meet=127.0.0.1:29700")
     assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"hidden_act": "swoosh"}, "KeyError: 'swoosh'"),
+        ({"rope_scaling": {"rope_type": "zigzag", "factor": 2.0}}, "KeyError: 'zigzag'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "low_freq_factor"),
+        ({"rope_parameters": "linear"}, "rope_parameters"),
+        ({"layer_types": ["zigzag", "zigzag"], "model_type": "qwen3"}, "layer_types"),
+    ],
+)
+def test_what_transformers_does_not_build(train: Train, fields: dict[str, Any], why: str) -> None:
+    """Plans of these families compute sizes, and read nothing else of the file."""
+    Path("odd").mkdir()
+    Path("odd/config.json").write_text(json.dumps({**SHAPE, **fields}))
+    code, said = train("model.name=odd", "model.weights=random", "data.tokenizer=byte")
+    assert code == 2
+    assert "from this config.json" in said and why in " ".join(said.split())
+    assert "mend config.json or model.overrides" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", ["auto", "bfloat16", "float7", None])
+def test_the_dtype_of_stored_weights_is_not_that_of_a_run(
+    train: Train, field: str, value: str | None
+) -> None:
+    Path("odd").mkdir()
+    Path("odd/config.json").write_text(json.dumps({**SHAPE, field: value}))
+    assert train("model.name=odd", "model.weights=random", "data.tokenizer=byte")[0] == 0
+
+
+def test_a_model_that_was_built_is_not_built_again(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("odd").mkdir()
+    Path("odd/config.json").write_text(json.dumps({**SHAPE, "a_key_of_this_test": 1}))
+    built: list[Any] = []
+    monkeypatch.setattr("shardwise.model.build.build_on_meta", lambda *a, **k: built.append(a))
+    words = ("model.name=odd", "model.weights=random", "data.tokenizer=byte")
+    assert [train(*words)[0] for _ in range(2)] == [0, 0]
+    assert len(built) == 1
