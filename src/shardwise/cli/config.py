@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -147,4 +148,10 @@ def _find_fields(path: str) -> list[FieldDoc]:
 
 
 def _explain(field: FieldDoc) -> str:
-    return f"{field.path}\n  {field.doc}\n  takes: {field.type}\n  default: {field.default}"
+    said = (field.doc, f"takes: {field.type}", f"default: {field.default}")
+    return "\n".join([field.path, *(_indented(text) for text in said)])
+
+
+def _indented(text: str) -> str:
+    return fill(text, 80, initial_indent="  ", subsequent_indent="  ",
+                break_long_words=False, break_on_hyphens=False)  # fmt: skip

@@ -83,7 +83,8 @@ def mixture_lines(data: DataSplits, plan: Plan) -> Iterator[str]:
         if each.splits.num_documents:
             size = f"{_documents_in_words(each.splits, plan)}, {size}"
         passes = each.passes(num_sequences)
-        yield f"data {each.name}: {each.share:.1%} of what is read; {size}, read {passes:.3g} times"
+        yield f"data {each.name}: {each.share:.1%} of what is read; read {passes:.3g} times"
+        yield f"  {size}"
         if each.splits.conversations is not None:
             for line in each.splits.conversations.in_words(plan.settings.data.seq_len):
                 yield f"data {each.name}: {line}"

@@ -74,6 +74,7 @@ def test_schema_prints_json_markdown_a_section_or_a_field() -> None:
     assert output_of("schema", "--markdown").strip() == markdown_reference().strip()
     assert output_of("schema", "optim.lr").startswith("optim.lr\n  Peak learning rate.")
     assert "optim.schedule" in output_of("schema", "optim")
+    assert max(map(len, output_of("schema", "optim").splitlines())) <= 80
     assert "Name of the run directory" in output_of("schema", "name")
 
 
