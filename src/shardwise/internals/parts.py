@@ -114,6 +114,8 @@ def _what_changed(part: Part) -> str | None:
     try:
         part.check()
     except (Changed, AttributeError, ImportError, RuntimeError) as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("shardwise"):
+            raise
         return f"{part.package} {version(part.package)} has changed: {brief(error)}"
     return None
 

@@ -26,6 +26,11 @@ def test_every_part_is_as_we_know_it_on_this_release(part: Part) -> None:
     assert parts.why_public(part) is None
 
 
+def test_a_module_of_ours_that_is_missing_is_no_change_of_torch() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        is_open(Part("nothing", "torch", parts._check_in("nowhere", "check")))
+
+
 def test_nothing_is_said_where_nothing_is_off() -> None:
     assert public_note(PARTS) is None
 
