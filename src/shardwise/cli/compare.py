@@ -96,8 +96,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
 ) -> None:
     """Say whether a throughput is right: what is expected, the band, and the likeliest reasons.
 
-    Expectations of other stacks are fitted to published runs, and nine of ten of these are inside
-    of the band that is shown.
+    Expectations of other stacks are fitted to published runs: nine of ten are inside the band.
 
     \b
     Examples:
@@ -110,12 +109,9 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     from shardwise.compare.stated import StatedRun
 
     if published:
-        _validate_alone(config or model or tokens_per_s or memory or as_json)
-        _show_published()
+        _show_published(beside=config or model or tokens_per_s or memory or as_json)
         return
-    if tokens_per_s is None:
-        fix = "write --tokens-per-s NUMBER, the measured tokens/s of one GPU"
-        raise UserError("--tokens-per-s is missing", fix=fix)
+    measured = _given(tokens_per_s)
     config, words = split_words(config, overrides, model)
     described = changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)
     if config is not None:
@@ -124,12 +120,12 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
         named = changes_of(model=model, seq=seq, **batch, has_file=True)
         place = [f"cluster.name={cluster}"] if cluster else []
         given = [*named, *words, *place, *described]
-        _compare_with_plan(config, given, tokens_per_s, memory, as_json=as_json)
+        _compare_with_plan(config, given, measured, memory, as_json=as_json)
         return
     _validate_no_plan(memory, described)
     spec, gpus = _stated_model(model, words, cluster)
     stated = StatedRun(
-        model=spec, cluster=gpus, tokens_per_s=tokens_per_s, seq=seq, stack=stack, tensor=tp,
+        model=spec, cluster=gpus, tokens_per_s=measured, seq=seq, stack=stack, tensor=tp,
         pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch, global_batch=global_batch,
         precision=precision, recompute=recompute, network=network,
     )  # fmt: skip
@@ -154,6 +150,13 @@ def _compare_with_stack(stated: StatedRun, *, as_json: bool) -> None:
     from shardwise.compare.assessment import answer_for_stack
 
     _tell(_title_of(stated), answer_for_stack(stated), as_json=as_json)
+
+
+def _given(tokens_per_s: float | None) -> float:
+    if tokens_per_s is None:
+        fix = "write --tokens-per-s NUMBER, the measured tokens/s of one GPU"
+        raise UserError("--tokens-per-s is missing", fix=fix)
+    return tokens_per_s
 
 
 def _validate_alone(others: object) -> None:
@@ -295,10 +298,11 @@ def _peer_lines(peers: tuple[Peer, ...]) -> Iterator[str]:
         )  # fmt: skip
 
 
-def _show_published() -> None:
+def _show_published(beside: object) -> None:
     """Every stack's rows by verdict, and the rows that are not as expected."""
     from shardwise.compare.standing import read_published
 
+    _validate_alone(beside)
     published = read_published()
     judged = [(peer, published.verdict_of(peer)) for peer in published.peers]
     words = ("as expected", "slower than expected", "faster than expected", "doubtful")
