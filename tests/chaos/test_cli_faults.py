@@ -206,12 +206,12 @@ SLOW_DISK = f"""
 import os
 if "RANK" in os.environ:
     import time
-    from shardwise.checkpoint import files
-    sync, pauses = files.sync_handle, [{SLOW_S}]
+    from shardwise.checkpoint import durable_files
+    sync, pauses = durable_files.sync_handle, [{SLOW_S}]
     def sync_slowly(handle):
         time.sleep(pauses.pop() if pauses else 0)
         sync(handle)
-    files.sync_handle = sync_slowly
+    durable_files.sync_handle = sync_slowly
 """
 
 
@@ -258,10 +258,10 @@ def test_ranks_save_and_leave_when_the_launcher_is_killed(train: Callable[..., T
 BROKEN = """
 import os
 if "RANK" in os.environ:
-    from shardwise.training import rank
+    from shardwise.training import rank_run
     def build(*args, **settings):
         raise IndexError("index 1024 is out of bounds")
-    rank.build_session = build
+    rank_run.build_session = build
 """
 
 

@@ -180,7 +180,7 @@ def _validate_settings_of_file(stack: str, axes: tuple[int, ...], *others: str |
             f"{said} would be ignored: the file is a run of shardwise",
             why="its plan says how it is laid out",
             fix=f"leave {said} out and change settings, such as mesh.tensor=2 or "
-            "precision.param_dtype=bf16; or name no file, but --model and --cluster",
+            "precision.param=bf16; or name no file, but --model and --cluster",
         )
 
 

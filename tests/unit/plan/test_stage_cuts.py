@@ -75,6 +75,7 @@ CASES = [
     ),
     ((*GPUS, "precision.param=fp16"), "a loss scale that falls", "leave precision.param out"),
     ((*GPUS, "precision.linear=float8"), "scales of float8", "leave precision.linear out"),
+    ((*GPUS, "precision.experts=float8"), "scales of float8", "leave precision.experts out"),
     ((*GPUS, "memory.offload_activations=0.5"), "each block copies out one", "leave memory"),
     ((*GPUS, "memory.offload_optimizer=true"), "an optimizer in host memory", "leave memory"),
     (("shard.gather_in_place=true",), "between two gathers", "leave shard.gather_in_place out"),
