@@ -219,3 +219,8 @@ def test_a_block_that_does_something_else_is_left_alone(forward: Any) -> None:
     classes = [type(module) for module in model.modules()]
     assert mixtures and not apart(model)
     assert [type(module) for module in model.modules()] == classes
+
+
+def test_a_model_without_experts_is_not_asked_how_wide_it_is() -> None:
+    """Some have no hidden size: BLT has one for each of its parts."""
+    assert take_apart(nn.Linear(2, 2), []) == {}

@@ -42,6 +42,8 @@ class SharedExperts:
 def take_apart(model: nn.Module, experts: list[nn.Module]) -> dict[nn.Module, SharedExperts]:
     """The shared experts beside each of these modules of experts. From now on the blocks take them
     for zero. The model may be on meta."""
+    if not experts:
+        return {}
     hidden = _hidden_size(model)
     found = {}
     for mixture in list(model.modules()):
