@@ -66,9 +66,11 @@ def _whole_norms(parts: list[Tensor], groups: Sequence[ProcessGroup]) -> Tensor:
 
 def _norms_of(parts: list[Tensor]) -> list[Tensor]:
     """The norm of each tensor. torch computes one of them in one thread on a host, so with offload
-    each thread has a tensor of its own: the same numbers, sooner."""
+    each thread has a tensor of its own: the same numbers, sooner. Tensors without data, which are
+    of a class of their own, are counted in one thread only."""
     threads = min(torch.get_num_threads(), len(parts))
-    if threads == 1 or parts[0].device.type != "cpu" or sum(p.numel() for p in parts) < _MANY:
+    in_threads = threads > 1 and parts[0].device.type == "cpu" and type(parts[0]) is Tensor
+    if not in_threads or sum(p.numel() for p in parts) < _MANY:
         return norm_of_each(parts)
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda part: norm_of_each([part])[0], parts))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwise.internals.functions import norm_of_each
+from shardwise.internals.peerless import FakeTensorMode
 from shardwise.training import grad_norm
 
 
@@ -32,3 +33,12 @@ def test_few_gradients_need_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grad_norm, "ThreadPoolExecutor", None)
     grads = [torch.ones(3), torch.ones(5)]
     assert all(map(torch.equal, grad_norm._norms_of(grads), norm_of_each(grads)))
+
+
+def test_tensors_without_data_are_counted_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their mode is not made for several."""
+    monkeypatch.setattr(grad_norm, "ThreadPoolExecutor", None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    with FakeTensorMode():
+        norms = grad_norm._norms_of([torch.empty(2**13, 2**12) for _ in range(3)])
+    assert [norm.shape for norm in norms] == [torch.Size([])] * 3
