@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONFIG = """\
-model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 6}}
+model: {name: llama-3.2-1b, attention: sdpa, overrides: {num_hidden_layers: 6}}
 data: {source: synthetic, seq_len: 1024}
 train: {micro_batch: 4}
 shard: {strategy: full_shard}

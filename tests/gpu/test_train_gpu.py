@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 CONFIG = """\
-model: {name: llama-3.2-1b, overrides: {num_hidden_layers: 2, vocab_size: 4096, hidden_size: 512,
-  num_attention_heads: 8, num_key_value_heads: 2, intermediate_size: 2048}}
+model: {name: llama-3.2-1b, attention: sdpa, overrides: {num_hidden_layers: 2, vocab_size: 4096,
+  hidden_size: 512, num_attention_heads: 8, num_key_value_heads: 2, intermediate_size: 2048}}
 data: {source: stdlib, seq_len: 512, tokenizer: byte}
 train: {micro_batch: 2, steps: 6}
 optim: {lr: 1e-3, warmup_steps: 0, schedule: constant}
