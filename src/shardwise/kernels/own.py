@@ -11,10 +11,12 @@ from shardwise.plan.decisions import multiplies_experts
 from shardwise.plan.float8_rules import is_float8
 from shardwise.plan.planned import Plan
 
-_SWIGLU_AFTER = (
-    "kernels: SwiGLU runs after its matmuls instead of in their epilogue, because quack-kernels "
-    "0.6 from 0.6.4 on (shardwise[quack]) is not installed here"
+_GATED_AFTER = (
+    "kernels: gated MLPs are computed after their matmuls instead of in their epilogue, because "
+    "quack-kernels 0.6 from 0.6.4 on (shardwise[quack]) is not installed here"
 )
+# As configurations call those that an epilogue computes.
+_ACTIVATIONS = ("silu", "swish", "gelu_pytorch_tanh")
 
 
 def uses_own(plan: Plan) -> bool:
@@ -31,7 +33,7 @@ def kernels_note(plan: Plan) -> str | None:
     if not _wants_own(plan):
         return None
     if _has_triton():
-        return _swiglu_note(plan)
+        return _gated_note(plan)
     if plan.choices["kernels"].source == "user":
         raise UserError(
             "train.kernels=own needs Triton, which is not installed here",
@@ -48,12 +50,13 @@ def kernels_note(plan: Plan) -> str | None:
     return "kernels: torch's instead of our own, because Triton is not installed here"
 
 
-def _swiglu_note(plan: Plan) -> str | None:
-    is_swiglu = plan.model.gated_mlp and plan.hf_config.get("hidden_act") in ("silu", "swish")
-    if not is_swiglu or is_float8(plan.decided.linear) or not on_hopper():
+def _gated_note(plan: Plan) -> str | None:
+    given = (plan.hf_config.get(name) for name in ("hidden_act", "hidden_activation"))
+    is_known = plan.model.gated_mlp and any(each in _ACTIVATIONS for each in given)
+    if not is_known or is_float8(plan.decided.linear) or not on_hopper():
         return None
     if not has_quack():
-        return _SWIGLU_AFTER
+        return _GATED_AFTER
     try:
         # The library is imported now rather than in the first step: its release must match those of
         # what it needs.

@@ -1,7 +1,7 @@
 """SwiGLU or GeGLU and the matmul beside it as operators, forward and backward.
 
-On a GPU SwiGLU is computed in the matmul's epilogue, or in Triton after it, and GeGLU in Triton. On
-a CPU both are plain torch.
+On a GPU they are computed in the matmul's epilogue, or in Triton after it. On a CPU they are plain
+torch.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def _(
 
 @up_and_product.register_kernel("cuda")
 def _(x: Tensor, weight: Tensor, gate: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    if _fits_inside(activation, x, weight, gate):
+    if _fits_inside(x, weight, gate):
         from shardwise.kernels import swiglu_quack
 
-        return swiglu_quack.up_and_product(x, weight, gate)
+        return swiglu_quack.up_and_product(x, weight, gate, activation)
     from shardwise.kernels import swiglu_triton
 
     up = x @ weight.t()
@@ -75,10 +75,10 @@ def _(x: Tensor, weight: Tensor, gate: Tensor, activation: str) -> tuple[Tensor,
 def _(
     grad: Tensor, weight: Tensor, gate: Tensor, up: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if _fits_inside(activation, grad, weight, gate, up):
+    if _fits_inside(grad, weight, gate, up):
         from shardwise.kernels import swiglu_quack
 
-        return swiglu_quack.gated_backward(grad, weight, gate, up)
+        return swiglu_quack.gated_backward(grad, weight, gate, up, activation)
     from shardwise.kernels import swiglu_triton
 
     product_grad = grad @ weight
@@ -86,10 +86,9 @@ def _(
     return product_grad, *made
 
 
-def _fits_inside(activation: str, *tensors: Tensor) -> bool:
-    """Whether there is an epilogue for it. There is one for silu."""
-    is_possible = activation == "silu" and has_quack() and on_hopper()
-    return is_possible and all(map(_is_even, tensors))
+def _fits_inside(*tensors: Tensor) -> bool:
+    """Whether an epilogue can compute it."""
+    return has_quack() and on_hopper() and all(map(_is_even, tensors))
 
 
 def _is_even(tensor: Tensor) -> bool:
