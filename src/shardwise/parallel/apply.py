@@ -19,6 +19,7 @@ from shardwise.parallel.expert_parallel import (
 )
 from shardwise.parallel.expert_pass import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
+from shardwise.parallel.head_norms import apply_head_norms
 from shardwise.parallel.mesh import Mesh, build_mesh
 from shardwise.parallel.offload import apply_offload
 from shardwise.parallel.reduce_buffer import ReduceBuffer
@@ -56,6 +57,8 @@ def parallelize(
     blocks = [module for unit in units.blocks for module in iter_modules(model, unit)]
     if uses_own(plan) and not is_float8(plan.decided.linear):
         apply_gated_mlp(blocks)
+    if mesh.group("tensor") is None:
+        apply_head_norms(blocks)
     if mesh.group("expert") is None:
         _apply_own_experts(blocks, plan)
     apply_tensor(model, units, plan, mesh)

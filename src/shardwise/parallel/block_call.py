@@ -18,6 +18,7 @@ from shardwise.model.blocks import find_units, iter_modules
 from shardwise.model.masks import Mask, described_mask
 from shardwise.parallel.expert_pass import apply_experts
 from shardwise.parallel.gated_mlp import apply_gated_mlp
+from shardwise.parallel.head_norms import apply_head_norms
 from shardwise.parallel.remat import apply_remat
 
 _COUNTED = "shardwise_counted"
@@ -120,10 +121,12 @@ def changed(block: nn.Module, *, own: bool, recompute: str) -> Iterator[bool]:
     """Inside, the block is changed as `parallelize` would change it. Yields whether our kernels
     leave it as it is."""
     classes = [(module, type(module)) for module in block.modules()]
+    apply_head_norms([block])
+    without = [type(module) for module in block.modules()]
     if own:
         apply_gated_mlp([block])
         apply_experts([block])
-    is_same = all(type(module) is cls for module, cls in classes)
+    is_same = [type(module) for module in block.modules()] == without
     apply_remat([block], recompute)
     try:
         yield is_same
