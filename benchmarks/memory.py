@@ -26,7 +26,7 @@ from shardwise.facts.families import spec_from_config
 from shardwise.facts.models import ModelSpec
 from shardwise.facts.presets import PRESETS
 from shardwise.plan.activations import activations_of
-from shardwise.plan.basis import loss_slice_tokens
+from shardwise.plan.basis import narrow_slice_tokens
 from shardwise.plan.decisions import Decisions
 from shardwise.plan.memory import estimate_memory, gradient_bytes
 from shardwise.plan.planned import MemoryEstimate, Plan
@@ -119,7 +119,8 @@ def spec_of(row: dict[str, Any]) -> ModelSpec:
 
 def decisions_of(row: dict[str, Any]) -> Decisions:
     """What a row was run with."""
-    chunk = loss_slice_tokens(spec_of(row).vocab_size, compiled=row["compile"])
+    # What plans took when these rows were measured.
+    chunk = narrow_slice_tokens(spec_of(row).vocab_size, compiled=row["compile"])
     return Decisions(
         replicate=_replicas(row),
         shard=row["world"] // _replicas(row),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from shardwise.config.schema import RunConfig
 from shardwise.errors import UserError
 from shardwise.facts.cluster import ClusterSpec
@@ -27,7 +29,7 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     has_parts = splits_backward(config)
     compiles = on_gpu and not has_parts
     compiled = compiles if memory.compile == "auto" else memory.compile
-    chunk = loss_slice_tokens(model.vocab_size, compiled=compiled)
+    chunk = loss_slice_tokens(model, compiled=compiled)
     why_compile = "fuses norms, rope and activations"
     if not on_gpu:
         why_compile = "compiling takes longer than it saves"
@@ -82,11 +84,21 @@ def choose_basis(config: RunConfig, model: ModelSpec, cluster: ClusterSpec) -> C
     }
 
 
-def loss_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
-    """Tokens of one slice of the chunked loss: a power of two, with at most 2**29 logits.
+def loss_slice_tokens(model: ModelSpec, *, compiled: bool) -> int:
+    """Tokens of one slice of the chunked loss: a power of two.
 
-    Without the compiler it is half as many, because fp32 copies of the logits exist then.
+    With the compiler and a head that learns there are at least as many as a hidden state has
+    numbers: their logits fit where the head's gradient has a copy later. Each slice adds to that
+    gradient in fp32, so fewer slices move fewer bytes.
     """
+    tokens = narrow_slice_tokens(model.vocab_size, compiled=compiled)
+    learns = model.adapter is None
+    return max(tokens, 2 ** round(log2(model.hidden_size))) if compiled and learns else tokens
+
+
+def narrow_slice_tokens(vocab_size: int, *, compiled: bool) -> int:
+    """Those of at most 2**29 logits, or half as many without the compiler, because fp32 copies of
+    the logits exist then."""
     most = 2**29 if compiled else 2**28
     return max(256, 2 ** ((most // vocab_size).bit_length() - 1))
 
