@@ -33,6 +33,12 @@ def by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return causal_attention(query, key, value, query.shape[-1] ** -0.5)[0]
 
 
+def by_flash_capped(query: Tensor, key: Tensor, value: Tensor, cap: float) -> Tensor:
+    """Heads before the length, as torch has them, and scores bounded by a tanh."""
+    sides = (side.transpose(1, 2) for side in (query, key, value))
+    return causal_attention(*sides, query.shape[-1] ** -0.5, softcap=cap)[0].transpose(1, 2)
+
+
 def milliseconds(attend: Attention, sides: list[Tensor], times: int) -> tuple[float, float]:
     """Forward and backward."""
     grad = torch.randn_like(sides[0])

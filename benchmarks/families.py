@@ -65,9 +65,9 @@ def main() -> None:
     if given.memory_only:
         bench.run_for_memory(new, board)
     elif not given.plan_only:
-        if not given.no_limits:
+        if not (given.no_limits or given.compile_only):
             bench.measure_limits()
-        bench.run(new, board)
+        bench.run(new, board, compile_only=given.compile_only)
     print(f"\n{markdown(board.results)}")
 
 
@@ -80,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trainer", nargs="+", type=mode, default=[], metavar="MODE")
     parser.add_argument("--only-trainer", action="store_true", help="none of ours")
     parser.add_argument("--warm", type=int, default=8, help="rows that compile at once; 0: none")
+    parser.add_argument("--compile-only", action="store_true", help="measure nothing")
     parser.add_argument("--steps", type=int, default=4, help="measured in each row")
     parser.add_argument("--profile", action="store_true", help="kernels by class, of two steps")
     parser.add_argument("--no-limits", action="store_true", help="measure no limits")

@@ -1,16 +1,18 @@
 """The most that a GPU could do for a family, from rates measured on it now.
 
 The limit is that of `ceilings.py`, for any model: every matmul of its forward and both of its
-backward at their own shapes, attention at the rate that it reaches over whole sequences, and 32
-bytes for each parameter of the update. Layers with one input are one matmul or several, whichever
-is faster. Experts are grouped matmuls over as many tokens each. A window leaves out its share of
-attention. Norms, activations, routing and recomputation are no part of the limit.
+backward at their own shapes, attention at the rate that it reaches over whole sequences, with a
+soft cap where the model has one, and 32 bytes for each parameter of the update. Layers with one
+input are one matmul or several, whichever is faster. Experts are grouped matmuls over as many
+tokens each. A window leaves out its share of attention. Norms, activations, routing and
+recomputation are no part of the limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ceilings import UPDATE_BYTES
@@ -41,7 +43,8 @@ class Kernel:
             return f"experts {sizes}, {shape.per_token} a token"
         if isinstance(shape, SeenAttention):
             sizes = f"{shape.heads} x {shape.width}/{shape.value_width}"
-            return f"attention {sizes} over {self.seq_len}"
+            cap = "" if shape.cap is None else f", capped at {shape.cap:g}"
+            return f"attention {sizes} over {self.seq_len}{cap}"
         return f"layer {shape[0]} x {shape[1]}"
 
 
@@ -96,7 +99,7 @@ def _joined(group: tuple[Layer, ...]) -> Layer:
 
 def _whole(attention: SeenAttention) -> SeenAttention:
     """The same without its window."""
-    return SeenAttention(attention.heads, attention.width, attention.value_width, None)
+    return replace(attention, window=None)
 
 
 def _seen_share(window: int | None, seq_len: int) -> float:
@@ -159,8 +162,6 @@ def _attention_seconds(shape: SeenAttention, seq_len: int, clock: Clock, flash: 
     """Forward and backward, by the fastest kernel that takes these widths."""
     import torch
 
-    from ceilings import attentions_on
-    from shardwise.calibrate.attention_rate import by_torch
     from shardwise.training.surroundings import fast_attention
 
     sequences = max(1, _TOKENS[clock.device.type] // seq_len)
@@ -172,7 +173,7 @@ def _attention_seconds(shape: SeenAttention, seq_len: int, clock: Clock, flash: 
         for width in widths
     ]
     found = []
-    for attend in attentions_on(clock.device).values() if flash else [by_torch]:
+    for attend in _attentions(shape, clock.device, flash):
         try:
             with fast_attention(clock.device):
                 output = attend(*sides)
@@ -187,6 +188,17 @@ def _attention_seconds(shape: SeenAttention, seq_len: int, clock: Clock, flash: 
     if not found:
         raise RuntimeError("no attention takes these widths")
     return min(found) * _TOKENS[clock.device.type] / (sequences * seq_len)
+
+
+def _attentions(shape: SeenAttention, device: Any, flash: bool) -> list[Any]:
+    """Those that compute it."""
+    from attention import by_flash_capped
+    from ceilings import attentions_on
+    from shardwise.calibrate.attention_rate import by_torch
+
+    if shape.cap is not None and flash and device.type == "cuda":
+        return [partial(by_flash_capped, cap=shape.cap)]
+    return list(attentions_on(device).values()) if flash else [by_torch]
 
 
 def _dtype(clock: Clock) -> Any:

@@ -20,7 +20,7 @@ _CLASSES = (
     ("matmul", r"gemm|nvjet|cutlass|cublas|splitk|xmma|_mm_|swiglu_quack|quack"),
     ("elementwise", r"triton|elementwise|reduce|norm|softmax|index|scatter|gather|sort|scan|fill"),
 )
-_TOP = 12
+_TOP = 24
 _NAME = 90
 
 
@@ -35,16 +35,28 @@ def summed(events: Iterable[Mapping[str, Any]], steps: int) -> dict[str, Any]:
     """The same from the trace's events."""
     classes: Counter[str] = Counter()
     names: Counter[str] = Counter()
+    spans: list[tuple[float, float]] = []
     for event in events:
         if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         took_ms = event["dur"] / 1e3 / steps
         classes[class_of(event["name"], event["cat"])] += took_ms  # type: ignore[assignment]
         names[event["name"][:_NAME]] += took_ms  # type: ignore[assignment]
+        spans.append((event["ts"], event["ts"] + event["dur"]))
     return {
+        "idle_ms": round(_idle_us(spans) / 1e3 / steps, 2),
         "classes_ms": {name: round(ms, 2) for name, ms in classes.most_common()},
         "top_ms": {name: round(ms, 2) for name, ms in names.most_common(_TOP)},
     }
+
+
+def _idle_us(spans: list[tuple[float, float]]) -> float:
+    """Between the first kernel and the end of the last, how long none ran on any stream."""
+    idle, busy_until = 0.0, min((start for start, _ in spans), default=0.0)
+    for start, end in sorted(spans):
+        idle += max(0.0, start - busy_until)
+        busy_until = max(busy_until, end)
+    return idle
 
 
 def class_of(name: str, category: str = "kernel") -> str:
@@ -60,7 +72,8 @@ def class_of(name: str, category: str = "kernel") -> str:
 def show_kernels(row: str, found: Mapping[str, Any]) -> str:
     """The classes in one line, and the longest kernels below."""
     classes = ", ".join(f"{name} {ms:.1f}" for name, ms in found["classes_ms"].items())
-    lines = [f"{row}: ms of a step by class, all streams: {classes}"]
+    idle = f"; idle {found['idle_ms']:.1f}" if "idle_ms" in found else ""
+    lines = [f"{row}: ms of a step by class, all streams: {classes}{idle}"]
     return "\n".join([*lines, *(f"  {ms:8.2f}  {name}" for name, ms in found["top_ms"].items())])
 
 

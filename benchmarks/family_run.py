@@ -168,7 +168,7 @@ class Bench:
             said = answer.problem or f"{len(self.seconds)} kernels"
             print(f"limits: {said} ({answer.took_s:.0f} s)", flush=True)
 
-    def run(self, rows: Sequence[Row], board: Board) -> None:
+    def run(self, rows: Sequence[Row], board: Board, *, compile_only: bool = False) -> None:
         """All rows that have a plan, in groups that are warmed up together."""
         left = [row for row in rows if row in self.plans]
         size = max(1, self.warm)
@@ -176,7 +176,7 @@ class Bench:
             group = left[start : start + size]
             if self.warm:
                 self._warm_up(group)
-            for row in group:
+            for row in [] if compile_only else group:
                 call = self._call(str(row), partial(self._measure, row))
                 ((_, answer),) = run_calls([call], limit_s=_ROW_S, ends=self.ends)
                 found = self._found(row, answer)

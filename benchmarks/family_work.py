@@ -25,6 +25,9 @@ class SeenAttention:
     window: int | None
     """Tokens that a token sees at most."""
 
+    cap: float | None = None
+    """Of its scores, by a tanh."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeenExperts:
@@ -61,7 +64,8 @@ def see_work(hf_config: Mapping[str, Any], experts_per_token: int) -> SeenWork:
 
     def attend(module: Any, query: Any, key: Any, value: Any, *_: Any, **given: Any) -> Any:
         length, width = query.shape[2], value.shape[-1]
-        seen = SeenAttention(query.shape[1], query.shape[3], width, given.get("sliding_window"))
+        limits = given.get("sliding_window"), given.get("softcap")
+        seen = SeenAttention(query.shape[1], query.shape[3], width, *limits)
         attentions[seen] += 1
         return query.new_empty(query.shape[0], length, query.shape[1], width), None
 

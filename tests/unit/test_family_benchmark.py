@@ -168,15 +168,17 @@ def test_kernels_have_classes(name: str, kind: str) -> None:
 
 def test_kernels_are_summed_over_streams() -> None:
     events = [
-        {"cat": "kernel", "name": "nvjet_a", "dur": 3000.0},
-        {"cat": "kernel", "name": "nvjet_a", "dur": 1000.0},
-        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 500.0},
-        {"cat": "cpu_op", "name": "aten::mm", "dur": 9000.0},
+        {"cat": "kernel", "name": "nvjet_a", "ts": 0.0, "dur": 3000.0},
+        {"cat": "kernel", "name": "nvjet_a", "ts": 9000.0, "dur": 1000.0},
+        # On another stream, beside the first, and for 500 us after it.
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 2500.0, "dur": 1000.0},
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 0.0, "dur": 9000.0},
     ]
     found = summed(events, steps=2)
     assert found == {
-        "classes_ms": {"matmul": 2.0, "copies": 0.25},
-        "top_ms": {"nvjet_a": 2.0, "Memcpy DtoD": 0.25},
+        "idle_ms": 2.75,
+        "classes_ms": {"matmul": 2.0, "copies": 0.5},
+        "top_ms": {"nvjet_a": 2.0, "Memcpy DtoD": 0.5},
     }
 
 
