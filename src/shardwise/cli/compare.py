@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _WIDTH = 80
 _PLAIN_STACK = "fsdp"
 _AXES = ("--tp", "--pp", "--cp", "--ep")
-_OTHERS = ("--precision", "--recompute", "--network")
+_OTHERS = ("--precision", "--recompute", "--network", "--with")
 
 MeasuredSpeed = Annotated[
     float | None,
@@ -64,6 +64,15 @@ Recompute = Annotated[str | None, typer.Option(help="none, selective or full.", 
 NetworkCards = Annotated[
     str | None,
     typer.Option(help="A node's network cards, such as '8x400 Gb/s'.", show_default=False),
+]
+SetUp = Annotated[
+    str | None,
+    typer.Option(
+        "--with",
+        help="What else it does: compile, flash3, zero1, lora, vp=2, …, with commas.",
+        metavar="WORDS",
+        show_default=False,
+    ),
 ]
 JudgePublished = Annotated[
     bool, typer.Option("--published", help="Judge the published runs instead.")
@@ -91,6 +100,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     precision: Precision = None,
     recompute: Recompute = None,
     network: NetworkCards = None,
+    set_up: SetUp = None,
     published: JudgePublished = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
@@ -106,6 +116,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
       shardwise compare --published
     Next: shardwise doctor runs/NAME
     """
+    from shardwise.compare.said_words import fields_of
     from shardwise.compare.stated import StatedRun
 
     if published:
@@ -115,7 +126,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     config, words = split_words(config, overrides, model)
     described = changes_of_gpu(gpu_tflops, gpu_gib, gpu_gbps)
     if config is not None:
-        _validate_settings_of_file(stack, (tp, pp, cp, ep), precision, recompute, network)
+        _validate_settings_of_file(stack, (tp, pp, cp, ep), precision, recompute, network, set_up)
         batch = {"micro_batch": micro_batch, "global_batch": global_batch}
         named = changes_of(model=model, seq=seq, **batch, has_file=True)
         place = [f"cluster.name={cluster}"] if cluster else []
@@ -127,7 +138,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     stated = StatedRun(
         model=spec, cluster=gpus, tokens_per_s=measured, seq=seq, stack=stack, tensor=tp,
         pipeline=pp, context=cp, expert=ep, micro_batch=micro_batch, global_batch=global_batch,
-        precision=precision, recompute=recompute, network=network,
+        precision=precision, recompute=recompute, network=network, set_up=fields_of(set_up),
     )  # fmt: skip
     _compare_with_stack(stated, as_json=as_json)
 

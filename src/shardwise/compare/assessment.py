@@ -125,7 +125,7 @@ def answer_for_stack(stated: StatedRun) -> SpeedAnswer:
             seq_len=stated.seq_len,
             gpu=run.gpu.name,
             stack=name,
-            frozen=False,
+            frozen=run.traits.frozen,
             float8=run.decided.linear != "param",
         ),
         assumed=tuple(assumed),

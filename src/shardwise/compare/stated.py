@@ -75,6 +75,8 @@ class StatedRun:
     precision: str | None = None
     recompute: str | None = None
     network: str | None = None
+    set_up: Mapping[str, str] = field(default_factory=dict)
+    """Fields of a row that words have said (`said_words.py`)."""
 
     @property
     def seq_len(self) -> int:
@@ -113,8 +115,11 @@ def read_stated(stated: StatedRun) -> tuple[PublishedRun, list[str]]:
             fix="write --cluster NODESxGPUSxKIND, such as --cluster 2x8xH100",
         )
     passes, assumed = _passes(stated)
+    said = dict(stated.set_up)
+    states, notes = said.pop("states", ""), said.pop("notes", "")
     row = {
         **habits.usual,
+        **said,
         "source": habits.source,
         "gpu": cluster.gpu.name,
         "n_gpus": str(cluster.world_size),
@@ -126,14 +131,15 @@ def read_stated(stated: StatedRun) -> tuple[PublishedRun, list[str]]:
         "ep": str(stated.expert),
         "micro_batch": str(stated.micro_batch or 1),
         "grad_accum": str(passes),
-        "precision": stated.precision or "bf16",
+        "precision": f"{stated.precision or 'bf16'} {states}".strip(),
         "tokens_per_s_per_gpu": str(stated.tokens_per_s),
         "interconnect": stated.network or "",
+        "notes": "; ".join(filter(None, (habits.usual.get("notes", ""), notes))),
     }
     if stated.recompute is not None:
         row["activation_ckpt"] = stated.recompute
     if stated.expert > 1 and stated.expert > cluster.devices_per_node:
-        row["notes"] = f"{row.get('notes', '')}; DeepEP"
+        row["notes"] += "; DeepEP"
     shape = Shape(stated.model, gated=stated.model.model_type not in _NOT_GATED)
     try:
         run = read_run(0, row, shape)
@@ -163,13 +169,18 @@ def _unsaid(stated: StatedRun, run: PublishedRun) -> Iterator[str]:
         yield "bf16 (--precision)"
     if stated.recompute is None:
         yield f"recompute {decided.checkpoint_activations} (--recompute)"
-    fused = "fused kernels" if decided.compile else "no fused kernels"
-    yield f"{fused}, FlashAttention {run.traits.flash} or as fast, as {stated.stack} usually runs"
-    if decided.pipeline > 1:
+    kernels = {
+        "compile": "fused kernels" if decided.compile else "no fused kernels",
+        "attention_impl": f"FlashAttention {run.traits.flash} or as fast",
+    }
+    unsaid = [words for name, words in kernels.items() if name not in stated.set_up]
+    if unsaid:
+        yield f"{', '.join(unsaid)}, as {stated.stack} usually runs (--with)"
+    if decided.pipeline > 1 and decided.pipeline_chunks == 1:
         share = (decided.pipeline - 1) / (decided.accumulation + decided.pipeline - 1)
         yield (
             f"a pipeline that is idle {share:.0%} of the time or more: {decided.pipeline} stages, "
-            f"{decided.accumulation} micro-batches, no interleaving"
+            f"{decided.accumulation} micro-batches, no interleaving (--with vp=2)"
         )
     if stated.network is None and stated.cluster.num_nodes > 1:
         yield f"{run.fabric.between.name} between nodes (--network)"

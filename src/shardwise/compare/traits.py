@@ -94,6 +94,8 @@ def _flash_generation(row: Row, gpu: GpuSpec) -> int:
     attention = row.get("attention_impl", "").lower()
     if re.search(r"3|cudnn", attention):
         return 3
+    if attention.endswith("1"):
+        return 1
     early = _date(row) < "2023-08" and "fp8" not in gpu.peak_flops
     return 1 if early and "2" not in attention else 2
 

@@ -102,5 +102,5 @@ def test_what_was_left_unsaid_is_assumed_aloud() -> None:
     said = replace(_DENSE, micro_batch=1, global_batch=256, precision="bf16", recompute="full",
                    network="8x400 Gb/s")  # fmt: skip
     # What no option says is told nonetheless: a row of the table may be otherwise.
-    usual = "fused kernels, FlashAttention 2 or as fast, as torchtitan usually runs"
+    usual = "fused kernels, FlashAttention 2 or as fast, as torchtitan usually runs (--with)"
     assert answer_for_stack(said).assumed == (usual,)
