@@ -8,12 +8,12 @@ from math import gcd
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.calibration import rates_for, with_measured_links
 from shardwise.facts.cluster import ClusterSpec, resolve_cluster
 from shardwise.facts.gpus import GPUS, NODE, GpuSpec
+from shardwise.plan.joint_searches import JointSearches
 from shardwise.plan.planned import Forecast, Plan
 from shardwise.plan.search import Option
-from shardwise.plan.searched import Known, Searched, over_sites, search_options
+from shardwise.plan.searched import Searched, over_sites
 from shardwise.units import format_bytes
 
 # Of the plan's own number of devices: what is looked at to see how the run scales.
@@ -36,26 +36,27 @@ class Elsewhere:
         return None if self.option is None else self.option.forecast
 
 
-def searched_for(plan: Plan) -> Searched:
+def searched_for(searches: JointSearches) -> Searched:
     """Everything that was looked at for this plan."""
-    found = _search_on(plan, plan.config, plan.cluster)
+    plan = searches.plan
+    found = searches.search(plan.config, plan.cluster)
     options = [over_sites(option, plan.config, plan.model) for option in found.options]
     return replace(found, options=options, best=over_sites(found.best, plan.config, plan.model))
 
 
-def other_sizes(plan: Plan) -> list[Elsewhere]:
+def other_sizes(searches: JointSearches) -> list[Elsewhere]:
     """The run on fewer and on more of its devices, its own number among them. Ranks on a CPU share
     it, so more of them say nothing."""
-    return [_look_at(plan, plan.config, cluster) for cluster in sizes_of(plan, _SHARES)]
+    plan = searches.plan
+    return [_look_at(searches, plan.config, cluster) for cluster in sizes_of(plan, _SHARES)]
 
 
-def other_kinds(plan: Plan) -> list[Elsewhere]:
+def other_kinds(searches: JointSearches) -> list[Elsewhere]:
     """The run on as many GPUs of every kind that is like its own, its own first."""
-    own = plan.cluster.gpu
+    plan, own = searches.plan, searches.plan.cluster.gpu
     if own is None:
         return []
-    known: Known = {}
-    found = [_look_at(plan, plan.config, plan.cluster, known)]
+    found = [_look_at(searches, plan.config, plan.cluster)]
     # What the user says of price, peak and links is about the user's own devices.
     cluster = replace(
         plan.config.cluster,
@@ -67,7 +68,7 @@ def other_kinds(plan: Plan) -> list[Elsewhere]:
         if (name := _in_full_nodes(plan.world_size, gpu)) is not None:
             named = replace(config, cluster=replace(cluster, name=name))
             place = resolve_cluster(named.cluster, {})
-            found.append(_look_at(plan, named, place, known))
+            found.append(_look_at(searches, named, place))
     return found
 
 
@@ -94,11 +95,10 @@ def _resized(plan: Plan, size: int, gpu: GpuSpec) -> ClusterSpec:
     return resolve_cluster(cluster, {})
 
 
-def _look_at(
-    plan: Plan, config: RunConfig, cluster: ClusterSpec, known: Known | None = None
-) -> Elsewhere:
+def _look_at(searches: JointSearches, config: RunConfig, cluster: ClusterSpec) -> Elsewhere:
+    plan = searches.plan
     try:
-        searched = _search_on(plan, config, cluster, known)
+        searched = searches.search(config, cluster)
     except UserError as error:
         # The batch does not divide, or the mesh that the user gave is another one's.
         if error.code != ExitCode.CONFIG:
@@ -109,13 +109,6 @@ def _look_at(
     needed, there = searched.best.memory.total, cluster.memory_bytes
     why = f"does not fit: {format_bytes(needed)} of {format_bytes(there)} at the least"
     return Elsewhere(cluster=cluster, option=None, why_not=why)
-
-
-def _search_on(
-    plan: Plan, config: RunConfig, cluster: ClusterSpec, known: Known | None = None
-) -> Searched:
-    linked = with_measured_links(cluster)
-    return search_options(config, plan.model, plan.hf_config, linked, rates_for(linked), known)
 
 
 def _kinds_like(own: GpuSpec) -> list[GpuSpec]:

@@ -9,16 +9,17 @@ from itertools import product
 
 from shardwise.config.schema import RunConfig
 from shardwise.errors import ExitCode, UserError
-from shardwise.facts.calibration import rates_for, with_measured_links
+from shardwise.facts.calibration import with_measured_links
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.plan.axis_sizes import given_axes
 from shardwise.plan.batch import MAX_AUTO_TOKENS
 from shardwise.plan.candidates import Candidate, mesh_candidates, variants
 from shardwise.plan.elsewhere import sizes_of
+from shardwise.plan.joint_searches import JointSearches
 from shardwise.plan.planned import Plan
 from shardwise.plan.remedies import change_config
 from shardwise.plan.search import Option, best_of, fits
-from shardwise.plan.searched import Searched, over_sites, search_options
+from shardwise.plan.searched import Searched, over_sites
 from shardwise.plan.stage_recompute import RECOMPUTE_MODES
 
 _SHARES = (1 / 4, 1 / 2, 1, 2, 4)
@@ -44,8 +45,9 @@ class Grid:
     least memory where nothing fits; or why there is none."""
 
 
-def look_around(plan: Plan) -> Grid:
+def look_around(searches: JointSearches) -> Grid:
     """The grid around a plan, with the plan itself in it."""
+    plan = searches.plan
     decided, limit = plan.decided, plan.model.max_positions
     clusters = tuple(sizes_of(plan, _SHARES))
     lengths = [int(decided.seq_len * share) for share in _SHARES]
@@ -61,7 +63,7 @@ def look_around(plan: Plan) -> Grid:
     micro_batches = tuple(sorted(sizes))
     spots: list[Option | str] = []
     for cluster, seq_len in product(clusters, seq_lens):
-        corner = _Corner(plan, with_measured_links(cluster), seq_len)
+        corner = _Corner(searches, with_measured_links(cluster), seq_len)
         spots += corner.options_for(recompute, micro_batches)
     return Grid(clusters, seq_lens, recompute, micro_batches, tuple(spots))
 
@@ -70,9 +72,14 @@ def look_around(plan: Plan) -> Grid:
 class _Corner:
     """One number of devices and one length of sequences."""
 
-    plan: Plan
+    searches: JointSearches
     cluster: ClusterSpec
     seq_len: int
+
+    @property
+    def plan(self) -> Plan:
+        """What stands in the middle."""
+        return self.searches.plan
 
     def options_for(
         self, recompute: tuple[str | float, ...], micro_batches: tuple[int, ...]
@@ -80,7 +87,7 @@ class _Corner:
         """One answer for each way to recompute and each micro-batch."""
         config = self._config()
         try:
-            open_search = self._search(config)
+            open_search = self.searches.search(config, self.cluster)
             candidates = mesh_candidates(config, self.cluster, given_axes(config.mesh))
         except UserError as error:
             # The batch does not divide over these devices, or the user gave another mesh.
@@ -120,7 +127,11 @@ class _Corner:
             looked = [searched.appraiser.look_at(leanest, 0, decided) for decided in decisions]
             least = min(looked, key=lambda option: option.memory.total)
             # The search passes over some that fit where it may choose.
-            best = self._search(config).best if fits(least.memory, self.cluster) else least
+            best = (
+                self.searches.search(config, self.cluster).best
+                if fits(least.memory, self.cluster)
+                else least
+            )
             return over_sites(best, config, model)
         except UserError as error:
             return _reason(error)
@@ -130,10 +141,6 @@ class _Corner:
         axes = {f"mesh.{name}": getattr(self.plan.decided, name) for name in _AXES}
         opened = {"memory.checkpoint_activations": "auto", "train.micro_batch": "auto"}
         return change_config(self.plan.config, {"data.seq_len": self.seq_len, **axes, **opened})
-
-    def _search(self, config: RunConfig) -> Searched:
-        plan, cluster = self.plan, self.cluster
-        return search_options(config, plan.model, plan.hf_config, cluster, rates_for(cluster))
 
 
 def _reason(error: UserError) -> str:

@@ -17,6 +17,8 @@ not give back, so all of them count as reserved.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shardwise.facts.cluster import ClusterSpec
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.activations import Activations, activations_of
@@ -40,6 +42,7 @@ from shardwise.plan.reserved import (
     reduce_buffer_bytes,
 )
 from shardwise.plan.unit_sizes import (
+    UnitSizes,
     frozen_bytes,
     gathered_sizes,
     gathered_total,
@@ -62,6 +65,52 @@ _SECOND, _FIRST = "backward of the second block", "backward of the first block"
 _SECOND_OF = 3
 
 
+class _Held(NamedTuple):
+    """What every moment of a step asks for, so that it is computed once."""
+
+    sizes: UnitSizes
+    """What is gathered for units."""
+
+    trained: UnitSizes
+    """What has gradients in them."""
+
+    shard_params: int
+    """The trained parameters of a rank's shards."""
+
+    on_device: int
+    """Those of them that are not in host memory."""
+
+    grads: int
+    """Bytes of gradients at the peak."""
+
+    later: int
+    """Bytes of gradients later."""
+
+    freed: int
+    """What is gathered for one block and not kept for backward."""
+
+    gathered: int
+    """Bytes of parameters that stay gathered from forward to backward."""
+
+    buffer: int
+    """Bytes of the buffer of reductions."""
+
+
+def _held_by(model: ModelSpec, cluster: ClusterSpec, decided: Decisions) -> _Held:
+    sizes, shard_params = gathered_sizes(model, decided), trained_share(model, decided)
+    on_device = 0 if decided.offload else shard_params
+    return _Held(
+        sizes,
+        trained_sizes(model, decided),
+        shard_params,
+        on_device,
+        *gradient_bytes(model, decided, on_device),
+        _freed_block(model, decided, sizes),
+        _gathered_bytes(model, decided, sizes),
+        reduce_buffer_bytes(model, decided, cluster),
+    )
+
+
 def estimate_memory(
     model: ModelSpec, cluster: ClusterSpec, decided: Decisions, *, loss_bytes: int | None = None
 ) -> MemoryEstimate:
@@ -69,12 +118,22 @@ def estimate_memory(
 
     `loss_bytes` is for other stacks: the bytes of their head's gradient and logits.
     """
-    blocks = activations_of(model, decided)
-    moments = _that_may_bind(model, cluster, decided, blocks, loss_bytes)
+    return estimate_with(activations_of(model, decided), model, cluster, decided, loss_bytes)
+
+
+def estimate_with(
+    blocks: Activations,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    decided: Decisions,
+    loss_bytes: int | None = None,
+) -> MemoryEstimate:
+    """The same where it is known what blocks save."""
+    held = _held_by(model, cluster, decided)
+    moments = _that_may_bind(model, held, decided, blocks, loss_bytes)
     peak = max(moments, key=lambda moment: moment.total)
-    grads, _ = gradient_bytes(model, decided, _shards_on_device(model, decided))
     pools = pool_bytes(model, cluster, decided, blocks.kept)
-    return _estimate_at(peak, grads, pools, model, cluster, decided)
+    return _estimate_at(peak, held.grads, pools, held, model, cluster, decided)
 
 
 def memory_over_step(
@@ -82,22 +141,21 @@ def memory_over_step(
 ) -> dict[str, MemoryEstimate]:
     """The same at every moment that is computed, by what runs then, in the order of a step; one of
     them is the peak. Between steps and in the optimizer there are only states."""
-    grads, later = gradient_bytes(model, decided, _shards_on_device(model, decided))
-    blocks = activations_of(model, decided)
+    held, blocks = _held_by(model, cluster, decided), activations_of(model, decided)
     pools = pool_bytes(model, cluster, decided, blocks.kept)
 
     def at(moment: Moment, grads: int) -> MemoryEstimate:
-        return _estimate_at(moment, grads, pools, model, cluster, decided)
+        return _estimate_at(moment, grads, pools, held, model, cluster, decided)
 
     largest: dict[str, Moment] = {}
-    for moment in _that_may_bind(model, cluster, decided, blocks, None):
+    for moment in _that_may_bind(model, held, decided, blocks, None):
         known = largest.get(moment.where)
         largest[moment.where] = max(known or moment, moment, key=lambda each: each.total)
-    at_update = later if decided.replicate == 1 else 0
+    at_update = held.later if decided.replicate == 1 else 0
     return {
         "between steps": at(_nothing("between steps"), 0),
-        **{where: at(moment, grads) for where, moment in largest.items()},
-        "optimizer": at(_nothing("optimizer"), at_update if later else grads),
+        **{where: at(moment, held.grads) for where, moment in largest.items()},
+        "optimizer": at(_nothing("optimizer"), at_update if held.later else held.grads),
     }
 
 
@@ -107,20 +165,18 @@ def _nothing(where: str) -> Moment:
 
 def _that_may_bind(
     model: ModelSpec,
-    cluster: ClusterSpec,
+    held: _Held,
     decided: Decisions,
     blocks: Activations,
     loss_bytes: int | None,
 ) -> list[Moment]:
     """The moments that may be the peak, in the order of a step."""
-    buffer = reduce_buffer_bytes(model, decided, cluster)
     moments = [
-        _at_loss(model, decided, blocks.kept, loss_bytes, buffer),
-        *_in_backward(model, decided, blocks, buffer),
+        _at_loss(model, held, decided, blocks.kept, loss_bytes),
+        *_in_backward(model, held, decided, blocks),
     ]
-    _, later = gradient_bytes(model, decided, _shards_on_device(model, decided))
-    if later and decided.replicate == 1:
-        moments += _at_end(model, decided, blocks, buffer)
+    if held.later and decided.replicate == 1:
+        moments += _at_end(model, held, decided, blocks)
     return moments
 
 
@@ -128,38 +184,32 @@ def _estimate_at(
     moment: Moment,
     grads: int,
     pools: int,
+    held: _Held,
     model: ModelSpec,
     cluster: ClusterSpec,
     decided: Decisions,
 ) -> MemoryEstimate:
     """What a rank holds at a moment, with `grads` bytes of gradients of earlier micro-batches, and
     `pools` bytes that the allocator reserves besides."""
-    shard_params = trained_share(model, decided)
-    shards, frozen = _shards_on_device(model, decided), frozen_bytes(model, decided)
-    _, later = gradient_bytes(model, decided, shards)
+    frozen = frozen_bytes(model, decided)
     on_device = 0 if decided.offload else 1
     return MemoryEstimate(
         peak=moment.name,
-        params=shards * PARAM_BYTES + frozen * on_device,
+        params=held.on_device * PARAM_BYTES + frozen * on_device,
         frozen=frozen * on_device,
         grads=grads + int(moment.grads),
-        outer=shard_params * decided.outer_bytes,
-        optimizer=state_on_device(model, shard_params, decided),
+        outer=held.shard_params * decided.outer_bytes,
+        optimizer=state_on_device(model, held.shard_params, decided),
         gathered=int(moment.gathered),
         buffers=int(moment.buffers),
         activations=int(moment.activations),
         recompute=int(moment.recompute),
         loss=int(moment.loss),
-        allocator=(later if decided.replicate > 1 else 0) + pools,
+        allocator=(held.later if decided.replicate > 1 else 0) + pools,
         unsure=expert_pool_bytes(model, cluster, decided),
         context=context_bytes(cluster),
         guessed=model.source == "counted" and not model.kinds,
     )
-
-
-def _shards_on_device(model: ModelSpec, decided: Decisions) -> int:
-    """The trained parameters of a rank's shards that are not in host memory."""
-    return 0 if decided.offload else trained_share(model, decided)
 
 
 def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> tuple[int, int]:
@@ -174,28 +224,28 @@ def gradient_bytes(model: ModelSpec, decided: Decisions, shard_params: int) -> t
 
 
 def _at_loss(
-    model: ModelSpec, decided: Decisions, kept: float, loss_bytes: int | None, buffer: int
+    model: ModelSpec, held: _Held, decided: Decisions, kept: float, loss_bytes: int | None
 ) -> Moment:
     """The head's fp32 gradient, and beside it one slice of logits, or the copy of the gradient
     to reduce."""
-    width, sizes = DTYPE_BYTES[decided.param_dtype], gathered_sizes(model, decided)
-    tokens = decided.tokens
-    gathered = _gathered_bytes(model, decided)
+    width, tokens = DTYPE_BYTES[decided.param_dtype], decided.tokens
     # The last unit stays gathered. The block before it is gathered ahead, after the buffer of the
     # last all-gather was freed. In place that buffer is small, and the peak comes before.
-    ahead = 0 if decided.gather_in_place else _freed_block(model, decided)
-    buffers = 0 if decided.keeps_gathered else width * (sizes.head + ahead)
-    loss = float(_loss_bytes(model, decided) if loss_bytes is None else loss_bytes)
+    ahead = 0 if decided.gather_in_place else held.freed
+    buffers = 0 if decided.keeps_gathered else width * (held.sizes.head + ahead)
+    loss = float(
+        _loss_bytes(model, held.trained.head, decided) if loss_bytes is None else loss_bytes
+    )
     # The last hidden state, its norm, and their gradients; token ids and labels.
     tail = 5 * width * model.hidden_size + 32
     # The head's gradient lies in the buffer, which may be larger.
-    lies_there = 4 * trained_sizes(model, decided).head
-    loss += tokens * tail + WORKSPACE_BYTES + max(0, buffer - lies_there)
-    return Moment("loss", "loss", gathered, buffers, kept, loss)
+    lies_there = 4 * held.trained.head
+    loss += tokens * tail + WORKSPACE_BYTES + max(0, held.buffer - lies_there)
+    return Moment("loss", "loss", held.gathered, buffers, kept, loss)
 
 
-def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
-    width, head = DTYPE_BYTES[decided.param_dtype], trained_sizes(model, decided).head
+def _loss_bytes(model: ModelSpec, head: int, decided: Decisions) -> int:
+    width = DTYPE_BYTES[decided.param_dtype]
     if decided.slice_tokens is None:
         whole = decided.tokens * model.vocab_size // decided.tensor
         # Backward has log-probabilities, their gradient and that of the logits at once, all in
@@ -212,14 +262,13 @@ def _loss_bytes(model: ModelSpec, decided: Decisions) -> int:
 
 
 def _in_backward(
-    model: ModelSpec, decided: Decisions, blocks: Activations, buffer: int
+    model: ModelSpec, held: _Held, decided: Decisions, blocks: Activations
 ) -> list[Moment]:
     """Moments at which backward is inside a block: the last one, and the one before it."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
-    sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
-    gathered = _gathered_bytes(model, decided)
+    sizes, trained, gathered, buffer = held.sizes, held.trained, held.gathered, held.buffer
     # The block and the one before it are gathered.
-    own = width * 2 * _freed_block(model, decided)
+    own = width * 2 * held.freed
     own += unpacked_bytes(model, decided)
     # A tied head stays gathered beside its gradient, until the embedding has its own.
     waiting = width * (sizes.head + trained.head) if model.tied_embeddings else 0
@@ -240,20 +289,21 @@ def _in_backward(
     return found
 
 
-def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: int) -> list[Moment]:
+def _at_end(model: ModelSpec, held: _Held, decided: Decisions, blocks: Activations) -> list[Moment]:
     """The end of backward: in the second and the first block, and where the embedding's gradient is
     reduced. Between its ends a backward keeps less with each block and has more gradients."""
     width, reduce = DTYPE_BYTES[decided.param_dtype], DTYPE_BYTES[decided.reduce_dtype]
-    sizes, trained = gathered_sizes(model, decided), trained_sizes(model, decided)
+    sizes, trained, buffer = held.sizes, held.trained, held.buffer
     first = blocks.kept / model.num_layers
-    gathered = _gathered_bytes(model, decided) / model.num_layers
+    gathered = held.gathered / model.num_layers
     # A tied table is gathered, and has a gradient since the loss.
     waiting = width * (sizes.table + trained.table) if model.tied_embeddings else 0
     # A rank that is alone keeps its gradients where they are reduced.
     reducing = max(buffer, reduce * trained.block) if num_shards(decided) > 1 else 0
-    others = GRAD_BYTES * (trained_share(model, decided) - trained.table / num_shards(decided))
+    others = GRAD_BYTES * (held.shard_params - trained.table / num_shards(decided))
     block = GRAD_BYTES * trained_block_share(model, decided)
     last = max(waiting, width * trained.table) + max(buffer, reduce * trained.table)
+    unpacked = unpacked_bytes(model, decided)
     # The second block is gathered beside the first one, which comes next.
     places = ((_FIRST, 1), (_SECOND, 2)) if model.num_layers > _SECOND_OF else ((_FIRST, 1),)
     in_blocks = [
@@ -261,11 +311,7 @@ def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: i
             where,
             "backward",
             gathered * count,
-            width * count * _freed_block(model, decided)
-            + unpacked_bytes(model, decided)
-            + weights
-            + waiting
-            + reducing,
+            width * count * held.freed + unpacked + weights + waiting + reducing,
             first * count,
             recompute=inside,
             grads=others - count * block,
@@ -279,20 +325,20 @@ def _at_end(model: ModelSpec, decided: Decisions, blocks: Activations, buffer: i
     return [*in_blocks, in_embedding]
 
 
-def _freed_block(model: ModelSpec, decided: Decisions) -> int:
+def _freed_block(model: ModelSpec, decided: Decisions, sizes: UnitSizes) -> int:
     """What a rank gathers for one block and does not keep for backward."""
     if decided.keeps_gathered:
         return 0
     kept = kept_experts(model, decided) // max(1, num_expert_blocks(model))
-    return max(0, gathered_sizes(model, decided).block - kept)
+    return max(0, sizes.block - kept)
 
 
-def _gathered_bytes(model: ModelSpec, decided: Decisions) -> int:
+def _gathered_bytes(model: ModelSpec, decided: Decisions, sizes: UnitSizes) -> int:
     """Parameters that stay gathered from forward to backward."""
     if decided.keeps_gathered:
         width = DTYPE_BYTES[decided.param_dtype]
         in_block = 1 if computes_float8(model, decided) and decided.float8_gather else width
-        blocks = model.num_layers * gathered_sizes(model, decided).block
+        blocks = model.num_layers * sizes.block
         return blocks * in_block + (gathered_total(model, decided) - blocks) * width
     rowwise = decided.float8_rowwise and computes_float8(model, decided)
     if rowwise and decided.checkpoint_activations == "none":

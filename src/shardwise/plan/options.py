@@ -32,9 +32,15 @@ from shardwise.plan.candidates import (
 from shardwise.plan.decisions import Choices, Decisions
 from shardwise.plan.rank_share import num_expert_shards
 from shardwise.plan.search import Appraiser, Option, fits
-from shardwise.plan.stage_balance import evened, work_of
-from shardwise.plan.stage_memory import memory_of_rank
-from shardwise.plan.stage_recompute import RECOMPUTE_MODES, least_that_fits
+from shardwise.plan.stage_balance import LeastOn, evened, work_of
+from shardwise.plan.stage_cuts import blocks_of_ranks
+from shardwise.plan.stage_recompute import (
+    RECOMPUTE_MODES,
+    RecomputeMode,
+    least_that,
+    modes_of,
+    with_modes,
+)
 
 # Of the decision tree's meshes with other axes, so many that fit: the first, and one that shards
 # over more ranks or keeps its parameters.
@@ -150,7 +156,7 @@ class Search:
         decided = on_mesh(self.config, self.model, basis, candidate)
         least = [form.of(decided) for form in leanest_forms(*where)]
         if not any(map(appraiser.fits, least)):
-            roomier = [each for each in self._with_room(least) if appraiser.fits(each)]
+            roomier = [each for each in self._with_room(least, appraiser) if appraiser.fits(each)]
             looked = [*least, *roomier, *self._by_stage(roomier, appraiser)]
             return [appraiser.look_at(candidate, rank, each) for each in dict.fromkeys(looked)]
         # Only the forms that are looked at become decisions, which have sixty fields.
@@ -174,14 +180,10 @@ class Search:
             appraiser.look_at(candidate, rank, each) for each in keeping if appraiser.fits(each)
         ]
 
-    def _with_room(self, looked: list[Decisions]) -> Iterator[Decisions]:
+    def _with_room(self, looked: list[Decisions], appraiser: Appraiser) -> Iterator[Decisions]:
         """The same with blocks moved from the fullest ranks of a pipeline to the emptiest."""
-
-        def held(decided: Decisions, rank: int) -> float:
-            return memory_of_rank(self.model, self.cluster, decided, rank).total
-
         if self.config.mesh.pipeline_blocks == "auto":
-            yield from (evened(each, held) for each in looked if each.pipeline > 1)
+            yield from (_roomier(each, appraiser) for each in looked if each.pipeline > 1)
 
     def _by_stage(self, looked: list[Decisions], appraiser: Appraiser) -> Iterator[Decisions]:
         """Of the forms with most recompute: each rank of the pipeline with the least that it
@@ -189,14 +191,18 @@ class Search:
         memory, mesh = self.config.memory, self.config.mesh
         if (memory.checkpoint_activations, mesh.pipeline_recompute) != ("auto", "auto"):
             return
-        fits_rank = appraiser.fits_rank
         for decided in looked:
             if decided.pipeline == 1 or decided.checkpoint_activations != RECOMPUTE_MODES[-1]:
                 continue
+            least = _least_on_ranks(decided, appraiser)
             cuts = [decided]
             if mesh.pipeline_blocks == "auto":
-                cuts.append(evened(decided, work_of(self.model, fits_rank)))
-            yield from filter(None, (least_that_fits(cut, fits_rank) for cut in cuts))
+                cuts.append(evened(decided, work_of(self.model, decided, least)))
+            for cut in cuts:
+                modes = [least(rank, blocks) for rank, blocks in enumerate(blocks_of_ranks(cut))]
+                found = [mode for mode in modes if mode is not None]
+                if len(found) == len(modes):
+                    yield with_modes(cut, found)
 
     def _may_keep_experts(self, decided: Decisions) -> bool:
         """Whether it is open, and would spare an all-gather."""
@@ -210,6 +216,24 @@ def _sizes(given: int | str, most: int) -> list[int]:
     if given != "auto":
         return [int(given)]
     return [2**exponent for exponent in range(most.bit_length()) if 2**exponent <= most]
+
+
+def _roomier(decided: Decisions, appraiser: Appraiser) -> Decisions:
+    memory, modes = appraiser.known.of_form(decided), modes_of(decided)
+    return evened(decided, lambda rank, blocks: memory.of_rank(rank, blocks, modes[rank]).total)
+
+
+def _least_on_ranks(decided: Decisions, appraiser: Appraiser) -> LeastOn:
+    """What finds the least recompute that fits on a rank with so many blocks."""
+    memory, most = appraiser.known.of_form(decided), decided.checkpoint_activations
+
+    @cache
+    def least(rank: int, blocks: int) -> RecomputeMode | None:
+        return least_that(
+            lambda mode: fits(memory.of_rank(rank, blocks, mode), appraiser.cluster), most
+        )
+
+    return least
 
 
 def _way(numbered: tuple[int, StepForm]) -> tuple[str, str, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from shardwise.config.schema import WITH_REFERENCE
 from shardwise.facts.cluster import ClusterSpec
@@ -12,9 +12,9 @@ from shardwise.facts.rates import Rates
 from shardwise.plan.axis_sizes import InnerAxes
 from shardwise.plan.candidates import Candidate
 from shardwise.plan.decisions import Decisions
+from shardwise.plan.known_memory import KnownMemory
 from shardwise.plan.planned import Alternative, Forecast, MemoryEstimate
 from shardwise.plan.software import software_of
-from shardwise.plan.stage_memory import estimate_largest, memory_of_rank
 from shardwise.plan.stage_recompute import ALIKE, RECOMPUTE_MODES
 from shardwise.plan.time import estimate_time, forward_seconds, speed_of
 from shardwise.units import format_bytes
@@ -86,22 +86,15 @@ class Appraiser:
     cluster: ClusterSpec
     rates: Rates | None
     price: Price | None
-    known: dict[Decisions, MemoryEstimate] = field(default_factory=dict, repr=False)
-    """Estimates that were made already: a search asks for each of them about twice."""
+    known: KnownMemory
 
     def fits(self, decided: Decisions) -> bool:
         """Whether they leave the headroom that a steady run needs."""
         return fits(self.memory_of(decided), self.cluster)
 
-    def fits_rank(self, decided: Decisions, rank: int) -> bool:
-        """Whether they do on one rank of a pipeline."""
-        return fits(memory_of_rank(self.model, self.cluster, decided, rank), self.cluster)
-
     def memory_of(self, decided: Decisions) -> MemoryEstimate:
         """What they take at the peak."""
-        if decided not in self.known:
-            self.known[decided] = estimate_largest(self.model, self.cluster, decided)
-        return self.known[decided]
+        return self.known.of(decided)
 
     def look_at(self, candidate: Candidate, rank: int, decided: Decisions) -> Option:
         """Memory, and where it fits the speed."""

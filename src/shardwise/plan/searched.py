@@ -13,13 +13,11 @@ from shardwise.facts.prices import price_of
 from shardwise.facts.rates import Rates
 from shardwise.plan.axis_rules import validate_axes
 from shardwise.plan.basis import choose_basis
-from shardwise.plan.decisions import Choices, Decisions
+from shardwise.plan.decisions import Choices
+from shardwise.plan.known_memory import KnownMemory
 from shardwise.plan.options import Search
 from shardwise.plan.outer_exchange import look_out, slowed
-from shardwise.plan.planned import MemoryEstimate
 from shardwise.plan.search import Appraiser, Option, best_of, fits
-
-Known = dict[Decisions, MemoryEstimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def search_options(
     hf_config: Mapping[str, Any],
     cluster: ClusterSpec,
     rates: Rates | None,
-    known: Known | None = None,
+    known: KnownMemory | None = None,
 ) -> Searched:
     """Look at every option that the configuration leaves open. The best one may not fit.
 
@@ -63,7 +61,7 @@ def search_options(
         # The device emulates this format, at a speed that nobody has measured.
         rates = None
     price = price_of(cluster, config.cluster, offload=basis["offload"].value)
-    appraiser = Appraiser(model, cluster, rates, price, {} if known is None else known)
+    appraiser = Appraiser(model, cluster, rates, price, known or KnownMemory(model, cluster))
     options = Search(config, model, hf_config, cluster).find_options(basis, appraiser)
     best = appraiser.with_forecast(best_of(options, cluster))
     return Searched(basis, appraiser, options, best)

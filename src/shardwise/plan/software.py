@@ -262,12 +262,17 @@ def _of_packed(adapter: AdapterSpec, model: ModelSpec, decided: Decisions) -> di
     }
 
 
+_OWN, _PLAIN = (
+    replace(base, block_kernels=_BLOCK_LAUNCHES, tensor_launches=_TENSOR_LAUNCHES)
+    for base in (OURS, Software(heads=_HEADS))
+)
+
+
 def software_of(device: str, model: ModelSpec, decided: Decisions) -> Software:
     """The software numbers of such decisions about such a model on such devices."""
     if device != "cuda":
         return ON_CPU if model.adapter is None else replace(ON_CPU, frozen=True)
-    base = OURS if decided.own_kernels else Software(heads=_HEADS)
-    base = replace(base, block_kernels=_BLOCK_LAUNCHES, tensor_launches=_TENSOR_LAUNCHES)
+    base = _OWN if decided.own_kernels else _PLAIN
     if decided.slice_tokens is None:
         base = replace(base, loss_passes=_WHOLE_PASSES)
     if model.adapter is not None:

@@ -8,53 +8,56 @@ from dataclasses import replace
 from shardwise.facts.flops import recomputed_share
 from shardwise.facts.models import ModelSpec
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.stage_cuts import head_in_blocks, stage_ranges
-from shardwise.plan.stage_recompute import least_on
+from shardwise.plan.stage_cuts import blocks_of_stages, head_in_blocks
+from shardwise.plan.stage_recompute import RecomputeMode
 
-Weigh = Callable[[Decisions, int], float]
+Weigh = Callable[[int, int], float]
+"""Of a rank and the number of its blocks."""
+
+LeastOn = Callable[[int, int], RecomputeMode | None]
+"""The least recompute that fits on a rank with so many blocks; None where none does."""
 
 
 def evened(decided: Decisions, weigh: Weigh) -> Decisions:
     """Blocks divided so that the heaviest rank is as light as moves of single blocks make it."""
-    ranks = range(decided.pipeline)
-    weights = [weigh(decided, rank) for rank in ranks]
+    blocks, ranks = blocks_of_stages(decided), decided.pipeline
+    weights = [weigh(rank, sum(blocks[rank::ranks])) for rank in range(ranks)]
     while True:
-        heavy = max(ranks, key=weights.__getitem__)
-        light = min(ranks, key=weights.__getitem__)
-        moved = _moved(decided, heavy, light)
+        heavy = max(range(ranks), key=weights.__getitem__)
+        light = min(range(ranks), key=weights.__getitem__)
+        moved = _moved(blocks, ranks, heavy, light)
         if moved is None:
-            return decided
-        changed = {rank: weigh(moved, rank) for rank in (heavy, light)}
+            break
+        changed = {rank: weigh(rank, sum(moved[rank::ranks])) for rank in (heavy, light)}
         if max(changed.values()) >= weights[heavy]:
-            return decided
-        decided = moved
+            break
+        blocks = moved
         for rank, weight in changed.items():
             weights[rank] = weight
+    return replace(decided, pipeline_blocks="+".join(map(str, blocks)))
 
 
-def work_of(model: ModelSpec, fits_rank: Callable[[Decisions, int], bool]) -> Weigh:
+def work_of(model: ModelSpec, decided: Decisions, least_on: LeastOn) -> Weigh:
     """How long a rank computes, in forwards of a block, with the least recompute that fits on
     it."""
+    # Backward takes twice as long as forward, and so it is with the head.
+    head, last = 3 * head_in_blocks(model, decided.seq_len), decided.pipeline - 1
 
-    def work(decided: Decisions, rank: int) -> float:
-        mode = least_on(decided, rank, fits_rank)
+    def work(rank: int, blocks: int) -> float:
+        mode = least_on(rank, blocks)
         if mode is None:
             return float("inf")
-        stages = stage_ranges(decided.pipeline_blocks)[rank :: decided.pipeline]
-        # Backward takes twice as long as forward, and so it is with the head.
-        head = 3 * head_in_blocks(model, decided.seq_len) * (rank == decided.pipeline - 1)
-        return (3 + recomputed_share(mode)) * sum(map(len, stages)) + head
+        return (3 + recomputed_share(mode)) * blocks + head * (rank == last)
 
     return work
 
 
-def _moved(decided: Decisions, giver: int, taker: int) -> Decisions | None:
+def _moved(blocks: list[int], ranks: int, giver: int, taker: int) -> list[int] | None:
     """One block of the giver's largest stage in the taker's smallest; None where it has one."""
-    blocks = [len(stage) for stage in stage_ranges(decided.pipeline_blocks)]
-    num, ranks = len(blocks), decided.pipeline
-    largest = max(range(giver, num, ranks), key=blocks.__getitem__)
+    largest = max(range(giver, len(blocks), ranks), key=blocks.__getitem__)
     if blocks[largest] == 1 or giver == taker:
         return None
-    blocks[largest] -= 1
-    blocks[min(range(taker, num, ranks), key=blocks.__getitem__)] += 1
-    return replace(decided, pipeline_blocks="+".join(map(str, blocks)))
+    moved = list(blocks)
+    moved[largest] -= 1
+    moved[min(range(taker, len(blocks), ranks), key=moved.__getitem__)] += 1
+    return moved

@@ -64,6 +64,17 @@ def stage_ranges(blocks: str) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
+def blocks_of_stages(decided: Decisions) -> list[int]:
+    """The number of blocks of each stage."""
+    return list(map(int, decided.pipeline_blocks.split("+")))
+
+
+def blocks_of_ranks(decided: Decisions) -> list[int]:
+    """The number of blocks of each rank, in all of its stages."""
+    blocks, ranks = blocks_of_stages(decided), decided.pipeline
+    return [sum(blocks[rank::ranks]) for rank in range(ranks)]
+
+
 def sent_bytes(model: ModelSpec, decided: Decisions) -> int:
     """What a rank sends of the hidden states of a micro-batch. Ranks that divide tokens send a part
     each."""

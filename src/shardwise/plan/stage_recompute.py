@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 from shardwise.facts.flops import recomputed_share
 from shardwise.plan.decisions import Decisions
-from shardwise.plan.stage_cuts import stage_ranges
+from shardwise.plan.stage_cuts import blocks_of_ranks
 
 RecomputeMode = str | float
 ALIKE = "-"
@@ -46,7 +47,12 @@ def on_rank(decided: Decisions, rank: int) -> Decisions:
     """The decisions as one rank of the pipeline follows them."""
     if decided.pipeline_recompute == ALIKE:
         return decided
-    mode = modes_of(decided)[rank]
+    return _alike(decided, modes_of(decided)[rank])
+
+
+@lru_cache(maxsize=64)
+def _alike(decided: Decisions, mode: RecomputeMode) -> Decisions:
+    """The decisions where all ranks recompute as one of them. A forecast asks often."""
     return replace(decided, checkpoint_activations=mode, pipeline_recompute=ALIKE)
 
 
@@ -54,11 +60,9 @@ def mean_of_blocks(decided: Decisions, figure: Callable[[Decisions], float]) -> 
     """The mean over all blocks of a figure that depends on how a block is recomputed."""
     if decided.pipeline_recompute == ALIKE:
         return figure(decided)
-    blocks = [len(stage) for stage in stage_ranges(decided.pipeline_blocks)]
-    total = sum(
-        sum(blocks[rank :: decided.pipeline]) * figure(on_rank(decided, rank))
-        for rank in range(decided.pipeline)
-    )
+    blocks, modes = blocks_of_ranks(decided), modes_of(decided)
+    figures = {mode: figure(_alike(decided, mode)) for mode in dict.fromkeys(modes)}
+    total = sum(num * figures[mode] for num, mode in zip(blocks, modes, strict=True))
     return total / sum(blocks)
 
 
@@ -67,28 +71,16 @@ def share_recomputed(decided: Decisions) -> float:
     return mean_of_blocks(decided, lambda how: recomputed_share(how.checkpoint_activations))
 
 
-def least_on(
-    decided: Decisions, rank: int, fits_rank: Callable[[Decisions, int], bool]
-) -> RecomputeMode | None:
-    """The least recompute up to the decided one that fits on a rank; None where none does."""
-    most = _weight(decided.checkpoint_activations)
-    modes = (mode for mode in RECOMPUTE_MODES if _weight(mode) <= most)
-    return next(
-        (m for m in modes if fits_rank(replace(decided, checkpoint_activations=m), rank)), None
-    )
+def least_that(fits: Callable[[RecomputeMode], bool], most: RecomputeMode) -> RecomputeMode | None:
+    """The least recompute up to `most` that fits; None where none does."""
+    modes = (mode for mode in RECOMPUTE_MODES if _weight(mode) <= _weight(most))
+    return next(filter(fits, modes), None)
 
 
-def least_that_fits(
-    decided: Decisions, fits_rank: Callable[[Decisions, int], bool]
-) -> Decisions | None:
-    """The decisions with each rank at the least recompute that fits on it; None where nothing fits
-    on one."""
-    modes = [least_on(decided, rank, fits_rank) for rank in range(decided.pipeline)]
-    found = [mode for mode in modes if mode is not None]
-    if len(found) < decided.pipeline:
-        return None
+def with_modes(decided: Decisions, modes: list[RecomputeMode]) -> Decisions:
+    """The same with a way to recompute for each rank."""
     return replace(
-        decided, checkpoint_activations=heaviest(found), pipeline_recompute=in_words(found)
+        decided, checkpoint_activations=heaviest(modes), pipeline_recompute=in_words(modes)
     )
 
 

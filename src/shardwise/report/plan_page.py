@@ -8,6 +8,7 @@ from pathlib import Path
 from shardwise.metrics.verdict import SPEED_BAND
 from shardwise.plan.elsewhere import other_kinds, other_sizes, searched_for
 from shardwise.plan.grid import look_around
+from shardwise.plan.joint_searches import JointSearches
 from shardwise.plan.picture import picture_lines
 from shardwise.plan.planned import Alternative, Forecast, Plan
 from shardwise.plan.search import fits
@@ -53,7 +54,8 @@ def write_plan_page(plan: Plan, target: Path, budget_tokens: float | None = None
 def render_plan(plan: Plan, budget_tokens: float | None = None) -> str:
     """The whole page."""
     tokens = budget_tokens or plan.settings.train.steps * plan.tokens_per_step
-    searched, grid = searched_for(plan), look_around(plan)
+    searches = JointSearches(plan)
+    searched, grid = searched_for(searches), look_around(searches)
     page = WebPage(
         title=f"{plan.model.name} on {plan.cluster.name}",
         header=_header(plan, searched, tokens),
@@ -62,7 +64,7 @@ def render_plan(plan: Plan, budget_tokens: float | None = None) -> str:
             *_time(plan),
             section("try", "Try other settings", draw_controls(plan, grid, tokens)),
             section("candidates", "Every plan that was looked at", *_candidates(plan, searched)),
-            *_elsewhere(plan, tokens),
+            *_elsewhere(searches, tokens),
             section("decisions", "Every decision, with its reason", *_decisions(plan)),
         ],
         data=grid_data(plan, grid, tokens),
@@ -213,12 +215,13 @@ def _alternative(number: int, other: Alternative) -> tuple[object, ...]:
     )
 
 
-def _elsewhere(plan: Plan, tokens: float) -> Iterator[Html]:
+def _elsewhere(searches: JointSearches, tokens: float) -> Iterator[Html]:
+    plan = searches.plan
     if plan.forecast is None or plan.cluster.gpu is None:
         return
-    sizes = other_sizes(plan)
+    sizes = other_sizes(searches)
     yield section("sizes", "More or fewer GPUs", *draw_sizes(plan, sizes, tokens))
-    kinds = other_kinds(plan)
+    kinds = other_kinds(searches)
     yield section("kinds", "Other GPUs, and what they may cost", *kinds_table(plan, kinds, tokens))
 
 

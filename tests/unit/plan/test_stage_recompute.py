@@ -15,7 +15,7 @@ from shardwise.plan.search import fits
 from shardwise.plan.stage_balance import evened
 from shardwise.plan.stage_cuts import stage_ranges
 from shardwise.plan.stage_memory import memory_of_ranks
-from shardwise.plan.stage_recompute import least_on, modes_of, on_rank, share_recomputed
+from shardwise.plan.stage_recompute import least_that, modes_of, on_rank, share_recomputed
 from shardwise.plan.stage_rows import planned_ranks
 
 LARGE = ("model.name=llama-3.1-405b", "cluster.name=64x8xH100", "precision.param=bf16")
@@ -105,10 +105,7 @@ def test_blocks_move_from_the_fullest_rank_until_none_is_fuller(large: Plan) -> 
     start = replace(large.decided, pipeline_blocks="15+16+16+16+16+16+16+15")
     weights = (9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
-    def weigh(decided: object, rank: int) -> float:
-        return weights[rank] * len(stage_ranges(decided.pipeline_blocks)[rank])  # type: ignore[attr-defined]
-
-    moved = evened(start, weigh)
+    moved = evened(start, lambda rank, blocks: weights[rank] * blocks)
     blocks = [len(stage) for stage in stage_ranges(moved.pipeline_blocks)]
     assert sum(blocks) == 126 and blocks[0] == 2 and max(blocks) - min(blocks[1:]) <= 1
 
@@ -124,6 +121,8 @@ def test_blocks_leave_ranks_on_which_they_do_not_fit() -> None:
     assert plan_of(*wide, f"mesh.pipeline_blocks={blocks}").memory == plan.memory
 
 
-def test_the_least_recompute_is_that_of_one_rank(large: Plan) -> None:
-    assert least_on(large.decided, 0, lambda decided, rank: False) is None
-    assert least_on(large.decided, 0, lambda decided, rank: True) == "none"
+def test_the_least_recompute_is_the_first_that_fits() -> None:
+    assert least_that(lambda mode: False, "full") is None
+    assert least_that(lambda mode: True, "full") == "none"
+    assert least_that(lambda mode: mode != "none", "full") == "selective"
+    assert least_that(lambda mode: mode in (0.5, 0.75), 0.25) is None
