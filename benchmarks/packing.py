@@ -4,8 +4,9 @@
         [--rounds 3] [--steps 12]
 
 Without FILE, rows are made whose answers have lengths of a log-normal distribution, with a median
-of 150 bytes and one in twenty above 560. The three ways run in turn, several rounds in one go, on
-one CPU rank; medians are compared.
+of 150 bytes and one in twenty above 560. Without DIR, a tokenizer of at most 8,000 pieces is made
+of the rows. The three ways run in turn, several rounds in one go, on one CPU rank; medians are
+compared.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WAYS = {
     "one, by length": ["data.packing=one", "data.group_lengths=true"],
     "one": ["data.packing=one"],
 }
+VOCAB = 8000
 TEMPLATE = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -37,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="rows of conversations")
     parser.add_argument("--format", default="auto", help="data.format")
-    parser.add_argument("--tokenizer", help="with a chat template; else bytes")
+    parser.add_argument("--tokenizer", help="with a chat template; else one is made")
     parser.add_argument("--seq-len", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
@@ -61,11 +63,11 @@ def write_config(folder: Path, given: argparse.Namespace) -> Path:
     if given.tokenizer:
         words["tokenizer"] = str(Path(given.tokenizer).resolve())
     else:
-        (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
-        words["chat_template"] = str(folder / "template.jinja")
+        make_tokenizer(data, folder / "tokenizer")
+        words["tokenizer"] = str(folder / "tokenizer")
     sections = {
         "runs_dir": str(folder / "runs"),
-        "model": {"name": "tiny-llama", "overrides": {"vocab_size": 8000}},
+        "model": {"name": "tiny-llama", "overrides": {"vocab_size": VOCAB}},
         "data": {**words, "seq_len": given.seq_len},
         "cluster": "1xCPU",
         "train": {"micro_batch": 4},
@@ -86,6 +88,26 @@ def make_rows(path: Path) -> Path:
             answer = "".join(chance.choices("abcdefgh ", k=1 + min(length, 900)))
             file.write(json.dumps({"prompt": "say it", "completion": f"{answer}."}) + "\n")
     return path
+
+
+def make_tokenizer(data: Path, folder: Path) -> None:
+    """Pieces of the rows' own text, and a template that any conversation fits."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([data.read_text(encoding="utf-8")], trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    made.chat_template = TEMPLATE
+    made.save_pretrained(folder)
 
 
 def measure(config: Path, words: list[str], name: str, steps: int) -> float:
