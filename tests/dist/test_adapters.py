@@ -100,7 +100,7 @@ def train_in_bf16(world: int, settings: Settings) -> Any:
     session = start_moved(world, settings)
     formats = {(p.requires_grad, p.dtype) for p in session.model.parameters()}
     assert formats == {(False, torch.bfloat16), (True, torch.float32)}
-    trained = run_steps(session, range(3))
+    trained = run_steps(session, range(session.plan.config.train.steps))
     return trained and trained.losses
 
 
