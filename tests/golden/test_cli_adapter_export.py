@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quantised_models import save_both
 from shardwise.checkpoint.read import find_checkpoint, verify_checkpoint
 from shardwise.errors import UserError
 from shardwise.generate.adapted import load_adapted
@@ -119,6 +120,16 @@ def logits_of(place: Path) -> torch.Tensor:
     return logits
 
 
+def unmerged_logits(run: Path, base: Path | None = None) -> torch.Tensor:
+    """As `shardwise generate` computes them."""
+    checkpoint = verify_checkpoint(find_checkpoint(run))
+    cpu = torch.device("cpu")
+    model: Any = load_adapted(checkpoint, torch.float32, cpu, base=base, code_dir=None).eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=IDS).logits
+    return logits
+
+
 def adapted_logits(base: Path, adapter: Path) -> torch.Tensor:
     """By hand: the sum of each weight and its adapter, in fp32."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
@@ -162,16 +173,12 @@ def test_merged_weights_compute_the_same(
 
 
 def test_a_checkpoint_computes_the_same_unmerged(home: Path, trained: Path, exported: Path) -> None:
-    checkpoint = verify_checkpoint(find_checkpoint(trained))
-    where: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
     moved = Path(shutil.copytree(home / "base", home / "moved"))
     for base in (None, moved):
-        model: Any = load_adapted(checkpoint, **where, base=base, code_dir=None).eval()
-        with torch.no_grad():
-            logits = model(input_ids=IDS).logits
+        logits = unmerged_logits(trained, base)
         assert torch.allclose(logits, adapted_logits(home / "base", exported), atol=1e-5)
     with pytest.raises(UserError, match="does not hold the weights that the adapters were"):
-        load_adapted(checkpoint, **where, base=_with_one_more(home, "other"), code_dir=None)
+        unmerged_logits(trained, _with_one_more(home, "other"))
 
 
 def make_mixture(family: str, place: Path) -> None:
@@ -215,6 +222,28 @@ def test_adapters_of_experts_leave_and_merge(
 
 
 @needs_peft
+@pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("gpt_oss", marks=pytest.mark.long)])
+def test_adapters_over_published_bytes_leave_and_come_back(
+    home: Path, shardwise: Run, ask_peft: Ask, family: str
+) -> None:
+    """PEFT adapts the floats of these bytes. DeepSeek has dense layers beside its experts."""
+    base, plain, left = (home / f"{family}-{what}" for what in ("shipped", "floats", "left"))
+    save_both(family, base, plain)
+    words = (f"model.name={base}", "adapter.rank=8", "adapter.targets=[all-linear,experts.*]")
+    train(shardwise, home, f"{family}-bytes", *words, ALONE, "adapter.dropout=0.1")
+    shardwise("export", str(home / f"{family}-bytes"), "--to", str(left))
+    ask_peft("logits", str(plain), str(left), str(home / f"{family}-seen"))
+    logits = load_file(home / f"{family}-seen")["logits"]
+    assert torch.allclose(unmerged_logits(home / f"{family}-bytes"), logits, atol=1e-5)
+    still = ("optim.lr=1e-30", "train.steps=1", f"adapter.weights_from={left}")
+    train(shardwise, home, f"{family}-begun", *words, ALONE, *still)
+    shardwise("export", str(home / f"{family}-begun"), "--to", str(home / f"{family}-again"))
+    before, after = (weights_of(home / f"{family}-{place}") for place in ("left", "again"))
+    assert before.keys() == after.keys() and all(t.any() for t in before.values())
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@needs_peft
 @pytest.mark.long
 def test_rows_of_dora_leave_and_merge(home: Path, shardwise: Run, ask_peft: Ask) -> None:
     words = ("adapter.dora=true", "adapter.targets=[q_proj,down_proj]", ALONE)
@@ -255,11 +284,7 @@ def test_modules_that_are_trained_whole_leave_and_merge(
     ask_peft("logits", str(home / f"base-{name}"), str(home / f"of-{name}"), str(seen))
     logits = load_file(seen)["logits"]
     assert torch.allclose(logits_of(home / f"merged-{name}"), logits, atol=1e-5)
-    checkpoint = verify_checkpoint(find_checkpoint(home / name))
-    where: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
-    model: Any = load_adapted(checkpoint, **where, base=None, code_dir=None).eval()
-    with torch.no_grad():
-        assert torch.allclose(model(input_ids=IDS).logits, logits, atol=1e-5)
+    assert torch.allclose(unmerged_logits(home / name), logits, atol=1e-5)
 
 
 def test_new_rows_that_would_stay_frozen_are_refused(home: Path, shardwise: Run) -> None:

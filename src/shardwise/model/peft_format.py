@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shardwise.config.schema import AdapterConfig
 from shardwise.errors import UserError
 from shardwise.files import read_json
+from shardwise.model.expert_modules import find_experts
 from shardwise.model.lora import adapter_params, adapters_of, whole_params
 from shardwise.model.weights import portions_of
 
@@ -33,6 +34,9 @@ _PLAIN = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+# In a mixture PEFT takes target modules of these names for experts, as older transformers had them,
+# and would adapt the stacks of experts in their place.
+_TAKEN_FOR_EXPERTS = frozenset(("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
 # Ways to begin that leave the model's own weights as they are; PiSSA, for example, changes them.
 _OWN_STARTS = (True, False, None, "gaussian", "orthogonal")
 # Fields that say where adapters are, which their names say as well, or nothing about them.
@@ -95,10 +99,15 @@ def peft_config(
     config: AdapterConfig, model: nn.Module, base: str | None, revision: str | None
 ) -> dict[str, Any]:
     """adapter_config.json for the adapters of a model. Each layer is named in full, so that PEFT
-    adapts no other."""
+    adapts no other; by its weight where PEFT would take it for an expert."""
     adapters = adapters_of(model)
-    layers = [name for name, each in adapters.items() if not each.is_stack]
-    stacks = [name for name, each in adapters.items() if each.is_stack]
+    has_experts = bool(find_experts(model)) and not config.dora
+    by_weight = [
+        name
+        for name, each in adapters.items()
+        if each.is_stack or (has_experts and name.split(".")[-2] in _TAKEN_FOR_EXPERTS)
+    ]
+    layers = [name for name in adapters if name not in by_weight]
     tied = [name for names in whole_params(model).values() for name in names]
     whole = list(dict.fromkeys(name.rpartition(".")[0] for name in tied))
     return {
@@ -110,11 +119,12 @@ def peft_config(
         "init_lora_weights": True,
         "r": config.rank,
         "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
+        # Weights that are named themselves take none, and answers need none.
+        "lora_dropout": 0.0 if by_weight else config.dropout,
         "use_rslora": config.rslora,
         "use_dora": config.dora,
         "target_modules": [name.removesuffix(".weight") for name in layers],
-        "target_parameters": stacks or None,
+        "target_parameters": by_weight or None,
         "modules_to_save": whole or None,
     }
 
