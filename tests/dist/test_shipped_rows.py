@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from quantised_models import BLOCK, read_all, save_both
 from shardwise.model import stored
 from shardwise.model.weights import local_part
+from traced import without_kernels
 
 pytestmark = pytest.mark.dist
 
@@ -169,6 +171,49 @@ def test_floats_of_the_same_files_learn_the_same(
         for each in (floats, kept)
     )
     assert max(differences(*alike)) <= TOLERANCE
+
+
+def train_compiled(world: int, settings: Settings, has_kernels: bool) -> Any:
+    """On every rank, with compiled blocks: all steps; the result comes from rank 0."""
+    torch.compiler.reset()
+    with nullcontext() if has_kernels else without_kernels():
+        return train_adapted(world, {**settings, "memory.compile": True})
+
+
+def compiled(family: str, remat: str, *, has_kernels: bool) -> Any:
+    marks = pytest.mark.long if has_kernels or family == "deepseek_v3" else ()
+    made = "kernels" if has_kernels else "graphs"
+    return pytest.param(family, remat, has_kernels, marks=marks, id=f"{family}-{remat}-{made}")
+
+
+COMPILED = [
+    compiled("gpt_oss", "selective", has_kernels=False),
+    compiled("deepseek_v3", "selective", has_kernels=False),
+    *(
+        compiled(family, remat, has_kernels=True)
+        for family in FAMILIES
+        for remat in ("none", "selective", "full")
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "remat", "has_kernels"), COMPILED)
+def test_compiled_blocks_learn_the_same(
+    ranks: Pools,
+    shipped: Callable[[str], Shipped],
+    references: Callable[[str], Trained],
+    family: str,
+    remat: str,
+    has_kernels: bool,
+) -> None:
+    how = {"memory.checkpoint_activations": remat, **FULL}
+    world = 2 if has_kernels else 1
+    settings = {**shipped(family).settings, **how}
+    found = ranks(world).run(train_compiled, world, settings, has_kernels)[0]
+    assert_bytes(found, shipped(family))
+    reference = references(family)
+    assert found.losses == pytest.approx(reference.losses, rel=1e-5)
+    assert found.norms == pytest.approx(reference.norms, rel=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", pytest.param("deepseek_v3", marks=pytest.mark.long)])

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.functional import grouped_mm
 
 from shardwise.facts import float8_size as float8_sizes
 from shardwise.facts import fp8_block_size as fp8_sizes
@@ -23,6 +22,7 @@ from shardwise.facts import nf4_size as nf4_sizes
 from shardwise.facts.adapter_sizes import BASE_NAMES
 from shardwise.facts.quantization import FP8, MXFP4
 from shardwise.kernels import float8_rows, fp8_blocks, mxfp4, nf4
+from shardwise.kernels.grouped_matmul import grouped_matmul
 
 # Weights that are packed at once, so that what is made on the way stays small.
 _AT_ONCE = 2**24
@@ -170,7 +170,7 @@ class PackedGroupedProduct(torch.autograd.Function):
         ctx.save_for_backward(packed, ends)
         ctx.is_transposed = is_transposed
         weights = floats_of(packed, rows.dtype)
-        return grouped_mm(rows, weights if is_transposed else weights.mT, offs=ends)
+        return grouped_matmul(rows, weights if is_transposed else weights.mT, ends)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -178,5 +178,5 @@ class PackedGroupedProduct(torch.autograd.Function):
         packed, ends = ctx.saved_tensors
         grad = grads[0].contiguous()
         weights = floats_of(packed, grad.dtype, grad)
-        x_grad = grouped_mm(grad, weights.mT if ctx.is_transposed else weights, offs=ends)
+        x_grad = grouped_matmul(grad, weights.mT if ctx.is_transposed else weights, ends)
         return x_grad, None, None, None

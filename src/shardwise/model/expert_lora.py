@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.functional import grouped_mm
 
 from shardwise.config.schema import AdapterConfig
+from shardwise.kernels.grouped_matmul import grouped_matmul
 from shardwise.kernels.packed_rows import PackedGroupedProduct
 from shardwise.model.expert_forms import BIAS, STACKS, ExpertForm, find_form
 from shardwise.model.expert_rows import sort_by_expert
@@ -58,14 +58,14 @@ class ExpertLora:
         if a is None or b is None or self.lora_is_off:
             return y
         kept = F.dropout(rows, self.lora_dropout, self.training) if self.lora_dropout else rows
-        narrow = grouped_mm(kept, a.mT, offs=ends) * self.lora_scale
-        return y + grouped_mm(narrow, b.mT, offs=ends)
+        narrow = grouped_matmul(kept, a.mT, ends) * self.lora_scale
+        return y + grouped_matmul(narrow, b.mT, ends)
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor, *, is_transposed: bool) -> Tensor:
     packing = packing_of(weight)
     if packing is None:
-        return grouped_mm(rows, weight if is_transposed else weight.mT, offs=ends)
+        return grouped_matmul(rows, weight if is_transposed else weight.mT, ends)
     lies_so = is_transposed != packing.is_turned
     y: Tensor = PackedGroupedProduct.apply(rows, weight, ends, lies_so)
     return y

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grouped_mm
 
 from shardwise.kernels.float8 import FORWARD
 from shardwise.kernels.float8_experts import (
@@ -19,6 +18,7 @@ from shardwise.kernels.float8_experts import (
     grouped_sum,
     spread_ends,
 )
+from shardwise.kernels.grouped_matmul import grouped_matmul
 
 
 def product(
@@ -26,7 +26,7 @@ def product(
 ) -> Tensor:
     """x @ weight.T; row i of what is multiplied is row tokens[i] of `x`, where tokens are given."""
     if not float8:
-        return grouped_mm(x if tokens is None else x[tokens], weight.mT, offs=ends)
+        return grouped_matmul(x if tokens is None else x[tokens], weight.mT, ends)
     codes, steps = cast_rows(x)
     if tokens is not None:
         # A row's codes are the same wherever it is dealt to, and are half its bytes.
@@ -37,7 +37,7 @@ def product(
 def row_grad(grad: Tensor, weight: Tensor, ends: Tensor, *, float8: bool) -> Tensor:
     """grad @ weight"""
     if not float8:
-        return grouped_mm(grad, weight, offs=ends)
+        return grouped_matmul(grad, weight, ends)
     return grouped_product(*cast_rows(grad), *cast_turned(weight), ends, grad.dtype, False)
 
 
@@ -53,7 +53,7 @@ def weight_grad(
 def _sum_over_rows(left: Tensor, right: Tensor, ends: Tensor, *, float8: bool) -> Tensor:
     """left.T @ right"""
     if not float8:
-        return grouped_mm(left.t(), right, offs=ends)
+        return grouped_matmul(left.t(), right, ends)
     places = spread_ends(ends)
     one, other = (cast_grouped_columns(each, ends, places) for each in (left, right))
     return grouped_sum(*one, *other, places, left.dtype)

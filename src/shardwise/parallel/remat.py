@@ -20,6 +20,7 @@ import shardwise.kernels.attention
 import shardwise.kernels.float8
 import shardwise.kernels.float8_experts
 import shardwise.kernels.float8_rows
+import shardwise.kernels.grouped_matmul
 import shardwise.kernels.last_tokens
 import shardwise.kernels.swiglu
 import shardwise.parallel.moved_rows  # noqa: F401
@@ -37,6 +38,7 @@ MATMULS = frozenset(
         _ATEN.baddbmm,
         _ATEN._scaled_mm,
         _ATEN._grouped_mm,
+        torch.ops.shardwise.any_grouped_mm,
     )
 )
 # Results that are expensive to compute and cheap to keep: matmuls, every attention, and the largest
@@ -67,7 +69,12 @@ SAVED_OPS |= frozenset(
 SAVED_OPS |= {ALL_TO_ALL}
 
 # Of these the first factor is rows of numbers to sum over, and so it is found in this argument.
-_ROWS = {_ATEN.mm.default: 0, _ATEN.addmm.default: 1, _ATEN._grouped_mm.default: 0}
+_ROWS = {
+    _ATEN.mm.default: 0,
+    _ATEN.addmm.default: 1,
+    _ATEN._grouped_mm.default: 0,
+    torch.ops.shardwise.any_grouped_mm.default: 0,
+}
 # A sum over so few numbers is cheap where the result has many more columns. Adapters are made of
 # such sums.
 _FEW, _NARROW = 128, 16
