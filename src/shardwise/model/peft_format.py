@@ -101,12 +101,19 @@ def peft_config(
     """adapter_config.json for the adapters of a model. Each layer is named in full, so that PEFT
     adapts no other; by its weight where PEFT would take it for an expert."""
     adapters = adapters_of(model)
-    has_experts = bool(find_experts(model)) and not config.dora
+    has_experts = bool(find_experts(model))
     by_weight = [
         name
         for name, each in adapters.items()
         if each.is_stack or (has_experts and name.split(".")[-2] in _TAKEN_FOR_EXPERTS)
     ]
+    if config.dora and by_weight:
+        raise UserError(
+            f"PEFT cannot load DoRA of {by_weight[0]}",
+            why="in a mixture it takes layers of this name for experts, and it has no DoRA for "
+            "weights that are named themselves",
+            fix="write a whole model: add --merge",
+        )
     layers = [name for name in adapters if name not in by_weight]
     tied = [name for names in whole_params(model).values() for name in names]
     whole = list(dict.fromkeys(name.rpartition(".")[0] for name in tied))

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardwise.config.schema import AdapterConfig
 from shardwise.errors import UserError
 from shardwise.model.lora import adapter_params, adapters_of, apply_lora
+from shardwise.model.peft_format import peft_config
 
 SIZES = {"hidden_size": 32, "vocab_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 HEADS = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -49,3 +50,20 @@ def test_experts_of_an_unknown_form_are_refused() -> None:
     with pytest.raises(UserError, match="whose experts get no adapters yet") as failure:
         adapted(model)
     assert "adapter.targets=all-linear" in failure.value.fix
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_shared_experts_are_named_so_that_peft_adapts_them(dora: bool) -> None:
+    model = made("qwen2_moe", shared_expert_intermediate_size=24, moe_intermediate_size=24)
+    config = AdapterConfig(method="lora", targets=["q_proj", "shared_expert.*_proj"], dora=dora)
+    apply_lora(model, config, torch.float32)
+    if dora:
+        with pytest.raises(UserError, match="PEFT cannot load DoRA of") as refused:
+            peft_config(config, model, None, None)
+        assert "--merge" in refused.value.fix
+        return
+    found = peft_config(config, model, None, None)
+    assert found["target_modules"] == ["model.layers.0.self_attn.q_proj"]
+    shared = "model.layers.0.mlp.shared_expert"
+    parts = ("gate", "up", "down")
+    assert found["target_parameters"] == [f"{shared}.{part}_proj.weight" for part in parts]
