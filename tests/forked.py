@@ -29,6 +29,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (
     subprocess_handler as of_torchrun,
 )
+from transformers import dynamic_module_utils
 
 import one_parser  # noqa: F401  (before the parser is made)
 from shardwise.checkpoint import durable_files, save
@@ -216,6 +217,9 @@ def _run_module(module: str, words: Sequence[str], environ: Mapping[str, str]) -
     """With these variables, and with what PYTHONPATH has for the start of Python."""
     os.environ.clear()
     os.environ.update(environ)
+    if "HF_MODULES_CACHE" in environ:
+        # transformers read it when the server imported it, and all tests would share one folder.
+        dynamic_module_utils.HF_MODULES_CACHE = environ["HF_MODULES_CACHE"]
     sys.argv = [module, *words]
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:0] = folders

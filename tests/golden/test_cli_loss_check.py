@@ -100,6 +100,7 @@ def test_a_term_that_is_not_trained_is_refused(
     assert "the loss here is 5.7" in done.stderr and "OwnModel.forward" in done.stderr
     assert "it is not the cross-entropy of its logits" in done.stderr
     assert "train.check_loss=false" in done.stderr
+    assert list((home / "modules" / "transformers_modules" / "own").iterdir())
     assert not any(event["event"] == "step" for event in events_of(home / "run"))
     trained = shardwise(*words, *own, "train.check_loss=false")
     assert "finished 2 steps" in trained.stdout and "loss check" not in trained.stdout
