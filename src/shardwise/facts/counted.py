@@ -24,8 +24,8 @@ from shardwise.version import __version__
 SHIPPED = Path(__file__).parent / "counted_presets.json"
 _COUNTED_WITH = ("torch", "transformers")
 # What is counted of a model. A record of an earlier number lacks attentions that run without being
-# declared, or the number of tensors that are packed.
-_RECORD = "4"
+# declared, or the number of tensors that are packed, or has norms of each head for itself.
+_RECORD = "5"
 
 
 def config_key(hf_config: Mapping[str, Any]) -> str:
