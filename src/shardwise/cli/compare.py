@@ -120,7 +120,7 @@ def compare(  # noqa: PLR0913 (a verb's parameters are its options)
     from shardwise.compare.stated import StatedRun
 
     if published:
-        _show_published(beside=config or model or tokens_per_s or memory or as_json)
+        _show_published(beside=config or model or tokens_per_s or memory or set_up or as_json)
         return
     measured = _given(tokens_per_s)
     config, words = split_words(config, overrides, model)

@@ -194,6 +194,18 @@ def _validate_split(stated: StatedRun) -> None:
             f"divide {stated.cluster.world_size} GPUs",
             fix="write --tp 1 --pp 1 --cp 1, or sizes whose product divides them",
         )
+    copies = int(stated.set_up.get("dp_replicate", "1"))
+    if stated.replicas % copies:
+        raise UserError(
+            f"--with replicas={copies} does not divide the {stated.replicas} ranks that read "
+            "sequences of their own",
+            fix="write --with replicas=N with an N that divides them, or leave it out",
+        )
+    if "vp " in stated.set_up.get("notes", "") and stated.pipeline == 1:
+        raise UserError(
+            "--with vp=N divides the blocks of a pipeline's stages, and there is one stage",
+            fix="add --pp N, or leave vp out",
+        )
     if stated.expert > 1 and stated.model.num_experts < 2:
         raise UserError(
             f"--ep {stated.expert}: {stated.model.name} has no experts",

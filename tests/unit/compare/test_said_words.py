@@ -145,5 +145,12 @@ def test_the_command_takes_them_and_assumes_less() -> None:
     assert "no fused kernels, FlashAttention 2 or as fast, as fsdp usually runs" in plain
     said = run_installed(*words, "--with", "compile,flash3,zero2", "--json").stdout
     assert "usually runs" not in said
+    for text, why in (
+        ("replicas=3", "does not divide the 8 ranks"),
+        ("vp=2", "there is one stage"),
+    ):
+        assert why in run_installed(*words, "--with", text, expect=2).stderr
+    alone = run_installed("compare", "--published", "--with", "compile", expect=2)
+    assert "and nothing else" in alone.stderr
     refused = run_installed("compare", "x.yaml", *words[5:], "--with", "compile", expect=2)
     assert "--with would be ignored" in refused.stderr
